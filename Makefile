@@ -1,0 +1,70 @@
+# `make demo` and `make test` need git, make, Python 3.11 or newer and pip; they install into .venv.
+#   make demo PYTHON=python3.12       choose the Python that .venv is made with
+#   make test PIP_FLAGS='--index-url URL'    add flags to `pip install`
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.khot-ready
+UNFINISHED := $(VENV)/.khot-unfinished
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint bench gpu clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
+	$(BIN)/python examples/feature_selection.py --out demo-output
+
+test: $(READY)  ## every test that needs no accelerator, the slow ones included
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(READY)  ## the quick tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY)  ## timings against other implementations
+	@for script in benchmarks/*.py; do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
+
+# In a Python that has a torch for its accelerator, as it is: no .venv, no pins. pytest's 5 means no test to run.
+gpu:  ## the tests that need an accelerator, in the Python given by PYTHON (default python3)
+	@$(or $(PYTHON),python3) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+		{ echo "make gpu: torch finds no accelerator here, nothing run"; exit 0; }; \
+	PYTHONPATH=src $(or $(PYTHON),python3) -m pytest -m gpu || [ $$? -eq 5 ]
+
+clean:  ## removes .venv and everything made by the other targets
+	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+define find_python
+for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	"$$python" $(NEW_ENOUGH) 2>/dev/null && break; \
+	python=; \
+done; \
+if [ -z "$$python" ]; then \
+	python=$(or $(firstword $(PYTHON)),python3); \
+	version=$$("$$python" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])' 2>/dev/null); \
+	echo "khot needs Python 3.11 or newer; $$python is $${version:-not found, or does not run}."; \
+	echo "Run: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3.11"; \
+	exit 1; \
+fi >&2
+endef
+
+# A .venv that is there already is added to. One that was interrupted while being made is made anew.
+$(READY): pyproject.toml constraints.txt
+	@if [ ! -e $(VENV) ] || [ -e $(UNFINISHED) ]; then \
+		$(find_python); \
+		echo "making $(VENV) with $$python"; \
+		rm -rf $(VENV) && mkdir $(VENV) && touch $(UNFINISHED) && "$$python" -m venv $(VENV) || exit 1; \
+	elif ! $(BIN)/python $(NEW_ENOUGH); then \
+		echo "khot needs Python 3.11 or newer; $(BIN)/python is not. Run: rm -r $(VENV)" >&2; \
+		exit 1; \
+	fi
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@rm -f $(UNFINISHED) && touch $@

@@ -1,0 +1,80 @@
+"""One way to time things for every benchmark: interleaved, in one process, as quantiles and as ratios to a baseline."""
+
+import argparse
+import csv
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: median, 20th and 80th percentile."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float = 1.0, rounds: int = 15) -> dict[str, Timing]:
+    """Times the calls in turns, so that whatever else the machine does falls on all of them alike.
+
+    Args:
+        calls: Name to function.
+        seconds: About how long each function is run in all.
+        rounds: Number of measurements of each.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        start = time.perf_counter()
+        call()
+        repeats[name] = max(1, int(seconds / rounds / max(time.perf_counter() - start, 1e-7)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            samples[name].append((time.perf_counter() - start) / repeats[name])
+    timings = {}
+    for name, values in samples.items():
+        low, median, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
+        timings[name] = Timing(median.item(), low.item(), high.item())
+    return timings
+
+
+def environment() -> dict[str, str]:
+    """What the numbers depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
+    """Rows with the same keys, each with the environment appended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=[*rows[0], *environment()], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, **environment()} for row in rows)
+
+
+def arguments(description: str, default_csv: str) -> argparse.Namespace:
+    """The options every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
+    parser.add_argument("--csv", type=Path, default=RESULTS / default_csv, help="where the table goes")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return options

@@ -1,0 +1,60 @@
+"""Learning with k-hot vectors (choose k of n) in PyTorch and Pyro.
+
+Scores become inclusion probabilities by a relaxation, those become k-hot vectors by a sampling design, and an estimator
+carries gradients back to the scores. Every relaxation works with every design and every estimator.
+
+The public names are those that the subpackages list in their ``__all__``. What is built on Pyro is imported at first
+use, so that ``import khot`` and the relaxed maps need torch only.
+"""
+
+from contextlib import suppress
+from importlib import import_module, metadata
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from khot import relaxations
+from khot.relaxations import *
+
+if TYPE_CHECKING:
+    from khot import constraints, distributions, estimators
+    from khot.distributions import *
+    from khot.estimators import *
+
+_BUILT_ON_PYRO = ("distributions", "estimators")
+
+try:
+    __version__ = metadata.version("khot")
+except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+
+def _load(package: str, wanted: str) -> ModuleType:
+    try:
+        return import_module(f"khot.{package}")
+    except ModuleNotFoundError as error:
+        if error.name != "pyro":
+            raise
+        message = f"no khot.{wanted} without Pyro, which designs and estimators need: pip install pyro-ppl"
+        raise ModuleNotFoundError(message, name="pyro") from error
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("constraints", *_BUILT_ON_PYRO):
+        return _load(name, wanted=name)
+    if name == "__all__":
+        packages = [relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
+        names = [name for package in packages for name in package.__all__]
+        return sorted([*names, "constraints", "relaxations", *_BUILT_ON_PYRO])
+    if not name.startswith("_"):
+        for package in _BUILT_ON_PYRO:
+            module = _load(package, wanted=name)
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module 'khot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names = set(globals())
+    with suppress(ModuleNotFoundError):
+        names.update(__getattr__("__all__"))
+    return sorted(names)

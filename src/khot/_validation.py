@@ -1,0 +1,61 @@
+"""Argument checks shared by the packages: what is checked when, and in which words."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+def checks_contents(tensor: Tensor) -> bool:
+    """Whether the contents of this tensor are looked at: always on a CPU, elsewhere (where a look stalls the device) only
+    while validation is on, ``torch.distributions.Distribution.set_default_validate_args``."""
+    return tensor.device.type == "cpu" or Distribution._validate_args
+
+
+def check_scores(x: Tensor, dim: int) -> None:
+    """``x`` is a real floating tensor that has the axis ``dim``."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
+    if x.dim() == 0:
+        raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        raise ValueError(f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}")
+
+
+def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size) -> None:
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
+    if value.device != x.device and value.dim() > 0:
+        raise ValueError(f"`{name}` must be on the device of `x`, {x.device}, but is on {value.device}")
+    try:
+        fits = torch.broadcast_shapes(value.shape, batch_shape) == batch_shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`{name}` of shape {tuple(value.shape)} must broadcast to the batch shape {tuple(batch_shape)} "
+            f"of `x` of shape {tuple(x.shape)}; expand `x` first for a larger batch"
+        )
+
+
+def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> None:
+    """``k`` is a number in [0, n] or a tensor that broadcasts with the batch; a tensor's contents are not looked at."""
+    if isinstance(k, Tensor):
+        _check_broadcasts("k", k, x, batch_shape)
+    elif isinstance(k, bool) or not isinstance(k, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
+    elif not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
+
+
+def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size) -> None:
+    """The softness is a positive finite number or a tensor that broadcasts with the batch; contents are not looked at."""
+    if isinstance(value, Tensor):
+        _check_broadcasts(name, value, x, batch_shape)
+    elif isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
+    elif not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, but got {value}")

@@ -1,0 +1,182 @@
+r"""The k-hot vectors and their convex hull, as constraints of ``torch.distributions``.
+
+``transform_to(capped_simplex(k))`` keeps the number of coordinates and suits parameters (``pyro.param``);
+``biject_to(capped_simplex(k))`` drops one and has a Jacobian, which NUTS and the autoguides need:
+
+.. math:: u \in R^{n-1} \mapsto y = \mathrm{sigmoid\_topk}((u, 0), k), \qquad
+    \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
+
+where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
+registered with torch, whose registries Pyro shares.
+"""
+
+import math
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import biject_to, constraints, transform_to
+from torch.distributions.transforms import Transform
+
+from khot.relaxations import log_sigmoid_topk, sigmoid_topk
+
+__all__ = ["capped_simplex", "k_hot"]
+
+
+class _KHot(constraints.Constraint):
+    """Vectors of zeros and ones with ``k`` ones, or with ``k`` to ``upper`` ones; exact, without a tolerance.
+
+    Args:
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
+        upper: Largest number of ones, if it differs from ``k``.
+    """
+
+    is_discrete = True
+    event_dim = 1
+
+    def __init__(self, k: int | Tensor, upper: int | Tensor | None = None) -> None:
+        self.k = k
+        self.upper = k if upper is None else upper
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        ones = value == 1
+        size = ones.sum(-1)  # an integer: exact in every dtype
+        return (ones | (value == 0)).all(-1) & (size >= self.k) & (size <= self.upper)
+
+    def __repr__(self) -> str:
+        return f"k_hot({self.k})" if self.upper is self.k else f"k_hot({self.k}, {self.upper})"
+
+
+class _CappedSimplex(constraints.Constraint):
+    """Vectors in [0, 1]ⁿ that sum to ``k``, up to ``eps * (n + 10)`` for the ``eps`` of their dtype.
+
+    Args:
+        k: Real sum, a number or a tensor that broadcasts with the batch shape.
+    """
+
+    is_discrete = False
+    event_dim = 1
+
+    def __init__(self, k: float | Tensor) -> None:
+        if not isinstance(k, Tensor) and not 0 <= k < math.inf:
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k}")
+        self.k = k
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        tolerance = torch.finfo(value.dtype).eps * (value.shape[-1] + 10)
+        inside = ((value >= 0) & (value <= 1)).all(-1)  # False for NaN
+        return inside & ((value.sum(-1, dtype=torch.float64) - self.k).abs() <= tolerance)
+
+    def __repr__(self) -> str:
+        return f"capped_simplex({self.k})"
+
+
+k_hot = _KHot
+capped_simplex = _CappedSimplex
+
+
+class _CappedSimplexTransform(Transform):
+    """What the two maps onto the capped simplex share: their sum ``k``, equality, cache and the check of the interior."""
+
+    domain = constraints.real_vector
+
+    def __init__(self, k: float | Tensor, cache_size: int = 0) -> None:
+        self.k = k
+        super().__init__(cache_size=cache_size)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def codomain(self) -> constraints.Constraint:  # type: ignore[override]
+        return capped_simplex(self.k)
+
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        return self if self._cache_size == cache_size else type(self)(self.k, cache_size=cache_size)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return False
+        return torch.equal(torch.as_tensor(self.k, dtype=torch.float64), torch.as_tensor(other.k, dtype=torch.float64))
+
+    def _check_size(self, n: int) -> None:
+        """The interior is empty for k = 0 and k = n; tensors are read on a CPU only, where that costs no wait."""
+        k = self.k
+        if isinstance(k, Tensor):
+            legal = k.device.type != "cpu" or bool(((k > 0) & (k < n)).all())
+        else:
+            legal = 0 < k < n
+        if not legal:
+            raise ValueError(f"the interior of capped_simplex(k) needs 0 < k < n, but got k={k} with n={n}")
+
+    def _logit(self, y: Tensor) -> Tensor:
+        if not ((y > 0) & (y < 1)).all():
+            raise ValueError(
+                f"an initial value under capped_simplex({self.k}) must lie in its interior, 0 < y < 1, "
+                f"but got values from {y.min().item():.6g} to {y.max().item():.6g}"
+            )
+        if not capped_simplex(self.k).check(y).all():
+            raise ValueError(f"a value under capped_simplex({self.k}) must sum to k={self.k}, but got sums {y.sum(-1)}")
+        return y.logit()
+
+
+class _SigmoidTopKTransform(_CappedSimplexTransform):
+    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, with right inverse logit."""
+
+    def _call(self, x: Tensor) -> Tensor:
+        self._check_size(x.shape[-1])
+        batch_shape = _batch_shape(x.shape, self.k)
+        return sigmoid_topk(x.expand(batch_shape + x.shape[-1:]), self.k)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        self._check_size(y.shape[-1])
+        return self._logit(y)
+
+    def forward_shape(self, shape: Size) -> Size:
+        return _batch_shape(shape, self.k) + shape[-1:]
+
+    def inverse_shape(self, shape: Size) -> Size:
+        return self.forward_shape(shape)
+
+
+class _CappedSimplexBijection(_CappedSimplexTransform):
+    """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0."""
+
+    bijective = True
+
+    def _scores(self, u: Tensor) -> Tensor:
+        self._check_size(u.shape[-1] + 1)
+        shape = self.forward_shape(u.shape)
+        return torch.nn.functional.pad(u, (0, 1)).expand(shape)
+
+    def _call(self, u: Tensor) -> Tensor:
+        return sigmoid_topk(self._scores(u), self.k)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        self._check_size(y.shape[-1])
+        logit = self._logit(y)
+        return logit[..., :-1] - logit[..., -1:]
+
+    def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
+        # From u, not from y: y and 1 - y each keep their digits in the tail only as logarithms.
+        x = self._scores(u)
+        log_slope = log_sigmoid_topk(x, self.k) + log_sigmoid_topk(-x, x.shape[-1] - self.k)
+        return log_slope.sum(-1) - log_slope.logsumexp(-1)
+
+    def forward_shape(self, shape: Size) -> Size:
+        return _batch_shape(shape, self.k) + Size([shape[-1] + 1])
+
+    def inverse_shape(self, shape: Size) -> Size:
+        return _batch_shape(shape, self.k) + Size([shape[-1] - 1])
+
+
+def _batch_shape(shape: Size, k: float | Tensor) -> Size:
+    return torch.broadcast_shapes(shape[:-1], k.shape) if isinstance(k, Tensor) else Size(shape[:-1])
+
+
+@transform_to.register(_CappedSimplex)
+def _transform_to_capped_simplex(constraint: _CappedSimplex) -> _SigmoidTopKTransform:
+    return _SigmoidTopKTransform(constraint.k)
+
+
+@biject_to.register(_CappedSimplex)
+def _biject_to_capped_simplex(constraint: _CappedSimplex) -> _CappedSimplexBijection:
+    return _CappedSimplexBijection(constraint.k)

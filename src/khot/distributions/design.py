@@ -1,0 +1,268 @@
+"""The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, every draw with exactly k ones.
+
+What is common lives here: the two parametrisations, their checks, shapes, ``expand``, enumeration and the moments that follow
+from the first two orders of inclusion probabilities. A design adds its law.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
+
+from khot.constraints import k_hot
+from khot.relaxations import sigmoid_topk
+
+MAX_SUPPORT = 1_000_000  # subsets that enumerate_support lists at most: beyond, the list fills the memory
+
+COMPLETE_DESIGNS = "ConditionalPoisson and Pivotal(order='fixed')"  # have log_prob, entropy and pairwise_inclusion
+
+Relaxation = Callable[[Tensor, Any, Any], Tensor]
+
+
+class SamplingDesign(TorchDistribution):
+    r"""A distribution over the k-hot vectors of length n: base class, to be given a law by a subclass.
+
+    The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)` with
+    :math:`\sum_i \pi_i = k`, or ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)``. The latter
+    is computed at first use and differentiable, as is everything computed from it. Exact 0 and 1 in ``probs`` are legal: such
+    units are never and always drawn.
+
+    A subclass defines ``sample``, and whichever it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the rest
+    raises NotImplementedError and names the designs that have it. One whose logits are natural parameters overrides the lazy
+    properties ``probs`` and ``logits``; one whose inclusion probabilities are not ``probs`` overrides ``mean``. It needs no
+    ``expand`` of its own as long as each tensor among its attributes starts with ``batch_shape``.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
+        logits: Real scores ``(..., n)``; where the relaxation allows it, ``-inf`` excludes a unit and ``inf`` includes it.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``;
+            with ``probs`` it is their sum, which is checked if ``k`` is given nevertheless (it then spares reading the sum).
+        relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
+        temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
+        validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes and
+            numbers are always checked.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+    """
+
+    arg_constraints = {
+        "probs": constraints.independent(constraints.unit_interval, 1),
+        "logits": constraints.real_vector,
+        "k": constraints.nonnegative_integer,
+    }
+    has_enumerate_support = True
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        k: int | Tensor | None = None,
+        *,
+        relaxation: Relaxation = sigmoid_topk,
+        temperature: float | Tensor = 1.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        if (probs is None) == (logits is None):
+            raise ValueError(
+                f"expected exactly one of `probs` and `logits`, but got {'neither' if probs is None else 'both'}"
+            )
+        self._given = "logits" if probs is None else "probs"
+        param = _checked_param(self._given, logits if probs is None else probs)
+        batch_shape, n = param.shape[:-1], param.shape[-1]
+        if k is None and probs is None:
+            raise ValueError("`k`, the number of ones, is required with `logits`")
+        self.__dict__[self._given] = param
+        self.k = _sums(param) if k is None else _checked_k(k, batch_shape, n, param.device)
+        self._shared_k = operator.index(k) if k is not None and not isinstance(k, Tensor) else None
+        if not callable(relaxation):
+            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        self.relaxation = relaxation
+        self.temperature = _checked_temperature(temperature, batch_shape)
+        super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
+        if self._validate_args:
+            self._validate_contents()
+
+    @property
+    def _param(self) -> Tensor:
+        """The parameter that was given: ``probs`` or ``logits``."""
+        return self.__dict__[self._given]
+
+    def _validate_contents(self) -> None:
+        n, k = self.event_shape[0], self.k
+        if not ((k >= 0) & (k <= n)).all():
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+        if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
+            raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
+        if self._given == "probs":
+            total = self._param.detach().sum(-1, dtype=torch.float64)
+            # What rounding the n entries to their dtype can do; below 1/2, so that half types are checked as well.
+            tolerance = min(torch.finfo(self._param.dtype).eps * (n + 10), 0.25)
+            wrong = (total - k).abs() > tolerance
+            if wrong.any():
+                raise ValueError(
+                    f"each row of `probs` must sum to its integer k within {tolerance:.2g}, but got the sum {total[wrong][0]:.9g} "
+                    f"for k={k[wrong][0]} (probs of shape {tuple(self._param.shape)}); round or rescale it"
+                )
+
+    def expand(self, batch_shape: Size, _instance: "SamplingDesign | None" = None) -> "SamplingDesign":
+        new = self._get_checked_instance(type(self), _instance)
+        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        for name, value in self.__dict__.items():
+            if isinstance(value, Tensor):  # parameters, and what was computed from them
+                value = value.expand(batch_shape + value.shape[batch_dim:])
+            new.__dict__[name] = value
+        super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold the parameter, not what was computed from it: a graph can be neither copied nor pickled."""
+        cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)} - {
+            self._given
+        }
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+    @classmethod
+    def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
+        shape = Size(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"])
+        return shape[:-1], shape[-1:]
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return k_hot(self.k)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """Target inclusion probabilities."""
+        return self.relaxation(self.logits, self.k if self._shared_k is None else self._shared_k, self.temperature)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Scores that ``probs`` were made from."""
+        raise AttributeError(f"this {type(self).__name__} was made from `probs` and has no `logits`")
+
+    @property
+    def mean(self) -> Tensor:
+        """Inclusion probabilities P(x_i = 1)."""
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean * (1 - self.mean)
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        raise self._unavailable("pairwise_inclusion")
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        mean = self.mean
+        return self.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable k-hot vector, here found among all of them, of which there must not be too many."""
+        values = self.enumerate_support()
+        best = self.log_prob(values).argmax(0)
+        return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
+
+    def sample(self, sample_shape: Size = torch.Size()) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
+
+    def sample_indices(self, sample_shape: Size = torch.Size()) -> Tensor:
+        """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
+        k = self._require_shared_k("sample_indices")
+        value = self.sample(sample_shape)
+        return value.nonzero()[:, -1].view(value.shape[:-1] + (k,))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        raise self._unavailable("log_prob")
+
+    def entropy(self) -> Tensor:
+        raise self._unavailable("entropy")
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All C(n, k) k-hot vectors in lexicographic order of their positions, stacked along a new first dimension.
+
+        Raises:
+            NotImplementedError: If rows differ in ``k``.
+            ValueError: If there are more than ``MAX_SUPPORT``.
+        """
+        n, k = self.event_shape[0], self._require_shared_k("enumerate_support")
+        count = math.comb(n, k)
+        if count > MAX_SUPPORT:
+            raise ValueError(
+                f"enumerate_support would list C({n}, {k}) = {count} k-hot vectors, more than {MAX_SUPPORT}"
+            )
+        positions = np.fromiter(chain.from_iterable(combinations(range(n), k)), dtype=np.int64, count=count * k)
+        index = torch.from_numpy(positions).view(count, k).to(self._param.device)
+        values = torch.zeros(count, n, dtype=self._param.dtype, device=index.device).scatter_(-1, index, 1)
+        values = values.view((count,) + (1,) * len(self.batch_shape) + (n,))
+        return values.expand((count,) + self.batch_shape + (n,)) if expand else values
+
+    def _require_shared_k(self, wanted: str) -> int:
+        if self._shared_k is None:
+            sizes = self.k.unique()
+            if len(sizes) != 1:
+                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes.tolist()}")
+            self._shared_k = int(sizes)
+        return self._shared_k
+
+    def _unavailable(self, wanted: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS} have it")
+
+
+def _checked_param(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"`{name}` must have a floating point dtype, but got {value.dtype}")
+    if value.dim() < 1 or value.shape[-1] < 1:
+        raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
+    return value
+
+
+def _sums(probs: Tensor) -> Tensor:
+    return probs.detach().sum(-1, dtype=torch.float64).round().long()
+
+
+def _checked_k(k: Any, batch_shape: Size, n: int, device: torch.device) -> Tensor:
+    if isinstance(k, Tensor):
+        if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
+            raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
+    elif isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}")
+    elif not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
+    sizes = torch.as_tensor(k, dtype=torch.long, device=device)
+    return _broadcast("k", sizes, batch_shape)
+
+
+def _checked_temperature(temperature: Any, batch_shape: Size) -> float | Tensor:
+    if isinstance(temperature, Tensor):
+        return _broadcast("temperature", temperature, batch_shape)
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise TypeError(f"`temperature` must be a positive number or a tensor, but got {temperature!r}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
+    return temperature
+
+
+def _broadcast(name: str, value: Tensor, batch_shape: Size) -> Tensor:
+    try:
+        return value.expand(batch_shape)
+    except RuntimeError:
+        raise ValueError(
+            f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
+        ) from None

@@ -1,0 +1,175 @@
+r"""Conditional Poisson design: the law :math:`P(S) \propto \exp \sum_{i \in S} \theta_i` over the k-subsets of n units.
+
+Equivalently independent Bernoulli units of log-odds :math:`z_i = \theta_i + c`, given that their number of ones B is k,
+for whatever c. With c such that the expected number is k, B = k is a likely event, and
+
+.. math:: \log Z = \sum_i \log(1 + e^{z_i}) - k c + \log P(B = k), \qquad
+    \log P(x) = \sum_i \log \mathrm{Bernoulli}(x_i; \sigma(z_i)) - \log P(B = k)
+
+lose no digits at any scale of the logits. c is a constant to autograd, since no result depends on it.
+
+All functions take logits ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape, with
+``0 <= k <= n``; calculate and return float64; and are differentiable in the logits to any order. A logit of ``-inf``
+excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
+not be excluded. Arguments are not checked here.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .capped_simplex import solve_threshold
+from .product_tree import ProductTree
+
+SHORT_ROW = 24  # up to here the tilt by sorting is cheaper; P(B = k) >= 2^-n is harmless, as all convolutions are direct
+FAR = 200.0  # e^-100 is nothing beside 1
+
+
+class _Tilted(NamedTuple):
+    z: Tensor  # (*batch, n), theta + c
+    shift: Tensor  # (*batch,), c
+    k: Tensor  # (*batch,)
+    flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
+    tree: ProductTree
+
+    def log_probability(self) -> Tensor:
+        """log P(B = k)."""
+        return self.tree.probability().log().view(self.k.shape)
+
+
+def _threshold(logits: Tensor, k: Tensor) -> Tensor:
+    """c = -t for a t that makes B = k likely: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
+    if logits.shape[-1] > SHORT_ROW:
+        return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
+    # Half-way between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
+    end = torch.full_like(logits[..., :1], torch.inf)
+    ordered = torch.cat((end, logits.sort(-1, descending=True).values, -end), -1)
+    above, below = ordered.gather(-1, torch.stack((k, k + 1), -1)).unbind(-1)
+    # Where one of the two is infinite or missing, far from the other.
+    above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
+    return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _bound(k: int | Tensor, n: int) -> int:
+    """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
+    if isinstance(k, int):
+        return max(1, min(k, n - k))
+    if k.device.type == "cpu" and k.numel() and not torch._C._functorch.is_functorch_wrapped_tensor(k):
+        return max(1, int(k.minimum(n - k).max()))
+    return max(1, n // 2)
+
+
+def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
+    n = logits.shape[-1]
+    bound = _bound(k, n)
+    k = torch.as_tensor(k, device=logits.device)
+    batch_shape = torch.broadcast_shapes(logits.shape[:-1], k.shape)
+    k = k.long().expand(batch_shape)
+    logits = logits.double().expand(*batch_shape, n)
+    shift = -_threshold(logits.detach(), k)
+    z = logits + shift[..., None]
+    flip = 2 * k > n
+    minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, n).T.contiguous()
+    leaf = torch.sigmoid(torch.stack((-minority, minority)))
+    tree = ProductTree(leaf, torch.where(flip, n - k, k).reshape(-1), bound)
+    return _Tilted(z, shift, k, flip, tree)
+
+
+def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
+    """Sum over the units of ``value log sigmoid(z) + (1 - value) log sigmoid(-z)``, with 0 log 0 = 0."""
+    positive = z > 0
+    size, miss = torch.where(positive, z, -z), torch.where(positive, 1 - value, value)
+    sure = size == torch.inf
+    penalty = torch.where(sure, torch.where(miss == 0, 0.0, torch.inf), miss * size.masked_fill(sure, 0.0))
+    return (F.logsigmoid(size) - penalty).sum(-1)
+
+
+def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``.
+
+    Its gradient are the inclusion probabilities, its Hessian is the covariance.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+
+    Returns:
+        ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
+    """
+    tilted = _tilt(logits, k)
+    # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is taken against c k.
+    positive = tilted.z > 0
+    size = torch.where(positive, tilted.z, -tilted.z)
+    terms = torch.where(positive, logits.double(), 0.0) - F.logsigmoid(size)
+    return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
+
+
+def log_prob(logits: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``.
+
+    Returns:
+        ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
+    """
+    tilted = _tilt(logits, k)
+    return _bernoulli_log_prob(tilted.z, value.double()) - tilted.log_probability()
+
+
+def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
+    """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
+    few = (tilted.tree.leaf * tilted.tree.leaf_outside()).movedim(1, -1).reshape(2, *tilted.z.shape)
+    flip = tilted.flip[..., None]
+    return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
+
+
+def _inclusion(tilted: _Tilted) -> Tensor:
+    out, included = _masses(tilted)
+    return included / (out + included)
+
+
+def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
+    return _inclusion(_tilt(logits, k))
+
+
+def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
+    out, included = _masses(_tilt(logits, k))
+    sure = (out == 0) | (included == 0)
+    log_odds = included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log()
+    return log_odds + torch.where(included == 0, -torch.inf, 0.0) + torch.where(out == 0, torch.inf, 0.0)
+
+
+def entropy(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Entropy in nats, ``(*batch,)``."""
+    tilted = _tilt(logits, k)
+    # log_prob is linear in its value, so that its expectation is taken at the mean.
+    return tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted))
+
+
+@torch.no_grad()
+def sample(
+    logits: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws k-hot vectors exactly: the count of every left child given that of its parent, from the root downwards.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+        sample_shape: Leading shape of independent draws.
+        generator: Source of randomness, torch's default one if None.
+
+    Returns:
+        ``(*sample_shape, *batch, n)`` float64 of zeros and ones, every row with exactly k ones.
+    """
+    tilted = _tilt(logits, k)
+    draws = tilted.tree.draw(math.prod(sample_shape), generator)  # (n, rows, samples)
+    draws = draws.permute(2, 1, 0).reshape(*sample_shape, *tilted.z.shape)
+    return (draws != tilted.flip[..., None]).double()

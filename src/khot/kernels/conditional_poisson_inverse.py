@@ -1,0 +1,184 @@
+r"""The conditional Poisson design with given inclusion probabilities: the logits at which ``inclusion_probabilities`` is pi.
+
+Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits: a step solves
+
+.. math:: D^{-1} C v = \operatorname{logit} \pi - \operatorname{logit} \pi(\theta), \quad D = \operatorname{diag} C,
+
+with C the covariance of the k-hot vector at the current logits. Units repel each other, so that C is the Laplacian of a weighted graph,
+the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only the constants belong to 0, and in long rows the others cluster at 1:
+conjugate gradients with products ``C v``, one backward pass through the product tree each, need few of them and no
+n x n matrix.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .capped_simplex import solve_threshold
+from .conditional_poisson import inclusion_log_odds, inclusion_probabilities
+
+NEWTON_TOLERANCE = 1e-13  # of the log-odds, relative to the largest logit: the goal
+ACCEPTED = 1e-10  # the same, where rounding ends the progress earlier
+MAX_NEWTON_STEPS = 50
+MAX_HALVINGS = 30
+MAX_CG_STEPS = 2000
+CG_FORCING = 1e-4  # accuracy of a Newton step, the factor the error falls by
+CG_TOLERANCE = 1e-13  # accuracy of derivatives
+
+
+def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
+    """Logits of the conditional Poisson design of size k whose inclusion probabilities are ``probs``.
+
+    Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
+    determined up to a constant and given with mean 0.
+
+    Args:
+        probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
+        k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
+
+    Returns:
+        ``(*batch, n)`` float64. The finite logits have mean 0 and zero gradient is given to the others, ``-inf`` where a
+        probability is 0 and ``+inf`` where it is 1.
+
+    Raises:
+        RuntimeError: If the iteration does not converge.
+
+    References:
+        [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3), who
+            prove existence and uniqueness.
+    """
+    if isinstance(k, Tensor):
+        k = k.expand(probs.shape[:-1])
+    return _SolveLogits.apply(probs.double(), k)
+
+
+class _SolveLogits(Function):
+    @staticmethod
+    def forward(probs: Tensor, k: int | Tensor) -> Tensor:
+        return _newton(probs, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.k = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        return _CovarianceSolve.apply(logits, grad_output, ctx.k), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _SolveLogits.apply(*_batch_first(info, in_dims, args)), 0
+
+
+class _CovarianceSolve(Function):
+    """v of mean 0 over the finite logits with C v = b less its mean, zero elsewhere: the pseudo-inverse of C applied to b."""
+
+    @staticmethod
+    def forward(logits: Tensor, b: Tensor, k: int | Tensor) -> Tensor:
+        interior = logits.isfinite()
+        _, weight, product = _linearise(logits, k)
+        return _conjugate_gradients(product, _centre(b, interior), weight, CG_TOLERANCE)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, _, ctx.k = inputs
+        ctx.save_for_backward(logits, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:
+        logits, v = ctx.saved_tensors
+        u = _CovarianceSolve.apply(logits, grad_output, ctx.k)
+        _, pullback = torch.func.vjp(lambda t: _covariance_product(t, ctx.k, v), logits)
+        return -pullback(u)[0], u, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _CovarianceSolve.apply(*_batch_first(info, in_dims, args)), 0
+
+
+def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
+    """All tensors with the mapped dimension first; both functions take any batch shape."""
+    return [
+        a if not isinstance(a, Tensor) else a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+        for a, dim in zip(args, in_dims, strict=True)
+    ]
+
+
+def _linearise(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Log-odds of the inclusion probabilities, the variances D and products with the covariance C."""
+    log_odds, pullback = torch.func.vjp(lambda t: inclusion_log_odds(t, k), logits)
+    weight = torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
+    return log_odds, weight, lambda v: pullback(weight * v)[0]  # the derivative of the log-odds is D^-1 C
+
+
+def _covariance_product(logits: Tensor, k: int | Tensor, v: Tensor) -> Tensor:
+    _, pullback = torch.func.vjp(lambda t: inclusion_probabilities(t, k), logits)
+    return pullback(v)[0]
+
+
+def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
+    weight = interior.double() if weight is None else weight
+    x = x.masked_fill(~interior, 0.0)
+    mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x - mean).masked_fill(~interior, 0.0)
+
+
+def _newton(probs: Tensor, k: int | Tensor) -> Tensor:
+    target = probs.logit()
+    target = target - solve_threshold(target, k)[..., None]
+    interior = target.isfinite()
+    logits = target  # exact as the covariances vanish
+
+    def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
+        r = (target - inclusion_log_odds(logits, k)).masked_fill(~interior, 0.0)
+        scale = 1 + logits.masked_fill(~interior, 0.0).abs().amax(-1)
+        return r, r.abs().amax(-1) / scale
+
+    r, error = residual(logits)
+    for _ in range(MAX_NEWTON_STEPS):
+        if (error <= NEWTON_TOLERANCE).all():
+            break
+        _, weight, product = _linearise(logits, k)
+        step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
+        previous = error
+        for _ in range(MAX_HALVINGS):
+            new_r, new_error = residual(logits + step)
+            worse = ~(new_error < error)
+            if not worse.any():
+                break
+            step = torch.where(worse[..., None], step / 2, step)
+        better = new_error < error
+        logits = torch.where(better[..., None], logits + step, logits)
+        r, error = torch.where(better[..., None], new_r, r), torch.where(better, new_error, error)
+        if not (error < previous).any():
+            break
+    if not (error <= ACCEPTED).all():
+        raise RuntimeError(f"no logits found for these probabilities: log-odds are off by {error.max():.1e} (relative)")
+    return torch.where(interior, _centre(logits, interior), target)
+
+
+def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0."""
+    interior = weight > 0
+    inverse = torch.where(interior, 1 / weight, 0.0)
+    v, r = torch.zeros_like(b), b
+    z = inverse * r
+    d, rz = z, (r * z).sum(-1, keepdim=True)
+    goal = tolerance**2 * rz
+    for _ in range(MAX_CG_STEPS):
+        active = rz > goal
+        if not active.any():
+            return _centre(v, interior)
+        c = product(d)
+        step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
+        v, r = v + step * d, r - step * c
+        z = inverse * r
+        previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
+        d = z + torch.where(active, rz / previous, 0.0) * d
+    raise RuntimeError("conjugate gradients on the covariance of a conditional Poisson design did not converge")

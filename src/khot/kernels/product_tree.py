@@ -1,0 +1,315 @@
+r"""The law of a sum of independent Bernoulli variables, as a binary tree of convolutions.
+
+The leaves hold the laws ``(q_i, p_i)`` of the units, an inner node the law of the number of ones among its units: the
+convolution of its two children. From the tree follow
+
+* upwards, the law of the total;
+* downwards, the *outside* of every node, :math:`g_v(c) = P(\text{total} = k \mid \text{count of } v = c)`, which at a
+  leaf is the derivative of :math:`P(\text{total} = k)` in ``(q_i, p_i)``;
+* downwards with random numbers, exact draws of all units given that the total is k.
+
+Two bilinear operations do all of it and are the derivatives of each other: :func:`merge`, the convolution of two
+children, and :func:`split`, its adjoint. Hence every result is differentiable to any order.
+
+Counts kept. A node keeps only a window of counts, so that a row of n units costs O(n log² n) at most. Small nodes keep
+0, 1, ..., min(size, bound); large ones keep their mean plus or minus a radius outside which a count has less than
+:data:`TAIL` probability (Hoeffding's and Bernstein's inequalities). Windows are centred on differences of the
+rounded cumulative mean, so that the centres of two children add up to the centre of their parent, no window is off by
+more than one, and the crop after a convolution is the same for all nodes of a level.
+
+Layout: counts first, ``(width, nodes, rows)``; the children of node j of m are the nodes j and j + m of the level
+below. Short convolutions run directly over contiguous nodes and add positive terms only, so that they keep the relative
+accuracy of every entry; long ones go through the FFT, with errors of a few 1e-16 of the largest entry.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
+TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
+RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
+FFT_NOISE = 8 * torch.finfo(torch.float64).eps  # of a node's largest entry; below it an entry says nothing
+MAX_DRAW_ELEMENTS = 2**24  # draws are made in slabs of this many units, which bounds the memory
+
+
+def _fft_length(minimum: int) -> int:
+    """The smallest length of at least ``minimum`` that factors into 2, 3 and 5 with few of the latter."""
+    return min(odd << max(0, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
+
+
+def _merge(x: Tensor, start: int, length: int) -> Tensor:
+    width = x.shape[0]
+    if width <= DIRECT_WIDTH:
+        out = x.new_zeros(length, *x.shape[2:])
+        for i in range(width):
+            low, high = max(0, start - i), min(width, start + length - i)
+            if low < high:
+                out[i + low - start : i + high - start].addcmul_(x[low:high, 1], x[i, 0])
+        return out
+    # Cyclic wrap-around may spoil what is cropped away.
+    size = _fft_length(max(start + length, 2 * width - 1 - start))
+    spectrum = torch.fft.rfft(x, size, dim=0)
+    return torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length].contiguous()
+
+
+def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
+    width, length = x.shape[0], g.shape[0]
+    sibling = x.flip(1)
+    if width <= DIRECT_WIDTH:
+        out = torch.zeros_like(x)
+        for j in range(width):
+            low, high = max(0, start - j), min(width, start + length - j)
+            if low < high:
+                out[low:high].addcmul_(g[low + j - start : high + j - start].unsqueeze(1), sibling[j])
+        return out
+    size = _fft_length(max(start + length, 2 * width - 1 - start))
+    spectrum = torch.fft.rfft(F.pad(g.movedim(0, -1), (start, 0)).movedim(-1, 0), size, dim=0)
+    product = spectrum.unsqueeze(1) * torch.fft.rfft(sibling, size, dim=0).conj()
+    return torch.fft.irfft(product, size, dim=0)[:width].contiguous()
+
+
+class _Merge(Function):
+    @staticmethod
+    def forward(x: Tensor, start: int, length: int) -> Tensor:
+        return _merge(x, start, length)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.start, ctx.length = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return split(grad_output, x, ctx.start), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return _merge_polar(tangent, x, ctx.start, ctx.length)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, start: int, length: int) -> tuple[Tensor, int]:
+        out = merge(x.movedim(in_dims[0], -1), start, length)
+        return out, out.ndim - 1
+
+
+class _Split(Function):
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
+        return _split(g, x, start)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        g, x, ctx.start = inputs
+        ctx.save_for_backward(g, x)
+        ctx.save_for_forward(g, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        g, x = ctx.saved_tensors
+        grad_g = _merge_polar(grad_output, x, ctx.start, g.shape[0]) if ctx.needs_input_grad[0] else None
+        grad_x = split(g, grad_output, ctx.start) if ctx.needs_input_grad[1] else None
+        return grad_g, grad_x, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent_g: Tensor, tangent_x: Tensor, _: None) -> Tensor:
+        g, x = ctx.saved_tensors
+        return split(tangent_g, x, ctx.start) + split(g, tangent_x, ctx.start)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], g: Tensor, x: Tensor, start: int) -> tuple[Tensor, int]:
+        def batch_last(tensor: Tensor, dim: int | None) -> Tensor:
+            if dim is None:
+                return tensor.unsqueeze(-1).expand(*tensor.shape, info.batch_size)
+            return tensor.movedim(dim, -1)
+
+        out = split(batch_last(g, in_dims[0]), batch_last(x, in_dims[1]), start)
+        return out, out.ndim - 1
+
+
+def merge(x: Tensor, start: int, length: int) -> Tensor:
+    """Convolves the pair ``x[:, 0], x[:, 1]`` along dim 0: ``(width, 2, ...)`` to ``(length, ...)``, entries from ``start``."""
+    return _Merge.apply(x, start, length)
+
+
+def split(g: Tensor, x: Tensor, start: int) -> Tensor:
+    """Adjoint of :func:`merge` at ``x``: to each child, the correlation of ``g`` with its sibling; shaped like ``x``."""
+    return _Split.apply(g, x, start)
+
+
+def _merge_polar(u: Tensor, x: Tensor, start: int, length: int) -> Tensor:
+    """The symmetric bilinear form of which :func:`merge` is the half: ``u_0 * x_1 + x_0 * u_1``."""
+    return merge(torch.stack((u[:, 0], x[:, 1]), 1), start, length) + merge(
+        torch.stack((x[:, 0], u[:, 1]), 1), start, length
+    )
+
+
+class _Level(NamedTuple):
+    """How one level of nodes is made from the level below."""
+
+    start: int  # first entry kept of the convolution
+    length: int  # entries kept
+    radius: int | None  # of windows laid around the means after the convolution (once per tree, None elsewhere)
+    origin: int  # index of count zero in the window of a node without units, before the convolution
+
+
+def _radius(size: int, n: int, bound: int) -> int:
+    """Distance from its mean that a node of ``size`` of the n units exceeds with probability below TAIL."""
+    deviation = -math.log(TAIL / 2)
+    variance = bound * (1 - bound / n)  # of the total, when its mean is at most bound <= n / 2
+    hoeffding = math.sqrt(size * deviation / 2)
+    bernstein = deviation / 3 + math.sqrt(deviation**2 / 9 + 2 * deviation * variance)
+    return math.ceil(min(hoeffding, bernstein)) + 2  # the centre is rounded
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(n: int, bound: int) -> tuple[_Level, ...]:
+    levels, nodes, size, width, centred = [], n, 1, 2, False
+    while nodes > 1:
+        nodes, size, child = (nodes + 1) // 2, min(2 * size, n), width
+        origin = child // 2 if centred else 0
+        radius = min(_radius(size, n, bound), child - 1) if nodes > 1 else 0
+        if centred:
+            width = 2 * radius + 1
+            levels.append(_Level(child - 1 - radius, width, None, origin))
+            continue
+        width = min(size, bound) + 1
+        centred = nodes > 1 and 2 * radius + 1 < RECENTRE_GAIN * width
+        levels.append(_Level(0, width, radius if centred else None, origin))
+        width = 2 * radius + 1 if centred else width
+    return tuple(levels)
+
+
+def _shift(x: Tensor, offset: Tensor, width: int) -> Tensor:
+    """``y[i] = x[i + offset]`` for i < width, zero outside x; the adjoint is the shift by ``-offset``."""
+    index = torch.arange(width, device=x.device).view(-1, *[1] * offset.ndim) + offset
+    inside = (index >= 0) & (index < x.shape[0])
+    return torch.gather(x, 0, index.clamp(0, x.shape[0] - 1)) * inside
+
+
+def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
+    """Appends, to an odd number of nodes, one without units: the law of the count zero at ``origin``, else zeros."""
+    if x.shape[dim] % 2 == 0:
+        return x
+    pad = torch.zeros_like(x.narrow(dim, 0, 1))
+    if origin is not None:
+        zero = torch.arange(x.shape[0], device=x.device) == origin
+        pad = pad + zero.view(-1, *[1] * (x.ndim - 1))
+    return torch.cat((x, pad), dim)
+
+
+class ProductTree:
+    """Laws of the counts of all nodes over n units, for each of R rows.
+
+    Args:
+        leaf: ``(2, n, R)`` float64, the probabilities of 0 and of 1 of every unit.
+        k: ``(R,)`` integers, the total that matters. The windows suppose ``sum(leaf[1]) = k`` unless the tree is so
+            small that it keeps all counts up to ``bound``.
+        bound: At least ``max(k, 1)`` and at most about ``n / 2``.
+    """
+
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
+        self.leaf, self.k = leaf, k
+        self.plan = _plan(leaf.shape[1], bound)
+        self.pairs: list[Tensor] = []  # (width, 2, nodes of the level made, R)
+        self.offset: Tensor | None = None
+        x, mean = leaf, leaf[1].detach()
+        for level in self.plan:
+            x = _pad_even(x, 1, level.origin).unflatten(1, (2, -1))
+            self.pairs.append(x)
+            x = merge(x, level.start, level.length)
+            if self.offset is None:
+                mean = _pad_even(mean, 0).unflatten(0, (2, -1)).sum(0)
+            if level.radius is not None:
+                self.offset = self._centres(mean) - level.radius
+                x = _shift(x, self.offset, 2 * level.radius + 1)
+        self.root = x.squeeze(1)  # (width, R)
+
+    def _centres(self, mean: Tensor) -> Tensor:
+        """Integers within one of the means, which add up to k over all nodes and to a mean over every subtree."""
+        counts = [mean.shape[0]]
+        while counts[-1] > 1:
+            counts.append((counts[-1] + 1) // 2)
+        order = torch.zeros(1, dtype=torch.long, device=mean.device)
+        for children, parents in zip(counts[-2::-1], counts[:0:-1], strict=True):
+            order = torch.stack((order, order + parents), 1).flatten()
+            order = order[order < children]
+        ends = mean[order].cumsum(0)[:-1].round().long()
+        ends = torch.cat((torch.zeros_like(self.k)[None], ends, self.k[None]))
+        return ends.diff(dim=0)[order.argsort()]
+
+    @property
+    def _root_index(self) -> Tensor:
+        """Position of the total k in the window of the root."""
+        return self.k if self.offset is None else torch.zeros_like(self.k)
+
+    def probability(self) -> Tensor:
+        """P(total = k), shape ``(R,)``."""
+        return self.root.gather(0, self._root_index[None]).squeeze(0)
+
+    def leaf_outside(self) -> Tensor:
+        """P(total = k | unit = 0) and P(total = k | unit = 1), shape ``(2, n, R)``."""
+        index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
+        g = (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
+        for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
+            g = g[:, : x.shape[2]]  # without the node that made the number even
+            if level.radius is not None:
+                assert self.offset is not None
+                g = _shift(g, -self.offset, level.length)
+            g = split(g, x, level.start).flatten(1, 2)
+        return g[:, : self.leaf.shape[1]]
+
+    def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
+        n, rows = self.leaf.shape[1:]
+        slab = max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
+        sizes = [min(slab, num_samples - done) for done in range(0, num_samples, slab)]
+        levels = self._draw_levels()
+        return torch.cat([torch.zeros_like(self.leaf[0], dtype=torch.bool)[..., None][..., :0]] + [self._draw_slab(levels, size, generator) for size in sizes], -1)
+
+    def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
+        low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
+        levels, noisy = [], False
+        for x, level in zip(self.pairs, self.plan, strict=True):
+            low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))
+            low, high = low.unflatten(0, (2, -1)), high.unflatten(0, (2, -1))
+            levels.append((x.where(x > FFT_NOISE * x.amax(0), 0) if noisy else x, low, high))
+            noisy = noisy or x.shape[0] > DIRECT_WIDTH
+            low, high = low.sum(0) - level.start, high.sum(0) - level.start
+            if level.radius is not None:
+                low, high = low - self.offset, high - self.offset
+        return levels
+
+    def _draw_slab(self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None) -> Tensor:
+        index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
+        for (x, low, high), level in zip(reversed(levels), reversed(self.plan), strict=True):
+            index = index[: x.shape[2]]
+            if level.radius is not None:
+                index = index + self.offset[..., None]
+            total = index + level.start  # of the two children's indices
+            left = _draw_left(x, total, generator)
+            # Rounding aside a no-op: it makes impossible counts impossible whatever the rounding.
+            left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
+            left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
+            index = torch.cat((left, total - left))
+        return index[: self.leaf.shape[1]] == 1
+
+
+def _draw_left(x: Tensor, total: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws i with probability proportional to ``x[i, 0] * x[total - i, 1]`` by inversion of the distribution function."""
+    width = x.shape[0]
+    other = total - torch.arange(width, device=x.device).view(-1, 1, 1, 1)
+    inside = (other >= 0) & (other < width)
+    right = x[:, 1, ..., None].expand(*other.shape)
+    cumulative = (right.gather(0, other.clamp(0, width - 1)) * inside * x[:, 0, ..., None]).cumsum(0)
+    u = torch.rand(total.shape, dtype=x.dtype, device=x.device, generator=generator)
+    return (cumulative <= u * cumulative[-1]).sum(0)

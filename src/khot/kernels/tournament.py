@@ -1,0 +1,63 @@
+"""Pivotal sampling by a tournament: k-hot vectors with exactly given inclusion probabilities, O(n) work in O(log n) steps.
+
+A duel of two units with probabilities a and b decides one of them for good; the other plays on with what is left:
+
+    a + b <  1   the loser is out,     the winner goes on with a + b;      b goes on with probability b / (a + b)
+    a + b >= 1   the winner is chosen, the loser goes on with a + b - 1;   b goes on with probability (1 - b) / (2 - a - b)
+
+Each duel keeps both expectations (Deville and Tillé 1998), so any schedule of duels that does not look at the outcomes gives
+P(x_i = 1) = probs_i. Here the order is random and the schedule a tree. What plays on at a node does not depend on who, so the
+probabilities go up the tree first, and the fates come down: the decided unit of a duel gets its own fate, the other one the
+fate of the node. All in float64, since the sum of many probabilities has to end at an integer.
+"""
+
+import torch
+from torch import Tensor
+
+
+def balance(probs: Tensor, k: Tensor) -> Tensor:
+    """Takes the rounding error out of inclusion probabilities: float64 values near ``probs`` whose rows sum to ``k``.
+
+    The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 alone. Differentiable.
+    """
+    probs = probs.double()
+    spread = probs * (1 - probs)
+    missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
+    share = missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    return probs + spread * share.clamp(-1, 1)  # within [0, 1], as probs +- spread are
+
+
+def tournament(probs: Tensor) -> Tensor:
+    """Draws one k-hot vector for each row of ``probs`` by a tournament in random order.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1], float64; each row sums to an integer up to rounding.
+
+    Returns:
+        Boolean tensor like ``probs``, whose rows have exactly ``round(probs.sum(-1))`` True entries, never one of probability 0
+        and always those of probability 1.
+    """
+    # Random 63-bit keys do not tie, and sort faster than floats.
+    order = torch.empty(probs.shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
+    drawn = _play(probs.gather(-1, order))
+    return torch.empty_like(drawn).scatter_(-1, order, drawn)
+
+
+def _play(probs: Tensor) -> Tensor:
+    duels = []
+    while (half := probs.shape[-1] // 2) > 0:
+        left, right, bye = probs.split([half, half, probs.shape[-1] - 2 * half], dim=-1)
+        excess = (torch.maximum(left, right) - 1) + torch.minimum(left, right)  # a + b - 1, rounded once
+        chosen = excess >= 0  # the fate of the unit that is decided here
+        left_weight, right_weight = torch.where(chosen, 1 - left, left), torch.where(chosen, 1 - right, right)
+        total = left_weight + right_weight
+        right_goes_on = torch.rand_like(total) * total < right_weight
+        duels.append((chosen, right_goes_on))
+        probs = torch.cat([torch.where(chosen, excess, total), bye], dim=-1)
+    fate = probs > 0.5  # the last unit standing: 0 or 1 up to the rounding of the whole sum
+    for chosen, right_goes_on in reversed(duels):
+        node, bye = fate.tensor_split([chosen.shape[-1]], dim=-1)
+        left = torch.where(right_goes_on, chosen, node)
+        right = torch.where(right_goes_on, node, chosen)
+        fate = torch.cat([left, right, bye], dim=-1)
+    return fate

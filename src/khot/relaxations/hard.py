@@ -1,0 +1,53 @@
+"""The hard top-k mask that the relaxed ones tend to."""
+
+import torch
+from torch import Tensor
+
+from khot._validation import check_k, check_scores, checks_contents
+
+
+def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
+    r"""Marks the k largest entries with ones: the k-hot vector :math:`\arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle`.
+
+    Exactly ``k`` entries are marked, ties or not; which of tied entries is unspecified. Not differentiable: the result carries no
+    gradient.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.
+        k: Number of ones, an integer or an integer tensor that broadcasts with the batch shape, ``0 <= k <= n``.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.
+
+    Raises:
+        ValueError: If ``k`` is out of range or does not broadcast, or ``x`` contains NaN.
+        TypeError: If ``k`` is not an integer, or ``x`` not a floating-point tensor.
+
+    Example:
+        >>> topk_mask(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
+        tensor([0., 1., 0., 1.])
+    """
+    check_scores(x, dim)
+    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
+        raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k}")
+    x = x.detach().movedim(dim, -1)
+    batch, n = x.shape[:-1], x.shape[-1]
+    check_k(k, x, batch, n)
+    if x.numel() and checks_contents(x) and not torch.compiler.is_compiling():
+        _check_contents(x, k)
+    if isinstance(k, Tensor):
+        rank = x.argsort(-1, descending=True).argsort(-1)
+        mask = (rank < k.to(x.device).expand(batch).unsqueeze(-1)).to(x.dtype)
+    else:
+        mask = torch.zeros_like(x).scatter(-1, x.topk(k, -1, sorted=False).indices, 1.0)
+    return mask.movedim(-1, dim)
+
+
+def _check_contents(x: Tensor, k: int | Tensor) -> None:
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return
+    if bool(x.amax(-1).isnan().any()):
+        raise ValueError("`x` must not contain NaN")
+    if isinstance(k, Tensor) and bool(((k < 0) | (k > x.shape[-1])).any()):
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k in [{k.min()}, {k.max()}] with n={x.shape[-1]}")

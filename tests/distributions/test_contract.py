@@ -1,0 +1,327 @@
+"""What every sampling design promises, checked for each member of the registry, and three members that break it."""
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from khot.distributions import Pivotal
+from khot.relaxations import sigmoid_topk
+from tests import gof
+from tests.registry import DESIGNS, DesignCase
+
+PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
+LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]], dtype=torch.float64)
+PAIRS = ("pairwise_inclusion", "covariance_matrix")
+
+
+@cache
+def enumerated(case):
+    """A design with its support and reference probabilities."""
+    design = case.make(probs=PROBS)
+    support = design.enumerate_support()
+    return design, support, case.reference(design, support)
+
+
+def rows(design_of_row):
+    return torch.stack([design_of_row(i) for i in range(len(LOGITS))])
+
+
+def check_shapes_and_dtypes(case):
+    for dtype in (torch.float32, torch.float64):
+        design = case.make(logits=LOGITS.to(dtype), k=2)
+        assert design.batch_shape == (3,) and design.event_shape == (5,) and design.event_dim == 1
+        assert type(design).infer_shapes(logits=(3, 5), k=(3,)) == ((3,), (5,))
+        for sample_shape in ((), (4,), (2, 4)):
+            value = design.sample(torch.Size(sample_shape))
+            assert value.shape == (*sample_shape, 3, 5) and value.dtype == dtype
+            assert design.sample_indices(torch.Size(sample_shape)).shape == (*sample_shape, 3, 2)
+            if case.has_log_prob:
+                log_prob = design.log_prob(value)
+                assert log_prob.shape == (*sample_shape, 3) and log_prob.dtype == dtype
+        assert design.mean.shape == design.variance.shape == (3, 5) and design.mean.dtype == dtype
+        assert case.make(logits=LOGITS.to(dtype)[:0], k=2).sample().shape == (0, 5)
+
+
+def check_law(case):
+    design, support, pmf = enumerated(case)
+    assert math.isclose(pmf.sum().item(), 1, rel_tol=1e-12)
+    if case.has_log_prob:
+        log_prob = design.log_prob(support)
+        torch.testing.assert_close(log_prob.exp(), pmf, rtol=1e-11, atol=1e-14)
+        assert torch.equal(log_prob == -math.inf, pmf == 0)
+        assert pmf[(support == design.mode).all(-1)].item() == pytest.approx(pmf.max().item())
+
+
+def check_moments(case):
+    design, support, pmf = enumerated(case)
+    pairs = support.mT @ (pmf[:, None] * support)
+    mean, close = pmf @ support, {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(design.mean, mean, **close)
+    torch.testing.assert_close(design.variance, mean * (1 - mean), **close)
+    torch.testing.assert_close(design.stddev, (mean * (1 - mean)).sqrt(), **close)
+    if case.has_pairwise:
+        torch.testing.assert_close(design.pairwise_inclusion, pairs, **close)
+        torch.testing.assert_close(design.covariance_matrix, pairs - torch.outer(mean, mean), **close)
+    if case.has_entropy:
+        torch.testing.assert_close(design.entropy(), -torch.xlogy(pmf, pmf).sum(), **close)
+    if case.exact_probs:
+        torch.testing.assert_close(design.mean, PROBS, rtol=0, atol=1e-9)
+
+
+def check_sampler(case):
+    design, support, pmf = enumerated(case)
+    torch.manual_seed(0)
+    size = gof.num_draws(pmf)
+    gof.check_k_hot(draws := design.sample((size,)), 2)
+    gof.check_sampler(draws, support, pmf)
+    across_batch = design.expand((2,)).sample((size // 2,)).reshape(-1, 5)  # neighbours lie in different batch rows
+    gof.check_sampler(across_batch, support, pmf)
+    gof.check_sampler(torch.cat([design.sample((20,)) for _ in range(1000)]), support, pmf)
+
+
+def check_sampling_is_reproducible(case):
+    design = case.make(logits=LOGITS, k=2)
+    torch.manual_seed(1)
+    first, indices = design.sample((50,)), design.sample_indices((50,))
+    torch.manual_seed(1)
+    assert torch.equal(design.sample((50,)), first)
+    assert torch.equal(first.new_zeros(first.shape).scatter_(-1, design.sample_indices((50,)), 1).sum(-1), first.sum(-1))
+    torch.manual_seed(1)
+    design.sample((50,))
+    assert torch.equal(design.sample_indices((50,)), indices)
+    assert (indices.diff(dim=-1) > 0).all() and not first.requires_grad
+
+
+def check_batch_equals_rows(case):
+    k = torch.tensor([1, 2, 4])
+    batch = case.make(logits=LOGITS, k=k)
+    single = [case.make(logits=LOGITS[i], k=int(k[i])) for i in range(3)]
+    value = batch.sample()
+    gof.check_k_hot(batch.sample((200,)), k)
+    torch.testing.assert_close(batch.mean, rows(lambda i: single[i].mean))
+    if case.has_log_prob:
+        torch.testing.assert_close(batch.log_prob(value), rows(lambda i: single[i].log_prob(value[i])))
+    if case.has_entropy:
+        torch.testing.assert_close(batch.entropy(), rows(lambda i: single[i].entropy()))
+    if case.has_pairwise:
+        torch.testing.assert_close(batch.pairwise_inclusion, rows(lambda i: single[i].pairwise_inclusion))
+    for method in (batch.sample_indices, batch.enumerate_support):
+        with pytest.raises(NotImplementedError, match="same k in all rows"):
+            method()
+    assert case.make(logits=LOGITS, k=torch.tensor([2, 2, 2])).sample_indices().shape == (3, 2)
+
+
+def check_expand(case):
+    for touch_first in (False, True):
+        design = case.make(logits=LOGITS, k=2)
+        if touch_first:
+            _ = design.mean, design.probs
+        expanded = design.expand((4, 3))
+        twice = expanded.expand((2, 4, 3))
+        assert type(twice) is type(design) and design.batch_shape == (3,) and expanded.batch_shape == (4, 3)
+        assert twice.batch_shape == (2, 4, 3) and twice.event_shape == (5,) and twice.support.check(twice.sample()).all()
+        torch.testing.assert_close(twice.mean, design.mean.expand(2, 4, 3, 5))
+        assert expanded.enumerate_support(expand=False).shape == (10, 1, 1, 5)
+        assert torch.equal(expanded.enumerate_support(), expanded.enumerate_support(expand=False).expand(10, 4, 3, 5))
+        if case.has_log_prob:
+            value = design.sample((2, 4))
+            torch.testing.assert_close(twice.log_prob(value), design.log_prob(value))
+            assert expanded.log_prob(expanded.enumerate_support(expand=False)).shape == (10, 4, 3)
+    k = torch.tensor([1, 2, 4])
+    assert torch.equal(case.make(logits=LOGITS, k=k).expand((2, 3)).k, k.expand(2, 3))
+
+
+def check_enumeration_is_lexicographic(case):
+    support = case.make(logits=LOGITS[0], k=3).enumerate_support()
+    indices = support.nonzero()[:, 1].view(10, 3).tolist()
+    assert indices == sorted(indices) and len({tuple(row) for row in indices}) == 10
+    with pytest.raises(ValueError, match=r"C\(40, 20\)"):
+        case.make(logits=torch.zeros(40), k=20).enumerate_support()
+
+
+def check_limits(case):
+    for k in (0, 5):
+        design = case.make(logits=LOGITS, k=k)
+        constant = torch.full((3, 5), float(k == 5), dtype=torch.float64)
+        assert torch.equal(design.sample(), constant) and torch.equal(design.mean, constant)
+        assert design.sample_indices().shape == (3, k) and design.enumerate_support().shape == (1, 3, 5)
+        if case.has_log_prob:
+            assert torch.equal(design.log_prob(constant), torch.zeros(3, dtype=torch.float64))
+        if case.has_entropy:
+            torch.testing.assert_close(design.entropy(), torch.zeros(3, dtype=torch.float64))
+
+
+def check_certain_and_excluded_units(case):
+    probs = torch.tensor([[0.0, 1.0, 0.3, 0.7, 0.0, 1.0], [0.5, 0.0, 1.0, 0.5, 0.25, 0.75]], dtype=torch.float64)
+    probs.requires_grad_()
+    design = case.make(probs=probs)
+    value = design.sample((500,))
+    gof.check_k_hot(value, 3)
+    assert (value[:, probs == 0] == 0).all() and (value[:, probs == 1] == 1).all()
+    if case.exact_probs:
+        torch.testing.assert_close(design.mean, probs, rtol=0, atol=1e-9)
+    results = [design.mean[0, 2]]
+    if case.has_log_prob:
+        log_prob = design.log_prob(design.enumerate_support())
+        torch.testing.assert_close(log_prob.exp().sum(0), torch.ones(2, dtype=torch.float64))
+        results += [log_prob[log_prob > -math.inf], log_prob.exp().sum(0)]
+    if case.has_entropy:
+        results.append(design.entropy())
+    for result in results:
+        (grad,) = torch.autograd.grad(result.sum(), probs, retain_graph=True)
+        assert grad.isfinite().all()
+
+
+def check_gradients(case):
+    logits = LOGITS[0].clone().requires_grad_()
+    probs = PROBS.clone().requires_grad_()
+    _, support, pmf = enumerated(case)
+    outputs = {"mean": lambda design: design.mean}
+    if case.has_log_prob:
+        outputs["log_prob"] = lambda design: design.log_prob(support[case.reference(design, support) > 0])
+    if case.has_entropy:
+        outputs["entropy"] = lambda design: design.entropy()
+    if case.has_pairwise:
+        outputs["pairwise_inclusion"] = lambda design: design.pairwise_inclusion
+    for output in outputs.values():
+        assert torch.autograd.gradcheck(lambda x, output=output: output(case.make(logits=x, k=2)), logits)
+    if case.has_log_prob:  # the score has mean zero along every direction that keeps the sum
+        possible = pmf > 0
+        log_prob = case.make(probs=probs).log_prob(support[possible])
+        (score,) = torch.autograd.grad(pmf[possible] @ log_prob, probs)
+        torch.testing.assert_close(score - score.mean(), torch.zeros_like(probs), rtol=0, atol=1e-10)
+
+
+def check_large_rows(case):
+    torch.manual_seed(0)
+    logits, k = 3 * torch.randn(4, 3000), torch.tensor([1, 30, 1500, 2999])
+    for design in (case.make(logits=logits, k=k), case.make(probs=sigmoid_topk(logits, k))):
+        assert torch.equal(design.k, k)
+        gof.check_k_hot(value := design.sample((3,)), k)
+        assert (design.mean.sum(-1, dtype=torch.float64) - k).abs().max() < 1e-2
+        if case.has_log_prob:
+            assert design.log_prob(value).isfinite().all()
+
+
+def check_missing_parts_name_who_has_them(case):
+    design, support, _ = enumerated(case)
+    calls = {
+        "log_prob": (case.has_log_prob, lambda: design.log_prob(support)),
+        "entropy": (case.has_entropy, lambda: design.entropy()),
+        "pairwise_inclusion": (case.has_pairwise, lambda: design.pairwise_inclusion),
+    }
+    for name, (present, call) in calls.items():
+        if not present:
+            with pytest.raises(NotImplementedError, match=f"no {name}.*ConditionalPoisson"):
+                call()
+
+
+def check_bad_arguments(case):
+    good = {"logits": LOGITS, "k": 2}
+    errors = [
+        (ValueError, "both", {**good, "probs": PROBS}),
+        (ValueError, "neither", {}),
+        (ValueError, "`k`.*required", {"logits": LOGITS}),
+        (ValueError, "0 <= k <= n.*k=-1 with n=5", {**good, "k": -1}),
+        (ValueError, "0 <= k <= n.*k=6 with n=5", {**good, "k": 6}),
+        (ValueError, "0 <= k <= n", {**good, "k": torch.tensor([1, 2, 6])}),
+        (TypeError, r"`k` must be an int.*2\.5", {**good, "k": 2.5}),
+        (TypeError, "`k` must be an int.*True", {**good, "k": True}),
+        (TypeError, "`k` must be an int.*float32", {**good, "k": torch.tensor([1.0, 2.0, 3.0])}),
+        (ValueError, r"`k` must broadcast.*\(3,\).*\(2,\)", {**good, "k": torch.tensor([1, 2])}),
+        (ValueError, r"`k` must broadcast", {"logits": LOGITS[0], "k": torch.tensor([1, 2])}),
+        (ValueError, "logits", {**good, "logits": LOGITS.log()}),
+        (TypeError, "`logits`.*int64", {**good, "logits": LOGITS.long()}),
+        (TypeError, "`logits`.*list", {**good, "logits": LOGITS.tolist()}),
+        (ValueError, r"`logits`.*\(\)", {**good, "logits": LOGITS[0, 0]}),
+        (ValueError, "probs", {"probs": PROBS + 0.3 * torch.tensor([1, 1, -1, -1, 0])}),
+        (ValueError, "probs", {"probs": PROBS * math.nan}),
+        (ValueError, r"`probs` must sum to its integer.*2\.1.*round or rescale", {"probs": PROBS * 1.05}),
+        (ValueError, "`probs` must sum", {"probs": PROBS, "k": 3}),
+    ]
+    if case.takes_relaxation:
+        errors += [
+            (ValueError, "`temperature`.*0", {**good, "temperature": 0}),
+            (ValueError, "`temperature`.*-1", {**good, "temperature": torch.tensor(-1.0)}),
+            (ValueError, r"`temperature`.*\(2,\)", {**good, "temperature": torch.ones(2)}),
+            (TypeError, "`temperature`", {**good, "temperature": "hot"}),
+            (TypeError, "`relaxation`", {**good, "relaxation": "sigmoid"}),
+        ]
+    for error, match, kwargs in errors:
+        with pytest.raises(error, match=match):
+            case.make(**kwargs, validate_args=True)
+    if case.has_log_prob:
+        design = case.make(**good, validate_args=True)
+        for value in (torch.full((5,), 0.4), torch.tensor([1.0, 1, 1, 0, 0])):
+            with pytest.raises(ValueError, match="support"):
+                design.log_prob(value.double())
+
+
+def check_agreeing_k_is_accepted(case):
+    design = case.make(probs=PROBS, k=2)
+    assert design.k == 2 and torch.equal(design.support.check(design.sample((3,))), torch.ones(3, dtype=torch.bool))
+
+
+def check_relaxation_and_temperature_are_used(case):
+    if not case.takes_relaxation:
+        return
+    design = case.make(logits=LOGITS, k=2, temperature=torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
+    expected = rows(lambda i: sigmoid_topk(LOGITS[i], 2, 0.5 * 2.0**i))
+    torch.testing.assert_close(design.probs, expected)
+    torch.testing.assert_close(design.expand((2, 3)).probs, expected.expand(2, 3, 5))
+    flat = case.make(logits=LOGITS, k=2, relaxation=lambda x, k, softness: torch.full_like(x, k / x.shape[-1]))
+    torch.testing.assert_close(flat.probs, torch.full_like(LOGITS, 0.4))
+
+
+def check_copies(case):
+    logits = LOGITS.clone().requires_grad_()
+    design = case.make(logits=logits, k=2)
+    _ = design.mean, design.probs  # a cached graph must not stand in the way
+    for twin in (copy.deepcopy(design), pickle.loads(pickle.dumps(design)), copy.copy(design)):
+        assert type(twin) is type(design) and twin.batch_shape == (3,) and torch.equal(twin.k, design.k)
+        torch.testing.assert_close(twin.mean, design.mean)
+
+
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_contract(case: DesignCase, check):
+    check(case)
+
+
+class OtherSampler(Pivotal):
+    """Claims the law of the given order, and draws in random order: right size, right mean, wrong pairs."""
+
+    def sample(self, sample_shape=()):
+        return Pivotal(probs=self.probs).sample(sample_shape)
+
+
+class OtherMean(Pivotal):
+    """Reports as mean what the relaxation of another temperature would give."""
+
+    @property
+    def mean(self):
+        return sigmoid_topk(self.probs.logit(), self.k, 1.001)
+
+
+class UnnormalisedLogProb(Pivotal):
+    def log_prob(self, value):
+        return super().log_prob(value) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [(OtherSampler, check_sampler), (OtherMean, check_moments), (UnnormalisedLogProb, check_law)],
+)
+def test_contract_rejects(wrong, check):
+    fixed = next(case for case in DESIGNS if case.name == "pivotal_fixed")
+    case = replace(fixed, name="wrong", make=lambda **kwargs: wrong(order="fixed", **kwargs))
+    with pytest.raises(AssertionError):
+        check(case)

@@ -1,0 +1,166 @@
+"""Imports run one way, from right to left: kernels, relaxations, constraints, distributions, estimators, infer and the rest."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+LEVELS = {
+    "_validation": 0,
+    "kernels": 1,
+    "relaxations": 2,
+    "constraints": 3,
+    "distributions": 4,
+    "estimators": 5,
+    "infer": 6,
+    "losses": 6,
+    "diagnostics": 6,
+}
+FILES = sorted((SOURCE / "khot").rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(file) for file in FILES}
+
+
+def room(module: str) -> str:
+    """The part of a module's name that has a level; "" for khot itself."""
+    return [*module.split("."), ""][1]
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, str, int]]:
+    """Yields (module, imported name or "", line) for every import below ``tree``; relative ones are made absolute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")
+            above = above[: len(above) - node.level + is_package] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                if f"{source}.{alias.name}" in MODULES:
+                    yield f"{source}.{alias.name}", "", node.lineno
+                else:
+                    yield source, alias.name, node.lineno
+
+
+def local_imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports(node, module, is_package)
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What ``module`` imports against the rules, one line each."""
+    tree = ast.parse(source)
+    here, found = room(module), []
+    for target, name, line in imports(tree, module, is_package):
+        where = f"{module}:{line} imports {target} {name}".rstrip()
+        if target.split(".")[0] == "triton" and not module.endswith("_triton"):
+            found.append(f"{where}: only *_triton modules import Triton")
+        if target.split(".")[0] != "khot" or module == "khot":
+            continue
+        there = room(target)
+        if not there:
+            found.append(f"{where}: khot itself only re-exports")
+            continue
+        if there != here and LEVELS[there] >= LEVELS[here]:
+            found.append(f"{where}: {there} is not below {here}")
+        inside = [*target.split(".")[2:], name]
+        if there != here and any(part.startswith("_") for part in inside):
+            found.append(f"{where}: a private name of another package")
+    local = set(local_imports(tree, module, is_package))
+    for target, name, line in imports(tree, module, is_package):
+        if target.split(".")[0] != "khot":
+            continue
+        is_local, is_launcher = (target, name, line) in local, target.endswith("_triton")
+        if is_local and not is_launcher:
+            found.append(f"{module}:{line} imports {target} inside a function")
+        if is_launcher and not is_local and not module.endswith("_triton"):
+            found.append(f"{module}:{line} imports {target} before its first call")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_imports_run_one_way(file):
+    assert violations(file.read_text(), module_name(file), is_package=file.name == "__init__.py") == []
+
+
+def test_every_room_has_a_level():
+    assert {room(module) for module in MODULES} - {""} <= set(LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("khot.kernels.a", "from khot.relaxations import sigmoid_topk"),
+        ("khot.relaxations.a", "from khot.constraints import k_hot"),
+        ("khot.relaxations.a", "from .. import constraints"),
+        ("khot.constraints", "import khot.distributions"),
+        ("khot.losses", "from khot import infer"),
+        ("khot.distributions.a", "from khot import sigmoid_topk"),
+        ("khot.distributions.a", "from khot.relaxations.sigmoid import _solve"),
+        ("khot.distributions.a", "from khot.kernels._tree import build"),
+        ("khot.distributions.a", "def f():\n    from khot.relaxations import sigmoid_topk"),
+        ("khot.kernels.a", "import triton"),
+        ("khot.kernels.a", "from .a_triton import launch"),
+    ],
+)
+def test_violations_are_found(module, source):
+    assert violations(source, module) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("khot.estimators.a", "from khot.distributions import Pivotal\nfrom khot._validation import check_size"),
+        ("khot.distributions.a", "from ._b import c\nfrom khot.distributions._b import _d"),
+        ("khot.kernels.a", "def f():\n    from .a_triton import launch"),
+        ("khot.kernels.a_triton", "import triton"),
+    ],
+)
+def test_allowed_imports_pass(module, source):
+    assert violations(source, module) == []
+
+
+def run_python(code: str) -> None:
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_relaxations_work_without_pyro_and_triton():
+    run_python("""
+        import sys
+        sys.modules["pyro"] = sys.modules["triton"] = None  # any import of them fails
+
+        import torch, khot, khot.kernels, khot.relaxations
+        assert khot.sigmoid_topk(torch.zeros(4), 2).tolist() == [0.5] * 4
+        assert "sigmoid_topk" in dir(khot)
+
+        try:
+            khot.ConditionalPoisson
+        except ModuleNotFoundError as error:
+            assert "pip install pyro-ppl" in str(error), error
+        else:
+            raise AssertionError("khot.ConditionalPoisson came without Pyro")
+    """)
+
+
+def test_import_loads_neither_pyro_nor_triton():
+    run_python("""
+        import sys, torch
+        before = set(sys.modules)
+        import khot, khot.kernels, khot.relaxations
+        khot.sigmoid_topk(torch.zeros(4), 2)
+        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+        assert not loaded & {"pyro", "triton", "scipy", "matplotlib"}, loaded
+    """)

@@ -1,0 +1,93 @@
+"""Metadata in step with each other, and a Makefile that refuses what it cannot use."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from importlib import metadata, resources
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import khot
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"].values()
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *chain.from_iterable(EXTRAS))]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
+PINS = [Requirement(line.partition("#")[0]) for line in CONSTRAINTS if line[:1].isalpha()]
+
+
+def pinned_version(name: str) -> str:
+    (pin,) = (pin for pin in PINS if pin.name == name)
+    (specifier,) = pin.specifier
+    assert specifier.operator == "=="
+    return specifier.version
+
+
+@pytest.mark.parametrize("requirement", [r for r in REQUIREMENTS if r.name != "khot"], ids=str)
+def test_tested_versions_satisfy_the_ranges(requirement):
+    assert requirement.specifier.contains(pinned_version(requirement.name))
+
+
+def test_version_has_one_source():
+    assert khot.__version__ == PROJECT["version"] == metadata.version("khot")
+    assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert resources.files("khot").joinpath("py.typed").is_file()
+
+
+def test_changelog_has_a_section_for_the_version():
+    section = "Unreleased" if ".dev" in PROJECT["version"] else re.escape(PROJECT["version"])
+    assert re.search(rf"^## \[{section}\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs make in a folder that holds only what set-up reads."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def python_stand_in(body: str, folder: Path) -> Path:
+    script = folder / "python-stand-in"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return script
+
+
+def test_make_refuses_an_old_python(make, tmp_path):
+    # Answers as an old Python does: fails the comparison of versions, prints its own.
+    old = python_stand_in('case "$2" in *print*) echo "Python 3.10.13";; *) exit 1;; esac', tmp_path)
+    result = make("demo", f"PYTHON={old}")
+    assert result.returncode != 0
+    assert f"khot needs Python 3.11 or newer; {old} is Python 3.10.13." in result.stderr
+    assert "Run: make demo PYTHON=" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_says_which_python_is_missing(make, tmp_path):
+    result = make("demo", "PYTHON=/no/such/python")
+    assert result.returncode != 0
+    assert "/no/such/python is not found" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_interrupted_setup_is_done_again(make, tmp_path):
+    # Makes an environment whose Python, and so its pip, fails.
+    failing = 'mkdir "$3/bin" && ln -s "$(command -v false)" "$3/bin/python"'
+    python = python_stand_in(f'[ "$2" != venv ] || {{ {failing}; }}', tmp_path)
+    for _ in range(2):
+        result = make("lint", f"PYTHON={python}")
+        assert result.returncode != 0
+        assert "making .venv" in result.stdout
+        assert not (tmp_path / ".venv" / ".khot-ready").exists()

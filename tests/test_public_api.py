@@ -1,0 +1,52 @@
+"""The public names: listed once in each subpackage, sorted, documented, and all reachable from khot."""
+
+import importlib
+import inspect
+
+import pytest
+
+import khot
+
+PACKAGES = ("relaxations", "distributions", "estimators")
+MODULES = {name: importlib.import_module(f"khot.{name}") for name in (*PACKAGES, "constraints")}
+PUBLIC = [(package, name) for package, module in MODULES.items() for name in module.__all__]
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
+def test_all_is_sorted_and_without_doubles(module):
+    assert list(module.__all__) == sorted(set(module.__all__))
+
+
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
+def test_public_name_is_documented(package, name):
+    public = getattr(MODULES[package], name)
+    assert not name.startswith("_")
+    assert inspect.getdoc(public), f"{package}.{name} has no docstring"
+    if inspect.isclass(public):
+        bases = [inspect.getdoc(base) for base in public.__mro__[1:]]
+        assert inspect.getdoc(public) not in bases, f"{package}.{name} only inherits its docstring"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_khot_reexports_what_the_subpackages_list(package):
+    assert getattr(khot, package) is MODULES[package]
+    for name in MODULES[package].__all__:
+        assert getattr(khot, name) is getattr(MODULES[package], name)
+
+
+def test_khot_lists_its_names_once():
+    names = [name for package in PACKAGES for name in MODULES[package].__all__]
+    assert len(names) == len(set(names)), "two subpackages list the same name"
+    assert khot.__all__ == sorted([*names, *MODULES])
+    assert set(khot.__all__) <= set(dir(khot))
+
+
+def test_star_import():
+    namespace = {}
+    exec("from khot import *", namespace)
+    assert {"ConditionalPoisson", "StraightThrough", "sigmoid_topk"} <= set(namespace)
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="module 'khot' has no attribute 'sigmoid_topl'"):
+        _ = khot.sigmoid_topl
