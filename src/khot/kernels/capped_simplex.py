@@ -66,7 +66,7 @@ def mask_gradient(x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, l
     total = slope.sum(-1)
     if bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
         return None
-    grad_k = torch.linalg.vecdot(grad, slope) / total
+    grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
     slope.mul_(scale.reshape(-1, 1).reciprocal().to(x.dtype))
     grad_x = (grad - grad_k[:, None]).mul_(slope)
     return grad_x.reshape(x.shape), grad_k.reshape(x.shape[:-1])
@@ -216,7 +216,9 @@ def _search(
         # Between items many scales apart the sum is a staircase: its secant across the bracket gets near, bisection guarantees.
         share = (r_low / (r_low - r_high)).clamp(0.02, 0.98) if i % 2 == 0 else 0.5
         proposal = t + newton
-        trusted = (proposal >= low) & (proposal <= high) & (newton.abs() <= 0.5 * older)
+        # A step below the resolution of t is no progress, unless it is the last.
+        progress = (proposal != t) | (newton.abs() <= tolerance)
+        trusted = progress & (proposal >= low) & (proposal <= high) & (newton.abs() <= 0.5 * older)
         proposal = torch.where(trusted, proposal, low + share * (high - low))
         step = (proposal - t).abs()
 

@@ -124,7 +124,8 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
     """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
-    few = (tilted.tree.leaf * tilted.tree.leaf_outside()).movedim(1, -1).reshape(2, *tilted.z.shape)
+    # Below zero is FFT noise beside a probability that is nothing.
+    few = (tilted.tree.leaf * tilted.tree.leaf_outside().clamp(min=0.0)).movedim(1, -1).reshape(2, *tilted.z.shape)
     flip = tilted.flip[..., None]
     return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
 

@@ -20,12 +20,13 @@ from torch.autograd import Function
 from .capped_simplex import solve_threshold
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities
 
-NEWTON_TOLERANCE = 1e-13  # of the log-odds, relative to the largest logit: the goal
-ACCEPTED = 1e-10  # the same, where rounding ends the progress earlier
-MAX_NEWTON_STEPS = 50
+GOAL = 1e-14  # error of the log-odds, relative to the largest logit
+ACCEPTED = 1e-11  # the same, where rounding ends the progress earlier
+FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+MAX_STEPS = 100
 MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
-CG_FORCING = 1e-4  # accuracy of a Newton step, the factor the error falls by
+CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 
 
@@ -81,7 +82,7 @@ class _CovarianceSolve(Function):
     @staticmethod
     def forward(logits: Tensor, b: Tensor, k: int | Tensor) -> Tensor:
         interior = logits.isfinite()
-        _, weight, product = _linearise(logits, k)
+        weight, product = _covariance(logits, k)
         return _conjugate_gradients(product, _centre(b, interior), weight, CG_TOLERANCE)
 
     @staticmethod
@@ -109,11 +110,11 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _linearise(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Log-odds of the inclusion probabilities, the variances D and products with the covariance C."""
+def _covariance(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The diagonal D of the covariance C, and products with C, to the relative accuracy of every entry of D."""
     log_odds, pullback = torch.func.vjp(lambda t: inclusion_log_odds(t, k), logits)
     weight = torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
-    return log_odds, weight, lambda v: pullback(weight * v)[0]  # the derivative of the log-odds is D^-1 C
+    return weight, lambda v: pullback(weight * v)[0]  # the derivative of the log-odds is D^-1 C
 
 
 def _covariance_product(logits: Tensor, k: int | Tensor, v: Tensor) -> Tensor:
@@ -129,35 +130,48 @@ def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     return (x - mean).masked_fill(~interior, 0.0)
 
 
-def _newton(probs: Tensor, k: int | Tensor) -> Tensor:
+def _target(probs: Tensor, k: int | Tensor) -> Tensor:
+    """The log-odds to reach, those of ``probs`` shifted so that the probabilities sum to k."""
+    certain, interior = (probs == 1).sum(-1), (probs > 0) & (probs < 1)
     target = probs.logit()
     target = target - solve_threshold(target, k)[..., None]
+    # Next to a probability that rounds to 1, the small remainder of the others may have nothing left to share.
+    left = (torch.as_tensor(k, device=probs.device) - certain)[..., None]
+    target = target.masked_fill(interior & (left <= 0), -torch.inf)
+    return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
+
+
+def _newton(probs: Tensor, k: int | Tensor) -> Tensor:
+    target = _target(probs, k)
     interior = target.isfinite()
-    logits = target  # exact as the covariances vanish
 
     def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
         r = (target - inclusion_log_odds(logits, k)).masked_fill(~interior, 0.0)
-        scale = 1 + logits.masked_fill(~interior, 0.0).abs().amax(-1)
-        return r, r.abs().amax(-1) / scale
+        return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
+    logits, fixed_point = target, True  # exact as the covariances vanish
     r, error = residual(logits)
-    for _ in range(MAX_NEWTON_STEPS):
-        if (error <= NEWTON_TOLERANCE).all():
+    for _ in range(MAX_STEPS):
+        if (error <= GOAL).all():
             break
-        _, weight, product = _linearise(logits, k)
+        if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
+            new_r, new_error = residual(logits + r)
+            fixed_point = bool(((new_error <= FAST * error) | (error <= GOAL)).all())
+            if fixed_point:
+                logits, r, error = logits + r, new_r, new_error
+                continue
+        weight, product = _covariance(logits, k)
         step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
-        previous = error
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
-            if not worse.any():
+            if not (worse & (error > ACCEPTED)).any():
                 break
             step = torch.where(worse[..., None], step / 2, step)
-        better = new_error < error
-        logits = torch.where(better[..., None], logits + step, logits)
-        r, error = torch.where(better[..., None], new_r, r), torch.where(better, new_error, error)
-        if not (error < previous).any():
+        if worse.all():
             break
+        logits = torch.where(worse[..., None], logits, logits + step)
+        r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
     if not (error <= ACCEPTED).all():
         raise RuntimeError(f"no logits found for these probabilities: log-odds are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
@@ -174,7 +188,8 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
     for _ in range(MAX_CG_STEPS):
         active = rz > goal
         if not active.any():
-            return _centre(v, interior)
+            # One sweep of Jacobi's method: units too improbable for the norm depend on the others, not the others on them.
+            return _centre(v + z, interior)
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c

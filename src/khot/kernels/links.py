@@ -38,8 +38,8 @@ class Link(ABC):
     r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
 
     A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the implicit
-    derivatives of every order, batching and masking. Two more have defaults that are exact as long as ``slope`` and ``value`` do
-    not underflow; a link with unbounded support should override them to stay exact beyond.
+    derivatives of every order, batching and masking. The other methods have defaults, exact as long as ``value`` and ``slope`` do
+    not underflow; a link with exponential tails overrides the logarithms and ``normalised_slope`` to stay exact beyond.
 
     Attributes:
         compact: Whether F reaches 0 and 1 at finite ``z``.
@@ -102,9 +102,7 @@ class Link(ABC):
         return self.slope(z)
 
     def normalised_slope(self, z: Tensor) -> Tensor:
-        """F'(z) divided by its sum over the last axis, also where every F' underflows; zero where all of them are zero."""
-        if not self.compact:
-            return torch.softmax(self.log_slope(z), -1)
+        """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
         slope = self.slope(z)
         return slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
 
@@ -149,6 +147,9 @@ class Logistic(Link):
 
     def log_slope(self, z: Tensor) -> Tensor:
         return self.log_value(z) + self.log_value(-z)
+
+    def normalised_slope(self, z: Tensor) -> Tensor:
+        return torch.softmax(self.log_slope(z), -1)
 
     def slope_(self, z: Tensor) -> Tensor:
         tail = z.abs_().neg_().sigmoid_()

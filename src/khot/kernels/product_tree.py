@@ -35,7 +35,7 @@ DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is fast
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
 RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
 FFT_NOISE = 8 * torch.finfo(torch.float64).eps  # of a node's largest entry; below it an entry says nothing
-MAX_DRAW_ELEMENTS = 2**24  # draws are made in slabs of this many units, which bounds the memory
+MAX_DRAW_ELEMENTS = 2**22  # draws are made in slabs of this many units, which bounds the memory
 
 
 def _fft_length(minimum: int) -> int:
@@ -269,11 +269,13 @@ class ProductTree:
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
-        n, rows = self.leaf.shape[1:]
-        slab = max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
-        sizes = [min(slab, num_samples - done) for done in range(0, num_samples, slab)]
-        levels = self._draw_levels()
-        return torch.cat([torch.zeros_like(self.leaf[0], dtype=torch.bool)[..., None][..., :0]] + [self._draw_slab(levels, size, generator) for size in sizes], -1)
+        _, n, rows = self.leaf.shape
+        out = torch.empty(n, rows, num_samples, dtype=torch.bool, device=self.leaf.device)
+        levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
+        for done in range(0, num_samples, slab):
+            part = out[..., done : done + slab]
+            part.copy_(self._draw_slab(levels, part.shape[-1], generator))
+        return out
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
@@ -289,7 +291,9 @@ class ProductTree:
                 low, high = low - self.offset, high - self.offset
         return levels
 
-    def _draw_slab(self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_slab(
+        self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
         index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan), strict=True):
             index = index[: x.shape[2]]

@@ -1,0 +1,22 @@
+"""Reads the reference values in tests/oracles; what they are and how accurate to be stands in the README there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def cases(name: str) -> list[Any]:
+    """The cases of one file as pytest parameters, by their id."""
+    document = json.loads((Path(__file__).parent / "oracles" / f"{name}.json").read_text())
+    return [pytest.param(case, id=case["id"]) for case in document["cases"]]
+
+
+def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Numbers, some of which are spelled as strings."""
+    return torch.tensor([float(v) for v in values], dtype=torch.float64).to(dtype)
