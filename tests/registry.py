@@ -9,10 +9,61 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import scipy.optimize
+import scipy.special
+import scipy.stats
 import torch
 from torch import Tensor
 
-from khot.distributions import Pivotal, SamplingDesign
+from khot import capped_simplex_map, log_sigmoid_topk, sigmoid_topk
+from khot.distributions import ConditionalPoisson, Pivotal, SamplingDesign
+from khot.estimators import StraightThrough
+from khot.relaxations import Link
+
+
+@dataclass(frozen=True)
+class RelaxationCase:
+    """A relaxed top-k mask under test.
+
+    Attributes:
+        name: Identifier of the test.
+        map: Called as ``map(x, k, softness, dim=...)``.
+        cdf: The link function on float64 NumPy arrays, from another source than the library's.
+        softness: What the map calls its softness.
+        log: The logarithm of the map, if there is one.
+        smooth: Whether the map is twice differentiable everywhere.
+        symmetric: Whether F(-z) = 1 - F(z).
+    """
+
+    name: str
+    map: Callable[..., Tensor]
+    cdf: Callable[[Any], Any]
+    softness: str = "temperature"
+    log: Callable[..., Tensor] | None = None
+    smooth: bool = True
+    symmetric: bool = True
+
+
+class Cauchy(Link):
+    """A link that the library does not ship, with tails far heavier than any that it does."""
+
+    def value(self, z: Tensor) -> Tensor:
+        return torch.atan2(torch.ones_like(z), -z) / torch.pi
+
+    def complement(self, z: Tensor) -> Tensor:
+        return self.value(-z)
+
+    def slope(self, z: Tensor) -> Tensor:
+        return 1 / (torch.pi * (1 + z * z))
+
+    def inverse(self, p: Tensor) -> Tensor:
+        return torch.tan(torch.pi * (p - 0.5))
+
+
+RELAXATIONS = [
+    RelaxationCase("sigmoid_topk", sigmoid_topk, scipy.special.expit, log=log_sigmoid_topk),
+    RelaxationCase("capped_simplex_map", partial(capped_simplex_map, link=Cauchy()), scipy.stats.cauchy.cdf, softness="scale"),
+]
 
 
 @dataclass(frozen=True)
@@ -86,7 +137,22 @@ def pivotal_random_reference(design: SamplingDesign, support: Tensor) -> Tensor:
     return pmf / math.factorial(support.shape[-1])
 
 
+def conditional_poisson_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    """exp<theta, x>, normalised over the support; the logits of given ``probs`` by a general-purpose root finder."""
+    if design._given == "logits":
+        return torch.softmax(support @ design.logits.detach(), 0)
+    target = design.probs.detach().numpy()
+
+    def excess(logits: Any) -> Any:
+        weight = scipy.special.softmax(support.numpy() @ logits)
+        return weight @ support.numpy() - target + logits.sum()
+
+    root = scipy.optimize.root(excess, scipy.special.logit(target), tol=1e-14)
+    return torch.softmax(support @ torch.from_numpy(root.x), 0)
+
+
 DESIGNS = [
+    DesignCase("conditional_poisson", ConditionalPoisson, conditional_poisson_reference, takes_relaxation=False),
     DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), pivotal_fixed_reference),
     DesignCase(
         "pivotal_random",
@@ -97,3 +163,21 @@ DESIGNS = [
         has_pairwise=False,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class EstimatorCase:
+    """A pathwise gradient estimator under test, a distribution that wraps a design.
+
+    Attributes:
+        name: Identifier of the test.
+        wrap: Called as ``wrap(design)`` or ``wrap(design, log_prob=...)``.
+        exact_for_linear: Whether E[<c, x>] gets its exact gradient from every single draw.
+    """
+
+    name: str
+    wrap: Callable[..., Any]
+    exact_for_linear: bool = True
+
+
+ESTIMATORS = [EstimatorCase("straight_through", StraightThrough)]

@@ -48,7 +48,7 @@ class _KHot(constraints.Constraint):
 
 
 class _CappedSimplex(constraints.Constraint):
-    """Vectors in [0, 1]ⁿ that sum to ``k``, up to ``eps * (n + 10)`` for the ``eps`` of their dtype.
+    """Vectors in [0, 1]ⁿ that sum to ``k``, up to the rounding of their dtype.
 
     Args:
         k: Real sum, a number or a tensor that broadcasts with the batch shape.
@@ -56,6 +56,8 @@ class _CappedSimplex(constraints.Constraint):
 
     is_discrete = False
     event_dim = 1
+    relative_tolerance = 16.0  # in units of eps: rounding n entries that sum to k, after a rescaling in the same dtype
+    largest_tolerance = 0.25  # in half precision as well, an integer k is told from the next one
 
     def __init__(self, k: float | Tensor) -> None:
         if not isinstance(k, Tensor) and not 0 <= k < math.inf:
@@ -64,9 +66,11 @@ class _CappedSimplex(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        tolerance = torch.finfo(value.dtype).eps * (value.shape[-1] + 10)
         inside = ((value >= 0) & (value <= 1)).all(-1)  # False for NaN
-        return inside & ((value.sum(-1, dtype=torch.float64) - self.k).abs() <= tolerance)
+        k = torch.as_tensor(self.k, dtype=torch.float64, device=value.device)
+        tolerance = self.relative_tolerance * torch.finfo(value.dtype).eps * k.clamp(min=1)
+        error = (value.sum(-1, dtype=torch.float64) - k).abs()
+        return inside & (error <= tolerance.clamp(max=self.largest_tolerance))
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
@@ -77,7 +81,8 @@ capped_simplex = _CappedSimplex
 
 
 class _CappedSimplexTransform(Transform):
-    """What the two maps onto the capped simplex share: their sum ``k``, equality, cache and the check of the interior."""
+    """What the two maps onto the capped simplex share: their sum ``k``, equality, cache and the check of the
+    interior."""
 
     domain = constraints.real_vector
 
@@ -119,7 +124,8 @@ class _CappedSimplexTransform(Transform):
 
 
 class _SigmoidTopKTransform(_CappedSimplexTransform):
-    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, with right inverse logit."""
+    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, with right inverse
+    logit."""
 
     def _call(self, x: Tensor) -> Tensor:
         self._check_size(x.shape[-1])
@@ -156,9 +162,13 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return logit[..., :-1] - logit[..., -1:]
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        # From u, not from y: y and 1 - y each keep their digits in the tail only as logarithms.
+        # From u, not from y, which has lost 1 - y where it is close to 1. With z = x - t: log d = log y + log(1 - y)
+        # = 2 log y - z, and z is known from the smallest y, whose logarithm has all digits.
         x = self._scores(u)
-        log_slope = log_sigmoid_topk(x, self.k) + log_sigmoid_topk(-x, x.shape[-1] - self.k)
+        log_y = log_sigmoid_topk(x, self.k)
+        smallest = log_y.amin(-1, keepdim=True)
+        z = x - x.amin(-1, keepdim=True) + smallest - (-smallest.expm1()).log()
+        log_slope = 2 * log_y - z
         return log_slope.sum(-1) - log_slope.logsumexp(-1)
 
     def forward_shape(self, shape: Size) -> Size:

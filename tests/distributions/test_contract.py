@@ -44,7 +44,7 @@ def check_shapes_and_dtypes(case):
                 log_prob = design.log_prob(value)
                 assert log_prob.shape == (*sample_shape, 3) and log_prob.dtype == dtype
         assert design.mean.shape == design.variance.shape == (3, 5) and design.mean.dtype == dtype
-        assert case.make(logits=LOGITS.to(dtype)[:0], k=2).sample().shape == (0, 5)
+    assert case.make(logits=LOGITS[:0], k=2, validate_args=False).sample().shape == (0, 5)
 
 
 def check_law(case):
@@ -151,7 +151,7 @@ def check_limits(case):
         assert torch.equal(design.sample(), constant) and torch.equal(design.mean, constant)
         assert design.sample_indices().shape == (3, k) and design.enumerate_support().shape == (1, 3, 5)
         if case.has_log_prob:
-            assert torch.equal(design.log_prob(constant), torch.zeros(3, dtype=torch.float64))
+            torch.testing.assert_close(design.log_prob(constant), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-15)
         if case.has_entropy:
             torch.testing.assert_close(design.entropy(), torch.zeros(3, dtype=torch.float64))
 

@@ -1,6 +1,8 @@
 """Sampling designs: Pyro distributions over k-hot vectors."""
 
-from khot.distributions.design import SamplingDesign
-from khot.distributions.pivotal import Pivotal
+from . import kl as _kl  # registers the divergences
+from .conditional_poisson import ConditionalPoisson
+from .design import SamplingDesign
+from .pivotal import Pivotal
 
-__all__ = ["Pivotal", "SamplingDesign"]
+__all__ = ["ConditionalPoisson", "Pivotal", "SamplingDesign"]

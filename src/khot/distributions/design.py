@@ -1,6 +1,7 @@
 """The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, every draw with exactly k ones.
 
-What is common lives here: the two parametrisations, their checks, shapes, ``expand``, enumeration and the moments that follow
+What is common lives here: the two parametrisations, their checks, shapes, ``expand``, enumeration and the moments
+    that follow
 from the first two orders of inclusion probabilities. A design adds its law.
 """
 
@@ -17,7 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 
-from khot.constraints import k_hot
+from khot.constraints import capped_simplex, k_hot
 from khot.relaxations import sigmoid_topk
 
 MAX_SUPPORT = 1_000_000  # subsets that enumerate_support lists at most: beyond, the list fills the memory
@@ -30,25 +31,28 @@ Relaxation = Callable[[Tensor, Any, Any], Tensor]
 class SamplingDesign(TorchDistribution):
     r"""A distribution over the k-hot vectors of length n: base class, to be given a law by a subclass.
 
-    The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)` with
-    :math:`\sum_i \pi_i = k`, or ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)``. The latter
-    is computed at first use and differentiable, as is everything computed from it. Exact 0 and 1 in ``probs`` are legal: such
+    The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)` with :math:`\sum_i \pi_i
+    = k`, or ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)``. The latter is computed
+    at first use and differentiable, as is everything computed from it. Exact 0 and 1 in ``probs`` are legal: such
     units are never and always drawn.
 
-    A subclass defines ``sample``, and whichever it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the rest
-    raises NotImplementedError and names the designs that have it. One whose logits are natural parameters overrides the lazy
-    properties ``probs`` and ``logits``; one whose inclusion probabilities are not ``probs`` overrides ``mean``. It needs no
-    ``expand`` of its own as long as each tensor among its attributes starts with ``batch_shape``.
+    A subclass defines ``sample``, and whichever it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the
+    rest raises NotImplementedError and names the designs that have it. One whose logits are natural parameters
+    overrides the lazy properties ``probs`` and ``logits``; one whose inclusion probabilities are not ``probs``
+    overrides ``mean``. It needs no ``expand`` of its own as long as each tensor among its attributes starts with
+    ``batch_shape``.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
-        logits: Real scores ``(..., n)``; where the relaxation allows it, ``-inf`` excludes a unit and ``inf`` includes it.
+        logits: Real scores ``(..., n)``; where the relaxation allows it, ``-inf`` excludes a unit and ``inf``
+            includes it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``;
-            with ``probs`` it is their sum, which is checked if ``k`` is given nevertheless (it then spares reading the sum).
+            with ``probs`` it is their sum, which is checked if ``k`` is given nevertheless (it then spares reading
+            the sum).
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
-        validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes and
-            numbers are always checked.
+        validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes
+            and numbers are always checked.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
@@ -104,14 +108,12 @@ class SamplingDesign(TorchDistribution):
         if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
         if self._given == "probs":
-            total = self._param.detach().sum(-1, dtype=torch.float64)
-            # What rounding the n entries to their dtype can do; below 1/2, so that half types are checked as well.
-            tolerance = min(torch.finfo(self._param.dtype).eps * (n + 10), 0.25)
-            wrong = (total - k).abs() > tolerance
+            wrong = ~capped_simplex(k).check(self._param.detach())
             if wrong.any():
+                total = self._param.detach().sum(-1, dtype=torch.float64)[wrong][0]
                 raise ValueError(
-                    f"each row of `probs` must sum to its integer k within {tolerance:.2g}, but got the sum {total[wrong][0]:.9g} "
-                    f"for k={k[wrong][0]} (probs of shape {tuple(self._param.shape)}); round or rescale it"
+                    f"each row of `probs` must sum to its integer k, but got the sum {total:.9g} for k={k[wrong][0]} "
+                    f"(probs of shape {tuple(self._param.shape)}); round or rescale it"
                 )
 
     def expand(self, batch_shape: Size, _instance: "SamplingDesign | None" = None) -> "SamplingDesign":
@@ -126,8 +128,9 @@ class SamplingDesign(TorchDistribution):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the parameter, not what was computed from it: a graph can be neither copied nor pickled."""
-        cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)} - {
+        """Copies and pickles hold the parameter, not what was computed from it: a graph can be neither copied nor
+        pickled.""" cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None),
+        lazy_property)} - {
             self._given
         }
         return {name: value for name, value in self.__dict__.items() if name not in cached}

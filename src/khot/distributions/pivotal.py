@@ -1,15 +1,16 @@
 r"""The pivotal method: duels between units that keep every inclusion probability, in random or in given order.
 
-In the given order unit i duels the carrier, the one unit before it that is still undecided. With V the cumulative sum of the
-probabilities, the carrier's probability before duel i is the fractional part of V_{i-1}: it does not depend on who the carrier
-is. A duel that takes V across an integer chooses one of the two, the others exclude one:
+In the given order unit i duels the carrier, the one unit before it that is still undecided. With V the cumulative sum
+of the probabilities, the carrier's probability before duel i is the fractional part of V_{i-1}: it does not depend on
+who the carrier is. A duel that takes V across an integer chooses one of the two, the others exclude one:
 
     no crossing   i takes the seat with weight pi_i,     the carrier keeps it with weight r_{i-1};     total r_i
     crossing      i takes the seat with weight 1 - pi_i, the carrier keeps it with weight 1 - r_{i-1}; total 1 - r_i
 
 Hence the closed forms below. The number of units chosen up to duel i is known, so the carrier's own x after duel i is
 s_i = (x_1 + ... + x_i) - (number of crossings), and x determines the path s. Summing over who sits there, the probability of
-x is the product over duels of: P(i takes the seat) if s changes, P(carrier keeps it) if s stays at 1 without or at 0 with a
+x is the product over duels of: P(i takes the seat) if s changes, P(carrier keeps it) if s stays at 1 without or at 0
+    with a
 crossing, else 1. As P(s_i = 1) = r_i, s is a Markov chain with two states, which yields the entropy and all pair probabilities.
 """
 
@@ -29,19 +30,20 @@ __all__ = ["Pivotal"]
 class Pivotal(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by the pivotal method.
 
-    ``order="random"`` shuffles each draw and plays a tournament: O(n) work after the shuffle and O(log n) steps, but the
-    probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other, so that
-    draws spread over the order, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact, the first two in O(n);
-    many vectors have probability 0.
+    ``order="random"`` shuffles each draw and plays a tournament: O(n) work after the shuffle and O(log n) steps, but
+    the probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other,
+    so that draws spread over the order, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact, the first
+    two in O(n); many vectors have probability 0.
 
-    ``mean`` is ``probs``. Whatever is computed is differentiable in ``probs`` and ``logits``, where changes of ``probs``
-    keep the row sum; the gradient at a vector of probability 0 is 0.
+    ``mean`` is ``probs``. Whatever is computed is differentiable in ``probs`` and ``logits``, where changes of
+    ``probs`` keep the row sum; the gradient at a vector of probability 0 is 0.
 
     Args:
         order: ``"random"`` or ``"fixed"``. All others as in :class:`SamplingDesign`.
 
     References:
-        [1] Deville, Tillé (1998), "Unequal probability sampling without replacement through a splitting method", Biometrika 85.
+        [1] Deville, Tillé (1998), "Unequal probability sampling without replacement through a splitting method",
+            Biometrika 85.
         [2] Chauvet (2012), "On a characterization of ordered pivotal sampling", Bernoulli 18.
 
     Example:
@@ -71,8 +73,8 @@ class Pivotal(SamplingDesign):
         if self.order != "fixed":
             raise self._unavailable("pairwise_inclusion")
         probs, duels = self.probs.double(), _play_in_order(self.probs, self.k)
-        # Of a duel that does not cross: Cov(s_i, x_i) and the share of Cov(s_{i-1}, .) that goes over to x_i and to s_i.
-        # With a crossing, r and 1 - r change places.
+        # Of a duel that does not cross: Cov(s_i, x_i) and the share of Cov(s_{i-1}, .) that goes over to x_i and to
+        # s_i. With a crossing, r and 1 - r change places.
         before = torch.where(duels.crossing, duels.before, 1 - duels.before)
         after = torch.where(duels.crossing, duels.after, 1 - duels.after)
         scale = torch.where(before > 0, before, 1)
@@ -119,7 +121,8 @@ class _Duels(NamedTuple):
     """The duels in given order, all float64 or bool and of the shape of ``probs``.
 
     Attributes:
-        certain: Units of probability 1; they are chosen and take no part (their entries below are those of probability 0).
+        certain: Units of probability 1; they are chosen and take no part (their entries below are those of
+            probability 0).
         crossing: Whether the duel chooses one of the two, rather than excluding one.
         chosen: Number of units chosen by this and the earlier duels.
         before: The carrier's probability before the duel, ``after`` after it.
@@ -141,7 +144,8 @@ def _play_in_order(probs: Tensor, k: Tensor) -> _Duels:
     probs = torch.where(certain, 0, probs)
     k = (k - certain.sum(-1)).unsqueeze(-1)
     level = probs.cumsum(-1)
-    # Where the exact sum hits an integer, hit it, so that what lies across has probability 0, not 1e-16; the end hits k.
+    # Where the exact sum hits an integer, hit it, so that what lies across has probability 0, not 1e-16; the end hits
+    # k.
     integer = level.round()
     rounding = torch.finfo(level.dtype).eps * n
     level = level + torch.where(((level - integer).abs() <= rounding) & (integer > 0), integer - level, 0).detach()

@@ -25,6 +25,7 @@ from .capped_simplex import solve_threshold
 from .product_tree import ProductTree
 
 SHORT_ROW = 24  # up to here the tilt by sorting is cheaper; P(B = k) >= 2^-n is harmless, as all convolutions are direct
+COVARIANCE_CHUNK = 64
 FAR = 200.0  # e^-100 is nothing beside 1
 
 
@@ -146,6 +147,15 @@ def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
     sure = (out == 0) | (included == 0)
     log_odds = included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log()
     return log_odds + torch.where(included == 0, -torch.inf, 0.0) + torch.where(out == 0, torch.inf, 0.0)
+
+
+def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Covariance of the k-hot vector, ``(*batch, n, n)``: n backward passes through the tree, ``COVARIANCE_CHUNK`` at a time."""
+    n = logits.shape[-1]
+    _, pullback = torch.func.vjp(lambda t: inclusion_probabilities(t, k), logits.double())
+    unit = torch.eye(n, dtype=torch.float64, device=logits.device)
+    rows = unit.view(n, *(1,) * (logits.dim() - 1), n).expand(n, *logits.shape)
+    return torch.func.vmap(lambda v: pullback(v)[0], out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
 
 
 def entropy(logits: Tensor, k: int | Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from .conditional_poisson import inclusion_log_odds, inclusion_probabilities
 
 GOAL = 1e-14  # error of the log-odds, relative to the largest logit
 ACCEPTED = 1e-11  # the same, where rounding ends the progress earlier
+NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MAX_STEPS = 100
 MAX_HALVINGS = 30
@@ -42,7 +43,7 @@ def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
 
     Returns:
         ``(*batch, n)`` float64. The finite logits have mean 0 and zero gradient is given to the others, ``-inf`` where a
-        probability is 0 and ``+inf`` where it is 1.
+        probability is 0 (or below 1e-250) and ``+inf`` where it is 1.
 
     Raises:
         RuntimeError: If the iteration does not converge.
@@ -132,6 +133,7 @@ def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
 
 def _target(probs: Tensor, k: int | Tensor) -> Tensor:
     """The log-odds to reach, those of ``probs`` shifted so that the probabilities sum to k."""
+    probs = probs.masked_fill(probs < NEGLIGIBLE, 0.0)
     certain, interior = (probs == 1).sum(-1), (probs > 0) & (probs < 1)
     target = probs.logit()
     target = target - solve_threshold(target, k)[..., None]

@@ -1,13 +1,17 @@
-"""Pivotal sampling by a tournament: k-hot vectors with exactly given inclusion probabilities, O(n) work in O(log n) steps.
+"""Pivotal sampling by a tournament: k-hot vectors with exactly given inclusion probabilities, O(n) work in O(log n)
+steps.
 
 A duel of two units with probabilities a and b decides one of them for good; the other plays on with what is left:
 
-    a + b <  1   the loser is out,     the winner goes on with a + b;      b goes on with probability b / (a + b)
-    a + b >= 1   the winner is chosen, the loser goes on with a + b - 1;   b goes on with probability (1 - b) / (2 - a - b)
+    a + b <  1   the loser is out,     the winner goes on with a + b;      b goes on with probability b / (a + b) a +
+    b >= 1   the winner is chosen, the loser goes on with a + b - 1;   b goes on with probability (1 - b) / (2 - a -
+    b)
 
-Each duel keeps both expectations (Deville and Tillé 1998), so any schedule of duels that does not look at the outcomes gives
-P(x_i = 1) = probs_i. Here the order is random and the schedule a tree. What plays on at a node does not depend on who, so the
-probabilities go up the tree first, and the fates come down: the decided unit of a duel gets its own fate, the other one the
+Each duel keeps both expectations (Deville and Tillé 1998), so any schedule of duels that does not look at the
+outcomes gives P(x_i = 1) = probs_i. Here the order is random and the schedule a tree. What plays on at a node does
+not depend on who, so the
+probabilities go up the tree first, and the fates come down: the decided unit of a duel gets its own fate, the other
+    one the
 fate of the node. All in float64, since the sum of many probabilities has to end at an integer.
 """
 
@@ -34,8 +38,8 @@ def tournament(probs: Tensor) -> Tensor:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], float64; each row sums to an integer up to rounding.
 
     Returns:
-        Boolean tensor like ``probs``, whose rows have exactly ``round(probs.sum(-1))`` True entries, never one of probability 0
-        and always those of probability 1.
+        Boolean tensor like ``probs``, whose rows have exactly ``round(probs.sum(-1))`` True entries, never one of
+        probability 0 and always those of probability 1.
     """
     # Random 63-bit keys do not tie, and sort faster than floats.
     order = torch.empty(probs.shape, dtype=torch.long, device=probs.device).random_().argsort(-1)

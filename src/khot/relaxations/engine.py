@@ -65,10 +65,12 @@ class _CappedSimplexMap(Function):
         x, scale, threshold = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
         # The common case, a plain first derivative, goes the short way; everything else needs differentiable operations.
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or x.is_cuda or needs_scale or ctx.log or grad_t is not None):
-            fast = mask_gradient(x.to(compute_dtype(x)), scale, threshold, grad_y.to(compute_dtype(x)), ctx.link)
-            if fast is not None:
-                return fast[0].to(x.dtype), fast[1].double(), *(None,) * 5
+        first_order = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or x.is_cuda)
+        if first_order and grad_y is not None and grad_t is None and not (needs_scale or ctx.log):
+            dtype = compute_dtype(x)
+            short = mask_gradient(x.to(dtype), scale, threshold, grad_y.to(dtype), ctx.link)
+            if short is not None:
+                return short[0].to(x.dtype), short[1].double(), *(None,) * 5
         z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
         link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
 
