@@ -1,7 +1,8 @@
 """sigmoid_topk against torch.softmax, torch.sort and torch.topk on the same tensor, forward and forward + backward.
 
-Run `python benchmarks/relaxations.py`. Each shape is checked for correctness first, against bisection in float64. The target of a
-plain-torch engine is 12 times softmax forward + backward, 20 times for many short rows, and to be faster than a sort from n = 1000.
+Run `python benchmarks/relaxations.py`. Each shape is checked for correctness first, against bisection in float64. The
+target of a plain-torch engine is 12 times softmax forward + backward, 20 times for many short rows, and to be faster
+than a sort from n = 1000.
 """
 
 import torch
@@ -43,7 +44,11 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "relaxations_cpu.csv")
     torch.manual_seed(0)
     rows: list[dict[str, object]] = []
-    print(f"{'batch':>6} {'n':>8} {'k':>7}  {'pass':<16}" + "".join(f"{c:>14}" for c in ("sigmoid_topk", "softmax", "sort", "topk")) + "   /softmax    /sort")
+    print(
+        f"{'batch':>6} {'n':>8} {'k':>7}  {'pass':<16}"
+        + "".join(f"{c:>14}" for c in ("sigmoid_topk", "softmax", "sort", "topk"))
+        + "   /softmax    /sort"
+    )
     for batch, n, k in SHAPES:
         x, grad = torch.randn(batch, n), torch.randn(batch, n)
         sum_error = check(x, k, grad)
@@ -61,7 +66,7 @@ def main() -> None:
             y.backward(grad[..., : y.shape[-1]])
 
         passes = {
-            "forward": {name: lambda f=f: f(x) for name, f in functions.items()},
+            "forward": {name: lambda f=f, x=x: f(x) for name, f in functions.items()},
             "forward+backward": {name: lambda f=f: both(f) for name, f in functions.items()},
         }
         for name, calls in passes.items():

@@ -45,7 +45,9 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float = 1.0,
             samples[name].append((time.perf_counter() - start) / repeats[name])
     timings = {}
     for name, values in samples.items():
-        low, median, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
+        low, median, high = torch.tensor(values, dtype=torch.float64).quantile(
+            torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+        )
         timings[name] = Timing(median.item(), low.item(), high.item())
     return timings
 

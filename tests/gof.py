@@ -42,10 +42,12 @@ def check_k_hot(draws: Tensor, k: int | Tensor) -> None:
 
 
 def check_subsets(draws: Tensor, support: Tensor, pmf: Tensor) -> None:
-    """Chi-square test of the subsets, rare ones merged; a draw outside the support or of probability 0 fails at
-    once.""" counts = torch.bincount(_cells(draws, support), minlength=len(pmf)).numpy() prob = pmf.numpy() assert not
-    counts[prob == 0].any(), "drew a subset of probability 0" observed, expected = _merge(counts[prob > 0], len(draws)
-    * prob[prob > 0]) if len(observed) > 1:
+    """Chi-square test of the subsets, rare ones merged; a draw of probability 0 or outside the support fails."""
+    counts = torch.bincount(_cells(draws, support), minlength=len(pmf)).numpy()
+    prob = pmf.numpy()
+    assert not counts[prob == 0].any(), "drew a subset of probability 0"
+    observed, expected = _merge(counts[prob > 0], len(draws) * prob[prob > 0])
+    if len(observed) > 1:
         chi2 = ((observed - expected) ** 2 / expected).sum()
         p_value = stats.chi2.sf(chi2, len(observed) - 1)
         assert p_value >= LEVEL, f"subsets: chi2 = {chi2:.1f} for {len(observed)} cells, p = {p_value:.1e}"

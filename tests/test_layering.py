@@ -1,4 +1,4 @@
-"""Imports run one way, from right to left: kernels, relaxations, constraints, distributions, estimators, infer and the rest."""
+"""Imports run one way: each room imports only from those below it, and nobody from khot itself."""
 
 import ast
 import subprocess

@@ -12,11 +12,11 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from khot import relaxations
+from khot import constraints, relaxations
 from khot.relaxations import *
 
 if TYPE_CHECKING:
-    from khot import constraints, distributions, estimators
+    from khot import distributions, estimators
     from khot.distributions import *
     from khot.estimators import *
 
@@ -39,7 +39,7 @@ def _load(package: str, wanted: str) -> ModuleType:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("constraints", *_BUILT_ON_PYRO):
+    if name in _BUILT_ON_PYRO:
         return _load(name, wanted=name)
     if name == "__all__":
         packages = [relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]

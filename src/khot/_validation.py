@@ -8,8 +8,11 @@ from torch.distributions import Distribution
 
 
 def checks_contents(tensor: Tensor) -> bool:
-    """Whether the contents of this tensor are looked at: always on a CPU, elsewhere (where a look stalls the device) only
-    while validation is on, ``torch.distributions.Distribution.set_default_validate_args``."""
+    """Whether to look at the contents of this tensor.
+
+    Always on a CPU; elsewhere, where a look stalls the device, only while validation is on
+    (``torch.distributions.Distribution.set_default_validate_args``).
+    """
     return tensor.device.type == "cpu" or Distribution._validate_args
 
 
@@ -22,7 +25,9 @@ def check_scores(x: Tensor, dim: int) -> None:
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
     if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
-        raise ValueError(f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}")
+        raise ValueError(
+            f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}"
+        )
 
 
 def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size) -> None:
@@ -52,7 +57,7 @@ def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> No
 
 
 def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size) -> None:
-    """The softness is a positive finite number or a tensor that broadcasts with the batch; contents are not looked at."""
+    """The softness is a positive finite number or a tensor that broadcasts with the batch, contents not looked at."""
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape)
     elif isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):

@@ -36,6 +36,14 @@ class _KHot(constraints.Constraint):
     def __init__(self, k: int | Tensor, upper: int | Tensor | None = None) -> None:
         self.k = k
         self.upper = k if upper is None else upper
+        for name, size in (("k", self.k), ("upper", self.upper)):
+            if isinstance(size, Tensor):
+                if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
+                    raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
+            elif isinstance(size, bool) or not hasattr(size, "__index__"):
+                raise TypeError(f"`{name}` must be an int or an integer tensor, but got {size!r}")
+            elif size < 0:
+                raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {size}")
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
@@ -81,8 +89,7 @@ capped_simplex = _CappedSimplex
 
 
 class _CappedSimplexTransform(Transform):
-    """What the two maps onto the capped simplex share: their sum ``k``, equality, cache and the check of the
-    interior."""
+    """What the two maps onto the capped simplex share: k, equality, cache, and the checks of their inverse."""
 
     domain = constraints.real_vector
 
@@ -91,7 +98,7 @@ class _CappedSimplexTransform(Transform):
         super().__init__(cache_size=cache_size)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
-    def codomain(self) -> constraints.Constraint:  # type: ignore[override]
+    def codomain(self) -> constraints.Constraint:
         return capped_simplex(self.k)
 
     def with_cache(self, cache_size: int = 1) -> Transform:
@@ -105,11 +112,8 @@ class _CappedSimplexTransform(Transform):
     def _check_size(self, n: int) -> None:
         """The interior is empty for k = 0 and k = n; tensors are read on a CPU only, where that costs no wait."""
         k = self.k
-        if isinstance(k, Tensor):
-            legal = k.device.type != "cpu" or bool(((k > 0) & (k < n)).all())
-        else:
-            legal = 0 < k < n
-        if not legal:
+        unread = isinstance(k, Tensor) and k.device.type != "cpu"
+        if not (unread or torch.as_tensor((k > 0) & (k < n)).all()):
             raise ValueError(f"the interior of capped_simplex(k) needs 0 < k < n, but got k={k} with n={n}")
 
     def _logit(self, y: Tensor) -> Tensor:
@@ -124,8 +128,7 @@ class _CappedSimplexTransform(Transform):
 
 
 class _SigmoidTopKTransform(_CappedSimplexTransform):
-    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, with right inverse
-    logit."""
+    """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, right inverse logit."""
 
     def _call(self, x: Tensor) -> Tensor:
         self._check_size(x.shape[-1])

@@ -16,7 +16,8 @@ COST = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.7], dtype=torch.float64)
 K = 2
 
 every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
-every_scored_design = pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+SCORED = [case for case in DESIGNS if case.has_log_prob]
+every_scored_design = pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
 
 
 @pytest.fixture(autouse=True)
@@ -133,18 +134,18 @@ def test_enumeration_in_the_model(case):
 @every_scored_design
 @pytest.mark.parametrize("elbo_class", [Trace_ELBO, TraceGraph_ELBO])
 def test_score_function_elbos_agree_with_enumeration(case, elbo_class):
-    # 20 estimates of the gradient, each of 500 particles: their mean within 5.5 standard errors (two-sided 3e-5 for
-    # Student's t with 19 degrees of freedom; the seed is fixed).
+    # Ten estimates, each of 500 particles: their mean within 8 standard errors (two-sided 2e-5 for Student's t with 9
+    # degrees of freedom; the seed is fixed).
     model, guide, exact_loss, exact_grad = problem(case)
     elbo = elbo_class(num_particles=500, vectorize_particles=True, max_plate_nesting=0)
     losses, grads = [], []
-    for _ in range(20):
+    for _ in range(10):
         pyro.param("logits").unconstrained().grad = None
         losses.append(elbo.loss_and_grads(model, guide))
         grads.append(pyro.param("logits").unconstrained().grad)
     for estimates, exact in ((torch.tensor(losses), exact_loss), (torch.stack(grads), exact_grad)):
         error = estimates.std(0) / math.sqrt(len(estimates))
-        assert ((estimates.mean(0) - exact).abs() <= 5.5 * error + 1e-12).all()
+        assert ((estimates.mean(0) - exact).abs() <= 8 * error + 1e-12).all()
 
 
 @every_scored_design

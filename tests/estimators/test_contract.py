@@ -76,10 +76,14 @@ def check_score(case, design_case):
     if design_case.has_log_prob:
         torch.testing.assert_close(case.wrap(design).log_prob(value), design.log_prob(value))
     else:
-        with pytest.raises(NotImplementedError, match=r"log_prob=ConditionalPoisson\(probs=design.mean\).*log_prob='none'"):
+        with pytest.raises(
+            NotImplementedError, match=r"log_prob=ConditionalPoisson\(probs=design.mean\).*log_prob='none'"
+        ):
             case.wrap(design).log_prob(value)
     torch.testing.assert_close(case.wrap(design, log_prob=other).log_prob(value), other.log_prob(value))
-    torch.testing.assert_close(case.wrap(design, log_prob=other).expand((4, 2)).log_prob(value[:1]), other.log_prob(value[:1]).expand(4, 2))
+    torch.testing.assert_close(
+        case.wrap(design, log_prob=other).expand((4, 2)).log_prob(value[:1]), other.log_prob(value[:1]).expand(4, 2)
+    )
     assert torch.equal(case.wrap(design, log_prob="none").log_prob(value), torch.zeros(3, 2).double())
     for wrong, error in ((ConditionalPoisson(logits=LOGITS[0], k=2), ValueError), ("all", TypeError), (3, TypeError)):
         with pytest.raises(error, match="`log_prob` must"):
@@ -92,7 +96,10 @@ def check_score(case, design_case):
 
 def check_trains_under_elbos(case, design_case):
     """A loss linear in x, whose best subset is known: both ELBOs find it."""
-    for elbo in (Trace_ELBO(num_particles=4, vectorize_particles=True), TraceMeanField_ELBO(num_particles=4, vectorize_particles=True)):
+    for elbo in (
+        Trace_ELBO(num_particles=4, vectorize_particles=True),
+        TraceMeanField_ELBO(num_particles=4, vectorize_particles=True),
+    ):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
 

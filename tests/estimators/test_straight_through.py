@@ -31,7 +31,9 @@ def test_is_first_order(make):
     scores = torch.tensor([0.3, 1.0, -0.5, 2.0], dtype=torch.float64)
     estimates = {}
     for curvature in (0.0, 0.1):
-        mean_slope = scores + 2 * curvature * design.mean  # of f(x) = <scores, x> + curvature |x - 1/2|^2, up to constants
+        mean_slope = (
+            scores + 2 * curvature * design.mean
+        )  # of f(x) = <scores, x> + curvature |x - 1/2|^2, up to constants
         estimates[curvature] = mean_slope @ jacobian
     exact = scores @ jacobian  # |x - 1/2|^2 is n/4 for every binary x: f is linear on the k-hot vectors
     torch.testing.assert_close(estimates[0.0], exact)
@@ -56,7 +58,9 @@ def test_divergence_is_that_of_the_scoring_design():
     expected = kl_divergence(p, q)
     torch.testing.assert_close(kl_divergence(StraightThrough(p), q), expected)
     pivotal = Pivotal(probs=p.mean)
-    torch.testing.assert_close(kl_divergence(StraightThrough(pivotal, log_prob=ConditionalPoisson(probs=p.mean)), q), expected)
+    torch.testing.assert_close(
+        kl_divergence(StraightThrough(pivotal, log_prob=ConditionalPoisson(probs=p.mean)), q), expected
+    )
     with pytest.raises(NotImplementedError, match="drops the entropy"):
         kl_divergence(StraightThrough(pivotal, log_prob="none"), q)
     with pytest.raises(NotImplementedError, match="drops the entropy"):
@@ -66,7 +70,9 @@ def test_divergence_is_that_of_the_scoring_design():
 def test_is_a_pyro_site():
     def model():
         with pyro.plate("rows", 3):
-            return pyro.sample("x", StraightThrough(ConditionalPoisson(logits=LOGITS, k=2)).mask(torch.tensor([True, False, True])))
+            return pyro.sample(
+                "x", StraightThrough(ConditionalPoisson(logits=LOGITS, k=2)).mask(torch.tensor([True, False, True]))
+            )
 
     trace = pyro.poutine.trace(model).get_trace()
     trace.compute_log_prob()

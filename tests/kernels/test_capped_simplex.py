@@ -24,7 +24,9 @@ def residual(x, k, scale, t):
 
 
 @pytest.mark.parametrize("temperature", [10.0, 1.0, 0.1])
-@pytest.mark.parametrize(("batch", "n", "k"), [(100, 10, 5), (16, 1000, 500), (256, 64, 8), (4, 20_000, 200), (1, 300_000, 10)])
+@pytest.mark.parametrize(
+    ("batch", "n", "k"), [(100, 10, 5), (16, 1000, 500), (256, 64, 8), (4, 20_000, 200), (1, 300_000, 10)]
+)
 def test_ordinary_rows_take_few_steps(batch, n, k, temperature):
     x = torch.randn(batch, n, generator=torch.Generator().manual_seed(n))
     link = CountingLogistic()
@@ -36,7 +38,7 @@ def test_ordinary_rows_take_few_steps(batch, n, k, temperature):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hard_rows_converge(seed):
-    """Staircases, outliers, clusters, ties and near-ties at temperatures far below the gaps, in one batch with easy rows."""
+    """Staircases, outliers, clusters and ties at temperatures far below the gaps, in one batch with easy rows."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(8, 500, generator=generator, dtype=torch.float64)
     x = torch.stack(

@@ -25,12 +25,16 @@ def reference(case, x, k, softness):
     """The mask of one row by Brent's method in NumPy."""
     x = x.double().numpy()
     span = 1e5 * softness + np.ptp(x)
-    t = scipy.optimize.brentq(lambda t: case.cdf((x - t) / softness).sum() - k, x.min() - span, x.max() + span, xtol=1e-14)
+    t = scipy.optimize.brentq(
+        lambda t: case.cdf((x - t) / softness).sum() - k, x.min() - span, x.max() + span, xtol=1e-14
+    )
     return torch.from_numpy(case.cdf((x - t) / softness))
 
 
 def check_value(case):
-    for seed, (n, k, softness) in enumerate([(1, 0.4, 1.0), (2, 1, 0.3), (7, 2.7, 0.5), (50, 25, 0.1), (50, 3, 3.0), (300, 0.01, 1.0)]):
+    for seed, (n, k, softness) in enumerate(
+        [(1, 0.4, 1.0), (2, 1, 0.3), (7, 2.7, 0.5), (50, 25, 0.1), (50, 3, 3.0), (300, 0.01, 1.0)]
+    ):
         x = normal(n, seed=seed)
         expected = reference(case, x, k, softness)
         torch.testing.assert_close(case.map(x, k, softness), expected, rtol=1e-11, atol=1e-13)
@@ -129,7 +133,7 @@ def check_limits_of_k(case):
 
 
 def check_wide_gap(case):
-    """Where k is an integer and the k-th gap many temperatures wide, only the tails on both sides of it fix the threshold."""
+    """Where k is an integer and the k-th gap many temperatures wide, only the tails on both sides fix the threshold."""
     x = torch.tensor([0.0, -1.0, -0.3, 60.0, 61.5], dtype=torch.float64)
     k = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     y = case.map(x, k)
@@ -140,7 +144,9 @@ def check_wide_gap(case):
         torch.testing.assert_close(y[:3].sum(), complement[3:].sum(), rtol=1e-9, atol=0)
         for distance in (80.0, 2000.0):  # beyond 1500 even the tails underflow
             far = torch.tensor([0.0, distance], dtype=torch.float64)
-            torch.testing.assert_close(jacfwd(lambda k, far=far: case.map(far, k))(k.detach() - 1), torch.full((2,), 0.5).double())
+            torch.testing.assert_close(
+                jacfwd(lambda k, far=far: case.map(far, k))(k.detach() - 1), torch.full((2,), 0.5).double()
+            )
 
 
 def check_ties(case):
@@ -155,7 +161,9 @@ def check_ties(case):
 
 
 def check_masked_items(case):
-    x = torch.tensor([[0.3, -INF, 1.0, -0.5, -INF, 0.1], [INF, 0.2, -INF, 0.4, 0.0, INF]], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor(
+        [[0.3, -INF, 1.0, -0.5, -INF, 0.1], [INF, 0.2, -INF, 0.4, 0.0, INF]], dtype=torch.float64, requires_grad=True
+    )
     k = torch.tensor([1.7, 3.2], dtype=torch.float64, requires_grad=True)
     softness = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
     finite = x.detach().isfinite()
@@ -186,7 +194,14 @@ def check_masked_items(case):
 def check_extreme_inputs(case):
     base = normal(1, 50, seed=2)
     one_finite = torch.full((1, 50), -INF, dtype=torch.float64).index_fill(1, torch.tensor([7]), 0.3)
-    inputs = [1e4 * base, 1e-8 * base, base + 1e4, torch.zeros(1, 50).double(), 1e30 * base, torch.cat([base[:, 1:], 1e6 + base[:, :1]], 1)]
+    inputs = [
+        1e4 * base,
+        1e-8 * base,
+        base + 1e4,
+        torch.zeros(1, 50).double(),
+        1e30 * base,
+        torch.cat([base[:, 1:], 1e6 + base[:, :1]], 1),
+    ]
     for dtype in (torch.float32, torch.float64):
         for softness in (1e-4, 1.0, 1e4):
             for k, xs in ((9, inputs), (0.3, inputs), (49.999, inputs), (1, [one_finite]), (0.5, [one_finite])):
@@ -195,7 +210,9 @@ def check_extreme_inputs(case):
                     size = torch.tensor([float(k)], requires_grad=True)
                     soft = torch.tensor([softness], requires_grad=True)
                     y = case.map(x, size, soft)
-                    if x[x.isfinite()].abs().max() < 1e9 * softness:  # beyond, no double is near enough to the threshold
+                    if (
+                        x[x.isfinite()].abs().max() < 1e9 * softness
+                    ):  # beyond, no double is near enough to the threshold
                         torch.testing.assert_close(y.double().sum(), size.double().sum(), rtol=2e-6, atol=0)
                     grads = torch.autograd.grad((y * base.to(dtype)).sum(), (x, size, soft))
                     assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
@@ -234,7 +251,9 @@ def arguments():
 
 def check_derivatives(case):
     for function in filter(None, (case.map, case.log)):
-        assert gradcheck(function, arguments(), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+        assert gradcheck(
+            function, arguments(), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
+        )
         assert gradcheck(lambda x, function=function: function(x, 2.2, 0.7), arguments()[:1], check_batched_grad=True)
         if case.smooth:
             assert gradgradcheck(function, arguments(), check_fwd_over_rev=True, check_rev_over_rev=True)
@@ -274,7 +293,9 @@ def check_functional_transforms(case):
     rows = normal(3, 5)
     torch.testing.assert_close(vmap(case.map)(rows, k, softness), case.map(rows, k, softness))
     torch.testing.assert_close(vmap(lambda k: case.map(x, k, 0.5))(k), case.map(x.expand(3, 5), k, 0.5))
-    torch.testing.assert_close(vmap(lambda x: case.map(x, 2, 0.5), in_dims=1, out_dims=1)(rows.T), case.map(rows, 2, 0.5).T)
+    torch.testing.assert_close(
+        vmap(lambda x: case.map(x, 2, 0.5), in_dims=1, out_dims=1)(rows.T), case.map(rows, 2, 0.5).T
+    )
     jacobians = vmap(jacrev(case.map))(rows, k, softness)
     torch.testing.assert_close(jacobians[1], jacrev(case.map)(rows[1], k[1], softness[1]))
     with forward_ad.dual_level():
@@ -286,8 +307,12 @@ def check_functional_transforms(case):
 def check_compile(case):
     torch._dynamo.reset()
     for function in filter(None, (case.map, case.log)):
-        with_tensors = torch.compile(lambda x, k, s, f=function: f(x, k, s), backend="aot_eager", fullgraph=True, dynamic=True)
-        with_numbers = torch.compile(lambda x, k, f=function: f(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True)
+        with_tensors = torch.compile(
+            lambda x, k, s, f=function: f(x, k, s), backend="aot_eager", fullgraph=True, dynamic=True
+        )
+        with_numbers = torch.compile(
+            lambda x, k, f=function: f(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True
+        )
         for batch, n, size in ((2, 5, 2), (3, 7, 3)):
             x, k = normal(batch, n).requires_grad_(), torch.full((batch,), 1.5, requires_grad=True)
             softness = torch.tensor(0.7, requires_grad=True)

@@ -1,4 +1,4 @@
-"""sigmoid_topk and log_sigmoid_topk against 60-digit arithmetic, to the basic and strict tiers of the oracles' README."""
+"""sigmoid_topk and log_sigmoid_topk against 60-digit arithmetic, to the tiers of the oracles' README."""
 
 import pytest
 import torch

@@ -13,15 +13,16 @@ from .design import SamplingDesign
 
 
 class ConditionalPoisson(SamplingDesign):
-    r"""The k-hot vectors with :math:`P(x) \propto \exp\langle\theta, x\rangle`: what Categorical is for one-hot vectors.
+    r"""The law :math:`P(x) \propto \exp\langle\theta, x\rangle` on k-hot vectors: what Categorical is for one-hot ones.
 
-    ``logits`` are the natural parameters :math:`\theta`, the log-odds of independent Bernoulli units that are conditioned on
-    :math:`\sum_i x_i = k`; a constant added to a row changes nothing. It is the design of largest entropy among those with its
-    inclusion probabilities :math:`\pi`, and ``probs`` :math:`= \pi` determines it: the logits are then solved for.
+    ``logits`` are the natural parameters :math:`\theta`, the log-odds of independent Bernoulli units that are
+    conditioned on :math:`\sum_i x_i = k`; a constant added to a row changes nothing. It is the design of largest
+    entropy among those with its inclusion probabilities :math:`\pi`, and ``probs`` :math:`= \pi` determines it: the
+    logits are then solved for.
 
-    Everything is exact, in float64, at O(n log² n) cost: sampling, ``log_prob``, ``mean`` :math:`= \pi = \nabla_\theta \log Z`,
-    ``entropy``; and differentiable to any order. ``log_prob`` is linear in its value, so that a straight-through sample has the
-    exact gradient of the entropy.
+    Everything is exact, in float64, at O(n log² n) cost: sampling, ``log_prob``, ``mean`` :math:`= \pi = \nabla_\theta
+    \log Z`, ``entropy``; and differentiable to any order. ``log_prob`` is linear in its value, so that a
+    straight-through sample has the exact gradient of the entropy.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
@@ -35,8 +36,8 @@ class ConditionalPoisson(SamplingDesign):
 
     References:
         [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3).
-        [2] Ahmed, Zeng, Niepert, Van den Broeck (2023), "SIMPLE: a gradient estimator for k-subset sampling": straight-through
-            on these inclusion probabilities.
+        [2] Ahmed, Zeng, Niepert, Van den Broeck (2023), "SIMPLE: a gradient estimator for k-subset sampling":
+            straight-through on these inclusion probabilities.
 
     Example:
         >>> design = ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2)
@@ -71,10 +72,6 @@ class ConditionalPoisson(SamplingDesign):
                     f"{possible[wrong][0]}, but got k={self.k[wrong][0]}"
                 )
 
-    @property
-    def _size(self) -> int | Tensor:
-        return self.k if self._shared_k is None else self._shared_k
-
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
@@ -87,7 +84,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time, O(n²) memory and more."""
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time."""
         mean = self.mean
         return self.covariance_matrix + mean.unsqueeze(-1) * mean.unsqueeze(-2)
 

@@ -1,15 +1,14 @@
 """The base of all sampling designs: laws on the k-hot vectors in {0, 1}ⁿ, every draw with exactly k ones.
 
-What is common lives here: the two parametrisations, their checks, shapes, ``expand``, enumeration and the moments
-    that follow
-from the first two orders of inclusion probabilities. A design adds its law.
+Here is what they have in common: the two parametrisations, their checks, shapes, ``expand``, enumeration, and the
+moments that follow from the first two orders of inclusion probabilities. A design adds its law.
 """
 
 import math
 import operator
 from collections.abc import Callable
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,11 +16,12 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
+from torch.types import _size as SizeLike
 
 from khot.constraints import capped_simplex, k_hot
 from khot.relaxations import sigmoid_topk
 
-MAX_SUPPORT = 1_000_000  # subsets that enumerate_support lists at most: beyond, the list fills the memory
+MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
 COMPLETE_DESIGNS = "ConditionalPoisson and Pivotal(order='fixed')"  # have log_prob, entropy and pairwise_inclusion
 
@@ -29,30 +29,27 @@ Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
 class SamplingDesign(TorchDistribution):
-    r"""A distribution over the k-hot vectors of length n: base class, to be given a law by a subclass.
+    r"""A distribution over the k-hot vectors of length n; the base class, to which a subclass adds its law.
 
-    The parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)` with :math:`\sum_i \pi_i
-    = k`, or ``logits``, real scores from which ``probs = relaxation(logits, k, temperature)``. The latter is computed
-    at first use and differentiable, as is everything computed from it. Exact 0 and 1 in ``probs`` are legal: such
-    units are never and always drawn.
+    Its parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
+    ``logits``, real scores of which ``probs = relaxation(logits, k, temperature)``, computed at first use. All results
+    are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are drawn never and always.
 
-    A subclass defines ``sample``, and whichever it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the
-    rest raises NotImplementedError and names the designs that have it. One whose logits are natural parameters
-    overrides the lazy properties ``probs`` and ``logits``; one whose inclusion probabilities are not ``probs``
-    overrides ``mean``. It needs no ``expand`` of its own as long as each tensor among its attributes starts with
-    ``batch_shape``.
+    A subclass defines ``sample`` and what it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the rest
+    raises NotImplementedError and names the designs that have it. One whose logits are natural parameters overrides the
+    lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with the
+    probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
+    without further ado as long as every tensor among the attributes starts with ``batch_shape``.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
-        logits: Real scores ``(..., n)``; where the relaxation allows it, ``-inf`` excludes a unit and ``inf``
-            includes it.
+        logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``;
-            with ``probs`` it is their sum, which is checked if ``k`` is given nevertheless (it then spares reading
-            the sum).
+            may be given with ``probs``, whose sum it must then equal.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
-        validate_args: Whether to check the contents of tensors, as everywhere in torch.distributions. Shapes, dtypes
-            and numbers are always checked.
+        validate_args: Whether to check the contents of tensors, as in all of torch.distributions. Shapes, dtypes and
+            numbers are always checked.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
@@ -77,29 +74,33 @@ class SamplingDesign(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if (probs is None) == (logits is None):
-            raise ValueError(
-                f"expected exactly one of `probs` and `logits`, but got {'neither' if probs is None else 'both'}"
-            )
+            got = "neither" if probs is None else "both"
+            raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self._given = "logits" if probs is None else "probs"
         param = _checked_param(self._given, logits if probs is None else probs)
-        batch_shape, n = param.shape[:-1], param.shape[-1]
+        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
         if k is None and probs is None:
             raise ValueError("`k`, the number of ones, is required with `logits`")
-        self.__dict__[self._given] = param
-        self.k = _sums(param) if k is None else _checked_k(k, batch_shape, n, param.device)
-        self._shared_k = operator.index(k) if k is not None and not isinstance(k, Tensor) else None
         if not callable(relaxation):
             raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        self.__dict__[self._given] = param
+        self.k = _sums(param) if k is None else _checked_k(k, param)
+        self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.temperature = _checked_temperature(temperature, batch_shape)
-        super().__init__(batch_shape, param.shape[-1:], validate_args=validate_args)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             self._validate_contents()
 
     @property
     def _param(self) -> Tensor:
-        """The parameter that was given: ``probs`` or ``logits``."""
-        return self.__dict__[self._given]
+        """The parameter that was given, ``probs`` or ``logits``."""
+        return cast(Tensor, self.__dict__[self._given])
+
+    @property
+    def _size(self) -> int | Tensor:
+        """k as an int where it is known to be the same in all rows."""
+        return self.k if self._shared_k is None else self._shared_k
 
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
@@ -116,24 +117,21 @@ class SamplingDesign(TorchDistribution):
                     f"(probs of shape {tuple(self._param.shape)}); round or rescale it"
                 )
 
-    def expand(self, batch_shape: Size, _instance: "SamplingDesign | None" = None) -> "SamplingDesign":
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
-            if isinstance(value, Tensor):  # parameters, and what was computed from them
+            if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + value.shape[batch_dim:])
             new.__dict__[name] = value
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
-        return new
+        return cast(SamplingDesign, new)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the parameter, not what was computed from it: a graph can be neither copied nor
-        pickled.""" cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None),
-        lazy_property)} - {
-            self._given
-        }
-        return {name: value for name, value in self.__dict__.items() if name not in cached}
+        """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
+        lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
+        return {name: value for name, value in self.__dict__.items() if name == self._given or name not in lazy}
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
@@ -146,12 +144,12 @@ class SamplingDesign(TorchDistribution):
 
     @lazy_property
     def probs(self) -> Tensor:
-        """Target inclusion probabilities."""
-        return self.relaxation(self.logits, self.k if self._shared_k is None else self._shared_k, self.temperature)
+        """Inclusion probabilities that the design aims at."""
+        return self.relaxation(self.logits, self._size, self.temperature)
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Scores that ``probs`` were made from."""
+        """Scores that ``probs`` were computed from."""
         raise AttributeError(f"this {type(self).__name__} was made from `probs` and has no `logits`")
 
     @property
@@ -175,19 +173,19 @@ class SamplingDesign(TorchDistribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable k-hot vector, here found among all of them, of which there must not be too many."""
+        """The most probable k-hot vector, found among all of them: for small C(n, k)."""
         values = self.enumerate_support()
         best = self.log_prob(values).argmax(0)
         return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
 
-    def sample(self, sample_shape: Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 
-    def sample_indices(self, sample_shape: Size = torch.Size()) -> Tensor:
+    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
         k = self._require_shared_k("sample_indices")
         value = self.sample(sample_shape)
-        return value.nonzero()[:, -1].view(value.shape[:-1] + (k,))
+        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
 
     def log_prob(self, value: Tensor) -> Tensor:
         raise self._unavailable("log_prob")
@@ -196,23 +194,21 @@ class SamplingDesign(TorchDistribution):
         raise self._unavailable("entropy")
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All C(n, k) k-hot vectors in lexicographic order of their positions, stacked along a new first dimension.
+        """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
 
         Raises:
             NotImplementedError: If rows differ in ``k``.
-            ValueError: If there are more than ``MAX_SUPPORT``.
+            ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
         n, k = self.event_shape[0], self._require_shared_k("enumerate_support")
-        count = math.comb(n, k)
+        count, batch_shape, param = math.comb(n, k), self.batch_shape, self._param
         if count > MAX_SUPPORT:
-            raise ValueError(
-                f"enumerate_support would list C({n}, {k}) = {count} k-hot vectors, more than {MAX_SUPPORT}"
-            )
-        positions = np.fromiter(chain.from_iterable(combinations(range(n), k)), dtype=np.int64, count=count * k)
-        index = torch.from_numpy(positions).view(count, k).to(self._param.device)
-        values = torch.zeros(count, n, dtype=self._param.dtype, device=index.device).scatter_(-1, index, 1)
-        values = values.view((count,) + (1,) * len(self.batch_shape) + (n,))
-        return values.expand((count,) + self.batch_shape + (n,)) if expand else values
+            raise ValueError(f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}")
+        subsets = np.fromiter(chain.from_iterable(combinations(range(n), k)), dtype=np.int64, count=count * k)
+        positions = torch.from_numpy(subsets).view(count, k).to(param.device)
+        values = torch.zeros(count, n, dtype=param.dtype, device=param.device).scatter_(-1, positions, 1)
+        values = values.view(count, *(1,) * len(batch_shape), n)
+        return values.expand(count, *batch_shape, n) if expand else values
 
     def _require_shared_k(self, wanted: str) -> int:
         if self._shared_k is None:
@@ -230,7 +226,7 @@ def _checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
     if not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating point dtype, but got {value.dtype}")
+        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     return value
@@ -240,7 +236,8 @@ def _sums(probs: Tensor) -> Tensor:
     return probs.detach().sum(-1, dtype=torch.float64).round().long()
 
 
-def _checked_k(k: Any, batch_shape: Size, n: int, device: torch.device) -> Tensor:
+def _checked_k(k: Any, param: Tensor) -> Tensor:
+    n = param.shape[-1]
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
@@ -248,24 +245,22 @@ def _checked_k(k: Any, batch_shape: Size, n: int, device: torch.device) -> Tenso
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}")
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    sizes = torch.as_tensor(k, dtype=torch.long, device=device)
-    return _broadcast("k", sizes, batch_shape)
+    return _expanded("k", torch.as_tensor(k, dtype=torch.long, device=param.device), param.shape[:-1])
 
 
 def _checked_temperature(temperature: Any, batch_shape: Size) -> float | Tensor:
     if isinstance(temperature, Tensor):
-        return _broadcast("temperature", temperature, batch_shape)
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-        raise TypeError(f"`temperature` must be a positive number or a tensor, but got {temperature!r}")
+        return _expanded("temperature", temperature, batch_shape)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise TypeError(f"`temperature` must be a number or a tensor, but got {temperature!r}")
     if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
     return temperature
 
 
-def _broadcast(name: str, value: Tensor, batch_shape: Size) -> Tensor:
+def _expanded(name: str, value: Tensor, batch_shape: Size) -> Tensor:
     try:
         return value.expand(batch_shape)
     except RuntimeError:
-        raise ValueError(
-            f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
-        ) from None
+        message = f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
+        raise ValueError(message) from None

@@ -1,19 +1,20 @@
 r"""The root behind every relaxed top-k mask: t with sum_i F((x_i - t) / s) = k, row by row.
 
-Residual. Split the row at t itself and let u_i be the short tail, F(z_i) below and 1 - F(z_i) above. With m = #{x_i > t},
+Residual. Split the row at t itself and let u_i be the short tail, F(z_i) below and 1 - F(z_i) above. With
+m = #{x_i > t},
 
     R(t) = sum_{z_i <= 0} u_i - sum_{z_i > 0} u_i + (m - k),
 
 where m - k is exact: sum F - k would lose every digit where all entries are nearly 0 or 1 and k is an integer.
 
-Step. Write R = A - B with A = P + (m - k)_+, B = Q + (k - m)_+, P and Q the tail sums below and above. Newton's method on
-log(A / B) = 2 atanh(R / (A + B)) is exact in one step both where all entries share one exponential tail and inside a gap of many
-scales around t, the two places where Newton on R itself fails; near the root it is Newton on R. Its derivative is estimated from
-W = -s dR/dt as W / (P + Q) * (P / A + Q / B), which is exact in the tails and at the root. A bracket guards it: a step that leaves the
-bracket, or does not halve the step before last, becomes a bisection.
+Step. Write R = A - B with A = P + (m - k)_+, B = Q + (k - m)_+, P and Q the tail sums below and above. Newton's method
+on log(A / B) = 2 atanh(R / (A + B)) is exact in one step both where all entries share one exponential tail and inside a
+gap of many scales around t, the two places where Newton on R itself fails; near the root it is Newton on R. Its
+derivative is estimated from W = -s dR/dt as W / (P + Q) * (P / A + Q / B), which is exact in the tails and at the root.
+A bracket guards it: a step that leaves the bracket, or does not halve the step before last, becomes a bisection.
 
-Layout: x (rows, n), unit last stride; k, scale, t (rows,) in float64. Elementwise arithmetic in float32 or float64. t carries more
-digits than a float32 x: z = (x - t_high) - t_low with t_high the float32 nearest to t.
+Layout: x (rows, n), unit last stride; k, scale, t (rows,) in float64. Elementwise arithmetic in float32 or float64. t
+carries more digits than a float32 x: z = (x - t_high) - t_low with t_high the float32 nearest to t.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ from torch import Tensor
 
 from .links import LOGISTIC, Link, TailSums
 
-MAX_STEPS = 100  # bisection alone needs log2(range / (scale * tolerance)) steps; Newton makes it 3 to 6 on ordinary rows
+MAX_STEPS = (
+    100  # bisection alone needs log2(range / (scale * tolerance)) steps; Newton makes it 3 to 6 on ordinary rows
+)
 NEWTON_STEPS = 5  # unguarded steps before the rows that are left get a bracket
 GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
 STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done
@@ -54,11 +57,13 @@ def _standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) 
     return out.mul_(scale.reciprocal().to(x.dtype)[:, None])
 
 
-def mask_gradient(x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
+def mask_gradient(
+    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: Link
+) -> tuple[Tensor, Tensor] | None:
     """dL/dx and dL/dk of y = F((x - t) / s), sum y = k, from dL/dy = ``grad_y``, in few passes and fresh buffers.
 
-    With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row underflow, where
-    only their ratios make sense.
+    With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row
+    underflow, where only their ratios make sense.
     """
     n = x.shape[-1]
     rows, grad = x.reshape(-1, n), grad_y.reshape(-1, n)
@@ -77,8 +82,8 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
 
     Args:
         x: Scores (..., n); ``-inf`` excludes an item, ``+inf`` selects it.
-        k: Sum, between the numbers of ``+inf`` and of entries above ``-inf``; broadcasts to (...). At either limit, where every
-            far enough t will do, the result lies ``link.reach`` scales beyond the scores.
+        k: Sum, between the numbers of ``+inf`` and of entries above ``-inf``; broadcasts to (...). At either limit,
+            where every far enough t will do, the result lies ``link.reach`` scales beyond the scores.
         scale: Positive; broadcasts to (...).
         link: The link function F.
 
@@ -91,8 +96,10 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
 
 @torch.library.custom_op("khot::capped_simplex_threshold", mutates_args=())
 def _threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
-    """:func:`solve_threshold` for k and scale of the batch shape. With ``check``, bad contents raise a ValueError in which the
-    scale goes by the name ``softness``. An operator, so that compiled graphs keep it (and the checks) whole."""
+    """:func:`solve_threshold` for k and scale of the batch shape, as an operator that compiled graphs keep whole.
+
+    With ``check``, bad contents raise a ValueError in which the scale goes by the name ``softness``.
+    """
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:
         if check and bool((k != 0).any()):  # n = 0, or no rows
@@ -119,9 +126,7 @@ def _(info, in_dims, x: Tensor, k: Tensor, scale: Tensor, link: str, softness: s
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """For vmap rules: the batch as the first axis of every tensor, expanded where it has none."""
-    return [
-        v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)
-    ]
+    return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
 def _check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "_Span") -> None:
@@ -135,7 +140,9 @@ def _check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "_
     if not real[row]:
         raise ValueError(f"`x` must not contain NaN, but row {row} of the flattened batch does")
     if not positive[row]:
-        raise ValueError(f"`{softness}` must be positive and finite, but got {scale[row].item():g} (row {row} of the batch)")
+        raise ValueError(
+            f"`{softness}` must be positive and finite, but got {scale[row].item():g} (row {row} of the batch)"
+        )
     limits = f"0 <= k <= n, but got k={k[row].item():g} with n={n}"
     if 0 <= k[row] <= n:
         selected, masked = int((x[row] == torch.inf).sum()), int((x[row] == -torch.inf).sum())
@@ -174,7 +181,7 @@ def _tolerance(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _newton_step(sums: TailSums, k: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The step of the module's docstring, with the residual and m - k. NaN or infinite where the bracket has to decide."""
+    """The step of the module's docstring, the residual and m - k; NaN or infinite where the bracket has to decide."""
     signed, total, slope = sums.signed.double(), sums.total.double(), sums.slope.double()
     excess = sums.above - k
     residual, size = signed + excess, total + excess.abs()
@@ -183,9 +190,7 @@ def _newton_step(sums: TailSums, k: Tensor, scale: Tensor) -> tuple[Tensor, Tens
     return step * size / slope * scale, residual, excess
 
 
-def _newton(
-    x: Tensor, t: Tensor, trivial: Tensor, k: Tensor, scale: Tensor, link: Link
-) -> tuple[Tensor, Tensor]:
+def _newton(x: Tensor, t: Tensor, trivial: Tensor, k: Tensor, scale: Tensor, link: Link) -> tuple[Tensor, Tensor]:
     """A few unguarded steps, enough for almost all rows; returns the thresholds and which rows are done."""
     z, tolerance, fixed = torch.empty_like(x), _tolerance(x, scale), t
     done = trivial
@@ -213,7 +218,8 @@ def _search(
         newton, residual, excess = _newton_step(sums, k, scale)
         low, r_low = torch.where(residual > 0, t, low), torch.where(residual > 0, residual, r_low)
         high, r_high = torch.where(residual < 0, t, high), torch.where(residual < 0, residual, r_high)
-        # Between items many scales apart the sum is a staircase: its secant across the bracket gets near, bisection guarantees.
+        # Between items many scales apart the sum is a staircase: its secant across the bracket gets near, bisection
+        # guarantees.
         share = (r_low / (r_low - r_high)).clamp(0.02, 0.98) if i % 2 == 0 else 0.5
         proposal = t + newton
         # A step below the resolution of t is no progress, unless it is the last.
@@ -236,7 +242,7 @@ def _search(
 
 
 def _balance_gap(x: Tensor, t: Tensor, scale: Tensor, link: Link) -> Tensor:
-    """The root where exactly k items lie above ``t`` and all tails underflow: the tails balance, seen up to a common factor."""
+    """The root where k items lie above ``t`` and all tails underflow: they balance, seen up to a common factor."""
     above = x > t[:, None]
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
@@ -268,7 +274,9 @@ def _row_range(x: Tensor) -> _Span:
     lowest = torch.where(finite, x, torch.inf).amin(-1).double()
     highest = torch.where(finite, x, -torch.inf).amax(-1).double()
     count = finite.sum(-1)
-    return _Span(lowest.masked_fill(count == 0, 0), highest.masked_fill(count == 0, 0), count.double(), selected.double(), nan)
+    return _Span(
+        lowest.masked_fill(count == 0, 0), highest.masked_fill(count == 0, 0), count.double(), selected.double(), nan
+    )
 
 
 def _first_guess(x: Tensor, fraction: Tensor, scale: Tensor, offset: Tensor, link: Link) -> Tensor:

@@ -15,6 +15,7 @@ not be excluded. Arguments are not checked here.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,9 +25,9 @@ from torch import Tensor
 from .capped_simplex import solve_threshold
 from .product_tree import ProductTree
 
-SHORT_ROW = 24  # up to here the tilt by sorting is cheaper; P(B = k) >= 2^-n is harmless, as all convolutions are direct
-COVARIANCE_CHUNK = 64
+SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
+COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
 class _Tilted(NamedTuple):
@@ -42,7 +43,7 @@ class _Tilted(NamedTuple):
 
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:
-    """c = -t for a t that makes B = k likely: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
+    """A t with B = k likely for c = -t: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
     if logits.shape[-1] > SHORT_ROW:
         return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
     # Half-way between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
@@ -63,20 +64,24 @@ def _bound(k: int | Tensor, n: int) -> int:
     return max(1, n // 2)
 
 
+def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float64 and k as a tensor, expanded to the shape of the batch."""
+    size = torch.as_tensor(k, device=logits.device).long()
+    batch_shape = torch.broadcast_shapes(logits.shape[:-1], size.shape)
+    return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
+
+
 def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
     n = logits.shape[-1]
     bound = _bound(k, n)
-    k = torch.as_tensor(k, device=logits.device)
-    batch_shape = torch.broadcast_shapes(logits.shape[:-1], k.shape)
-    k = k.long().expand(batch_shape)
-    logits = logits.double().expand(*batch_shape, n)
-    shift = -_threshold(logits.detach(), k)
+    logits, size = _expand(logits, k)
+    shift = -_threshold(logits.detach(), size)
     z = logits + shift[..., None]
-    flip = 2 * k > n
+    flip = 2 * size > n
     minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, n).T.contiguous()
     leaf = torch.sigmoid(torch.stack((-minority, minority)))
-    tree = ProductTree(leaf, torch.where(flip, n - k, k).reshape(-1), bound)
-    return _Tilted(z, shift, k, flip, tree)
+    tree = ProductTree(leaf, torch.where(flip, n - size, size).reshape(-1), bound)
+    return _Tilted(z, shift, size, flip, tree)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -149,13 +154,22 @@ def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
     return log_odds + torch.where(included == 0, -torch.inf, 0.0) + torch.where(out == 0, torch.inf, 0.0)
 
 
+def pull_back(
+    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``function(logits, k)`` and the linear map from its cotangents to those of the logits."""
+    value, vjp = torch.func.vjp(lambda t: function(t, k), logits)[:2]
+    return value, lambda v: vjp(v)[0]
+
+
 def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
-    """Covariance of the k-hot vector, ``(*batch, n, n)``: n backward passes through the tree, ``COVARIANCE_CHUNK`` at a time."""
+    """Covariance of the k-hot vector, ``(*batch, n, n)``: n backward passes through the tree."""
+    logits, size = _expand(logits, k)
+    _, product = pull_back(inclusion_probabilities, logits, k if isinstance(k, int) else size)
     n = logits.shape[-1]
-    _, pullback = torch.func.vjp(lambda t: inclusion_probabilities(t, k), logits.double())
-    unit = torch.eye(n, dtype=torch.float64, device=logits.device)
-    rows = unit.view(n, *(1,) * (logits.dim() - 1), n).expand(n, *logits.shape)
-    return torch.func.vmap(lambda v: pullback(v)[0], out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
+    unit = torch.eye(n, dtype=logits.dtype, device=logits.device)
+    rows = unit.view(n, *[1] * (logits.ndim - 1), n).expand(n, *logits.shape)
+    return torch.func.vmap(product, out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
 
 
 def entropy(logits: Tensor, k: int | Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-r"""The conditional Poisson design with given inclusion probabilities: the logits at which ``inclusion_probabilities`` is pi.
+r"""The logits of the conditional Poisson design that has given inclusion probabilities.
 
-Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits: a step solves
+Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
 
 .. math:: D^{-1} C v = \operatorname{logit} \pi - \operatorname{logit} \pi(\theta), \quad D = \operatorname{diag} C,
 
-with C the covariance of the k-hot vector at the current logits. Units repel each other, so that C is the Laplacian of a weighted graph,
-the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only the constants belong to 0, and in long rows the others cluster at 1:
-conjugate gradients with products ``C v``, one backward pass through the product tree each, need few of them and no
-n x n matrix.
+with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
+sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
+and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
+the product tree and none with an n x n matrix, and in long rows the right-hand side itself will do as a step.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .capped_simplex import solve_threshold
-from .conditional_poisson import inclusion_log_odds, inclusion_probabilities
+from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, pull_back
 
 GOAL = 1e-14  # error of the log-odds, relative to the largest logit
 ACCEPTED = 1e-11  # the same, where rounding ends the progress earlier
@@ -42,8 +42,8 @@ def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
 
     Returns:
-        ``(*batch, n)`` float64. The finite logits have mean 0 and zero gradient is given to the others, ``-inf`` where a
-        probability is 0 (or below 1e-250) and ``+inf`` where it is 1.
+        ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
+        without gradient; the others have mean 0.
 
     Raises:
         RuntimeError: If the iteration does not converge.
@@ -78,7 +78,7 @@ class _SolveLogits(Function):
 
 
 class _CovarianceSolve(Function):
-    """v of mean 0 over the finite logits with C v = b less its mean, zero elsewhere: the pseudo-inverse of C applied to b."""
+    """The pseudo-inverse of C applied to b: over the finite logits C v = b - mean(b), mean(v) = 0; v = 0 elsewhere."""
 
     @staticmethod
     def forward(logits: Tensor, b: Tensor, k: int | Tensor) -> Tensor:
@@ -95,8 +95,8 @@ class _CovarianceSolve(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:
         logits, v = ctx.saved_tensors
         u = _CovarianceSolve.apply(logits, grad_output, ctx.k)
-        _, pullback = torch.func.vjp(lambda t: _covariance_product(t, ctx.k, v), logits)
-        return -pullback(u)[0], u, None
+        _, pulled_back = pull_back(lambda t, k: _covariance_product(t, k, v), logits, ctx.k)
+        return -pulled_back(u), u, None  # d(C^+ b) = C^+ (db - dC v)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -112,15 +112,14 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
 
 
 def _covariance(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The diagonal D of the covariance C, and products with C, to the relative accuracy of every entry of D."""
-    log_odds, pullback = torch.func.vjp(lambda t: inclusion_log_odds(t, k), logits)
+    """The diagonal D of the covariance C, to the relative accuracy of every entry, and the products with C."""
+    log_odds, pulled_back = pull_back(inclusion_log_odds, logits, k)
     weight = torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
-    return weight, lambda v: pullback(weight * v)[0]  # the derivative of the log-odds is D^-1 C
+    return weight, lambda v: pulled_back(weight * v)  # the derivative of the log-odds is D^-1 C
 
 
 def _covariance_product(logits: Tensor, k: int | Tensor, v: Tensor) -> Tensor:
-    _, pullback = torch.func.vjp(lambda t: inclusion_probabilities(t, k), logits)
-    return pullback(v)[0]
+    return pull_back(inclusion_probabilities, logits, k)[1](v)
 
 
 def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -190,7 +189,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
     for _ in range(MAX_CG_STEPS):
         active = rz > goal
         if not active.any():
-            # One sweep of Jacobi's method: units too improbable for the norm depend on the others, not the others on them.
+            # A sweep of Jacobi's method for units too improbable for the norm to see: no other unit depends on them.
             return _centre(v + z, interior)
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)

@@ -1,8 +1,9 @@
 """Link functions: what distinguishes one relaxed top-k mask from another.
 
-A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.capped_simplex` finds the threshold
-``t`` with sum F((x - t) / scale) = k, and every relaxed mask is that one map with its own link. F and 1 - F come from separate
-branches, because 1 - F(z) computed by subtraction has no digits left where an item is almost certainly chosen.
+A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.capped_simplex` finds
+the threshold ``t`` with sum F((x - t) / scale) = k, and every relaxed mask is that one map with its own link. F and
+1 - F come from separate branches, because 1 - F(z) computed by subtraction has no digits left where an item is almost
+certainly chosen.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +13,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-
 
 _links: "WeakValueDictionary[str, Link]" = WeakValueDictionary()
 _counter = count()
@@ -37,13 +37,15 @@ class TailSums(NamedTuple):
 class Link(ABC):
     r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
 
-    A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the implicit
-    derivatives of every order, batching and masking. The other methods have defaults, exact as long as ``value`` and ``slope`` do
-    not underflow; a link with exponential tails overrides the logarithms and ``normalised_slope`` to stay exact beyond.
+    A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the
+    implicit derivatives of every order, batching and masking. The other methods have defaults, exact as long as
+    ``value`` and ``slope`` do not underflow; a link with exponential tails overrides the logarithms and
+    ``normalised_slope`` to stay exact beyond.
 
     Attributes:
         compact: Whether F reaches 0 and 1 at finite ``z``.
-        reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision; where the rows ``k = 0`` and ``k = n`` are put.
+        reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision, or nearly so: where the rows with
+            ``k = 0`` and ``k = n`` are put.
 
     Example:
         >>> class Cauchy(Link):
@@ -113,7 +115,7 @@ class Link(ABC):
         return TailSums(above.sum(-1), signed.sum(-1), signed.abs().sum(-1), self.slope(z).sum(-1))
 
     def scaled_tail_sums(self, z: Tensor) -> TailSums:
-        """:meth:`tail_sums` with ``u`` and ``F'`` divided by the row's largest ``u``, so that they never all underflow."""
+        """:meth:`tail_sums` with ``u`` and ``F'`` divided by the row's largest ``u``, so that not all underflow."""
         above = z > 0
         log_tail = torch.where(above, self.log_complement(z), self.log_value(z))
         shift = log_tail.amax(-1, keepdim=True)

@@ -8,148 +8,32 @@ convolution of its two children. From the tree follow
   leaf is the derivative of :math:`P(\text{total} = k)` in ``(q_i, p_i)``;
 * downwards with random numbers, exact draws of all units given that the total is k.
 
-Two bilinear operations do all of it and are the derivatives of each other: :func:`merge`, the convolution of two
-children, and :func:`split`, its adjoint. Hence every result is differentiable to any order.
+The two operations behind all of it are in :mod:`khot.kernels.pair_convolution`; every result is differentiable to any
+order.
 
 Counts kept. A node keeps only a window of counts, so that a row of n units costs O(n log² n) at most. Small nodes keep
-0, 1, ..., min(size, bound); large ones keep their mean plus or minus a radius outside which a count has less than
-:data:`TAIL` probability (Hoeffding's and Bernstein's inequalities). Windows are centred on differences of the
-rounded cumulative mean, so that the centres of two children add up to the centre of their parent, no window is off by
-more than one, and the crop after a convolution is the same for all nodes of a level.
+0, 1, ..., min(size, bound); large ones their mean plus or minus a radius that a count exceeds with a probability below
+``TAIL`` (Hoeffding's and Bernstein's inequalities). The windows are centred on differences of the rounded cumulative
+mean, so that the centres of two children add up to that of their parent: none is off by more than one, and the crop
+after a convolution is the same for all nodes of a level.
 
-Layout: counts first, ``(width, nodes, rows)``; the children of node j of m are the nodes j and j + m of the level
-below. Short convolutions run directly over contiguous nodes and add positive terms only, so that they keep the relative
-accuracy of every entry; long ones go through the FFT, with errors of a few 1e-16 of the largest entry.
+Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
-DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
+from .pair_convolution import DIRECT_WIDTH, merge, split
+
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
 RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
 FFT_NOISE = 8 * torch.finfo(torch.float64).eps  # of a node's largest entry; below it an entry says nothing
-MAX_DRAW_ELEMENTS = 2**22  # draws are made in slabs of this many units, which bounds the memory
-
-
-def _fft_length(minimum: int) -> int:
-    """The smallest length of at least ``minimum`` that factors into 2, 3 and 5 with few of the latter."""
-    return min(odd << max(0, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
-
-
-def _merge(x: Tensor, start: int, length: int) -> Tensor:
-    width = x.shape[0]
-    if width <= DIRECT_WIDTH:
-        out = x.new_zeros(length, *x.shape[2:])
-        for i in range(width):
-            low, high = max(0, start - i), min(width, start + length - i)
-            if low < high:
-                out[i + low - start : i + high - start].addcmul_(x[low:high, 1], x[i, 0])
-        return out
-    # Cyclic wrap-around may spoil what is cropped away.
-    size = _fft_length(max(start + length, 2 * width - 1 - start))
-    spectrum = torch.fft.rfft(x, size, dim=0)
-    return torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length].contiguous()
-
-
-def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
-    width, length = x.shape[0], g.shape[0]
-    sibling = x.flip(1)
-    if width <= DIRECT_WIDTH:
-        out = torch.zeros_like(x)
-        for j in range(width):
-            low, high = max(0, start - j), min(width, start + length - j)
-            if low < high:
-                out[low:high].addcmul_(g[low + j - start : high + j - start].unsqueeze(1), sibling[j])
-        return out
-    size = _fft_length(max(start + length, 2 * width - 1 - start))
-    spectrum = torch.fft.rfft(F.pad(g.movedim(0, -1), (start, 0)).movedim(-1, 0), size, dim=0)
-    product = spectrum.unsqueeze(1) * torch.fft.rfft(sibling, size, dim=0).conj()
-    return torch.fft.irfft(product, size, dim=0)[:width].contiguous()
-
-
-class _Merge(Function):
-    @staticmethod
-    def forward(x: Tensor, start: int, length: int) -> Tensor:
-        return _merge(x, start, length)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.start, ctx.length = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        return split(grad_output, x, ctx.start), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return _merge_polar(tangent, x, ctx.start, ctx.length)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, start: int, length: int) -> tuple[Tensor, int]:
-        out = merge(x.movedim(in_dims[0], -1), start, length)
-        return out, out.ndim - 1
-
-
-class _Split(Function):
-    @staticmethod
-    def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
-        return _split(g, x, start)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        g, x, ctx.start = inputs
-        ctx.save_for_backward(g, x)
-        ctx.save_for_forward(g, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        g, x = ctx.saved_tensors
-        grad_g = _merge_polar(grad_output, x, ctx.start, g.shape[0]) if ctx.needs_input_grad[0] else None
-        grad_x = split(g, grad_output, ctx.start) if ctx.needs_input_grad[1] else None
-        return grad_g, grad_x, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent_g: Tensor, tangent_x: Tensor, _: None) -> Tensor:
-        g, x = ctx.saved_tensors
-        return split(tangent_g, x, ctx.start) + split(g, tangent_x, ctx.start)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], g: Tensor, x: Tensor, start: int) -> tuple[Tensor, int]:
-        def batch_last(tensor: Tensor, dim: int | None) -> Tensor:
-            if dim is None:
-                return tensor.unsqueeze(-1).expand(*tensor.shape, info.batch_size)
-            return tensor.movedim(dim, -1)
-
-        out = split(batch_last(g, in_dims[0]), batch_last(x, in_dims[1]), start)
-        return out, out.ndim - 1
-
-
-def merge(x: Tensor, start: int, length: int) -> Tensor:
-    """Convolves the pair ``x[:, 0], x[:, 1]`` along dim 0: ``(width, 2, ...)`` to ``(length, ...)``, entries from ``start``."""
-    return _Merge.apply(x, start, length)
-
-
-def split(g: Tensor, x: Tensor, start: int) -> Tensor:
-    """Adjoint of :func:`merge` at ``x``: to each child, the correlation of ``g`` with its sibling; shaped like ``x``."""
-    return _Split.apply(g, x, start)
-
-
-def _merge_polar(u: Tensor, x: Tensor, start: int, length: int) -> Tensor:
-    """The symmetric bilinear form of which :func:`merge` is the half: ``u_0 * x_1 + x_0 * u_1``."""
-    return merge(torch.stack((u[:, 0], x[:, 1]), 1), start, length) + merge(
-        torch.stack((x[:, 0], u[:, 1]), 1), start, length
-    )
+MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory
 
 
 class _Level(NamedTuple):
@@ -172,7 +56,8 @@ def _radius(size: int, n: int, bound: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _plan(n: int, bound: int) -> tuple[_Level, ...]:
-    levels, nodes, size, width, centred = [], n, 1, 2, False
+    levels: list[_Level] = []
+    nodes, size, width, centred = n, 1, 2, False
     while nodes > 1:
         nodes, size, child = (nodes + 1) // 2, min(2 * size, n), width
         origin = child // 2 if centred else 0
@@ -298,10 +183,11 @@ class ProductTree:
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan), strict=True):
             index = index[: x.shape[2]]
             if level.radius is not None:
+                assert self.offset is not None
                 index = index + self.offset[..., None]
             total = index + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
-            # Rounding aside a no-op: it makes impossible counts impossible whatever the rounding.
+            # Changes nothing but by rounding: counts that the units below cannot make stay impossible.
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))
@@ -309,7 +195,7 @@ class ProductTree:
 
 
 def _draw_left(x: Tensor, total: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws i with probability proportional to ``x[i, 0] * x[total - i, 1]`` by inversion of the distribution function."""
+    """Draws i with probability proportional to ``x[i, 0] * x[total - i, 1]``, by inversion."""
     width = x.shape[0]
     other = total - torch.arange(width, device=x.device).view(-1, 1, 1, 1)
     inside = (other >= 0) & (other < width)

@@ -1,18 +1,18 @@
-"""Pivotal sampling by a tournament: k-hot vectors with exactly given inclusion probabilities, O(n) work in O(log n)
-steps.
+"""Pivotal sampling by a tournament: exactly the given inclusion probabilities, O(n) work in O(log n) steps.
 
-A duel of two units with probabilities a and b decides one of them for good; the other plays on with what is left:
+A duel of two units with probabilities a and b decides one of them for good; the other goes on with what is left:
 
-    a + b <  1   the loser is out,     the winner goes on with a + b;      b goes on with probability b / (a + b) a +
-    b >= 1   the winner is chosen, the loser goes on with a + b - 1;   b goes on with probability (1 - b) / (2 - a -
-    b)
+    a + b <  1   the loser is out,     the winner goes on with a + b:      b with probability b / (a + b)
+    a + b >= 1   the winner is chosen, the loser goes on with a + b - 1:   b with probability (1 - b) / (2 - a - b)
 
-Each duel keeps both expectations (Deville and Tillé 1998), so any schedule of duels that does not look at the
-outcomes gives P(x_i = 1) = probs_i. Here the order is random and the schedule a tree. What plays on at a node does
-not depend on who, so the
-probabilities go up the tree first, and the fates come down: the decided unit of a duel gets its own fate, the other
-    one the
-fate of the node. All in float64, since the sum of many probabilities has to end at an integer.
+Each duel keeps both expectations, so any schedule of duels that does not look at the outcomes gives every unit its
+probability. Here the order is random and the schedule a tree. What goes on from a node does not depend on who goes on,
+so the probabilities go up the tree first and the fates come down: the unit that a duel decides gets the fate of the
+duel, the other one the fate of the node. All in float64, since the sum of many probabilities has to end at an integer.
+
+References:
+    [1] Deville, Tillé (1998), "Unequal probability sampling without replacement through a splitting method".
+    [2] Chauvet (2012), "On a characterization of ordered pivotal sampling", for schedules other than one by one.
 """
 
 import torch
@@ -28,7 +28,7 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     spread = probs * (1 - probs)
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
     share = missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    return probs + spread * share.clamp(-1, 1)  # within [0, 1], as probs +- spread are
+    return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
 
 
 def tournament(probs: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def tournament(probs: Tensor) -> Tensor:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], float64; each row sums to an integer up to rounding.
 
     Returns:
-        Boolean tensor like ``probs``, whose rows have exactly ``round(probs.sum(-1))`` True entries, never one of
-        probability 0 and always those of probability 1.
+        Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
+        probability 0, always those of probability 1.
     """
     # Random 63-bit keys do not tie, and sort faster than floats.
     order = torch.empty(probs.shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
@@ -58,10 +58,10 @@ def _play(probs: Tensor) -> Tensor:
         right_goes_on = torch.rand_like(total) * total < right_weight
         duels.append((chosen, right_goes_on))
         probs = torch.cat([torch.where(chosen, excess, total), bye], dim=-1)
-    fate = probs > 0.5  # the last unit standing: 0 or 1 up to the rounding of the whole sum
+    fate = probs > 0.5  # of the last unit standing: its probability is 0 or 1 up to the rounding of the whole sum
     for chosen, right_goes_on in reversed(duels):
         node, bye = fate.tensor_split([chosen.shape[-1]], dim=-1)
-        left = torch.where(right_goes_on, chosen, node)
-        right = torch.where(right_goes_on, node, chosen)
-        fate = torch.cat([left, right, bye], dim=-1)
+        left_fate = torch.where(right_goes_on, chosen, node)
+        right_fate = torch.where(right_goes_on, node, chosen)
+        fate = torch.cat([left_fate, right_fate, bye], dim=-1)
     return fate

@@ -5,10 +5,11 @@ Forward: :math:`y_i = F(z_i),\ z_i = (x_i - t)/s` with t from :mod:`khot.kernels
 Derivatives, by the implicit function theorem, with slopes :math:`w_i = F'(z_i)/s` and their shares
 :math:`\omega_i = w_i / \sum_j w_j`, :math:`v_i = dx_i - z_i\,ds`:
 
-.. math:: dt = \langle\omega, v\rangle - dk / \textstyle\sum w, \qquad dy_i = w_i (v_i - \langle\omega, v\rangle) + \omega_i\,dk .
+.. math:: dt = \langle\omega, v\rangle - dk / \textstyle\sum w, \qquad
+    dy_i = w_i (v_i - \langle\omega, v\rangle) + \omega_i\,dk .
 
-They are written in differentiable operations of x and t, and t is itself an output of the function, so derivatives of every order
-follow. From y they could not be had: 1 - y has lost its digits wherever an item is almost certainly in.
+They are written in differentiable operations of x and t, and t is itself an output of the function, so derivatives of
+every order follow. From y they could not be had: 1 - y has lost its digits wherever an item is almost certainly in.
 """
 
 from typing import Any
@@ -25,8 +26,7 @@ _Grads = tuple[Tensor | None, ...]
 
 
 def _finite(x: Tensor) -> Tensor:
-    """x in the computing dtype with its infinities (masked items) replaced by numbers as good as infinite, so that a zero
-    derivative times z stays zero."""
+    """x in the computing dtype, with numbers as good as infinite for its infinities (masked items): 0 * z stays 0."""
     bound = torch.finfo(compute_dtype(x)).max ** 0.5
     return x.to(compute_dtype(x)).clamp(-bound, bound)
 
@@ -47,7 +47,9 @@ class _CappedSimplexMap(Function):
     """(x, k, s) -> (y, t) or (log y, t) for x of shape (..., n), float64 k and s of shape (...)."""
 
     @staticmethod
-    def forward(x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
+    ) -> tuple[Tensor, Tensor]:
         threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, softness, check)
         z = standardise(x.to(compute_dtype(x)), threshold, scale)
         y = link.log_value(z) if log else link.value(z)
@@ -64,7 +66,8 @@ class _CappedSimplexMap(Function):
     def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> _Grads:
         x, scale, threshold = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
-        # The common case, a plain first derivative, goes the short way; everything else needs differentiable operations.
+        # The common case, a plain first derivative, goes the short way; everything else needs differentiable
+        # operations.
         first_order = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or x.is_cuda)
         if first_order and grad_y is not None and grad_t is None and not (needs_scale or ctx.log):
             dtype = compute_dtype(x)
@@ -94,9 +97,9 @@ class _CappedSimplexMap(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        tensors = move_batch_first(info.batch_size, in_dims, args[:3])
+        x, k, scale = move_batch_first(info.batch_size, in_dims, args[:3])
         link, log, softness, _ = args[3:]
-        return _apply(*tensors, link, log, softness, False), (0, 0)
+        return _apply(x, k, scale, link, log, softness, False), (0, 0)
 
 
 class _CappedSimplexMapForwardMode(_CappedSimplexMap):
@@ -104,15 +107,21 @@ class _CappedSimplexMapForwardMode(_CappedSimplexMap):
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-        # torch switches forward mode off inside a jvp rule, which would silently turn forward-over-forward derivatives into
-        # zeros. Switched on again, the saved tensors must shed the tangent of this very level.
+        # torch switches forward mode off inside a jvp rule, which would silently turn forward-over-forward derivatives
+        # into zeros. Switched on again, the saved tensors must shed the tangent of this very level.
         with forward_ad._set_fwd_grad_enabled(True):
-            saved = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
-            return _CappedSimplexMapForwardMode._jvp(ctx, *saved, dx, dk, dscale)
+            x, scale, threshold = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
+            return _CappedSimplexMapForwardMode._jvp(ctx, x, scale, threshold, dx, dk, dscale)
 
     @staticmethod
     def _jvp(
-        ctx: Any, x: Tensor, scale: Tensor, threshold: Tensor, dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        threshold: Tensor,
+        dx: Tensor | None,
+        dk: Tensor | None,
+        dscale: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
         link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
@@ -133,7 +142,9 @@ class _CappedSimplexMapForwardMode(_CappedSimplexMap):
         return dy.to(x.dtype), dt
 
 
-def _apply(x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+def _apply(
+    x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
     function = _CappedSimplexMap if torch.compiler.is_compiling() else _CappedSimplexMapForwardMode
     return function.apply(x, k, scale, link, log, softness, check)
 
@@ -147,7 +158,7 @@ def _row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size) -> Tensor:
 def relaxed_mask(
     x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int, *, link: Link, name: str, log: bool = False
 ) -> Tensor:
-    """The relaxed top-k mask with the given link, or its logarithm; ``name`` is what error messages call the softness."""
+    """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     batch, n = x.shape[:-1], x.shape[-1]
@@ -164,13 +175,14 @@ def capped_simplex_map(
 
     .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
 
-    Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another. Keeps the order of
-    ``x`` and is invariant to ``x + c``; tends to the k-hot top-k as ``scale -> 0`` (for a link with compact support it gets there).
-    Differentiable in ``x``, ``k`` and ``scale``, forwards and backwards, as often as F is. O(n) time per step of the root finder
-    (3 to 6 on ordinary rows), no sort; saves ``x`` and one number per row.
+    Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another. Keeps
+    the order of ``x`` and is invariant to ``x + c``; tends to the k-hot top-k as ``scale -> 0`` (for a link with
+    compact support it gets there). Differentiable in ``x``, ``k`` and ``scale``, forwards and backwards, as often as F
+    is. O(n) time per step of the root finder (3 to 6 on ordinary rows), no sort; saves ``x`` and one number per row.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf`` selects it.
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
+            selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
         link: The link function.
@@ -180,8 +192,8 @@ def capped_simplex_map(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
 
     Raises:
-        ValueError: If ``k`` or ``scale`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than ``k`` entries
-            are left unmasked. Contents of tensors are checked on CPU, on accelerators while validation is on
+        ValueError: If ``k`` or ``scale`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than ``k``
+            entries are left unmasked. Contents of tensors are checked on CPU, on accelerators while validation is on
             (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``.
         TypeError: If an argument has the wrong type or dtype.
 

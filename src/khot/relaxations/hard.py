@@ -7,10 +7,12 @@ from khot._validation import check_k, check_scores, checks_contents
 
 
 def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
-    r"""Marks the k largest entries with ones: the k-hot vector :math:`\arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle`.
+    r"""Marks the k largest entries with ones.
 
-    Exactly ``k`` entries are marked, ties or not; which of tied entries is unspecified. Not differentiable: the result carries no
-    gradient.
+    .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle
+
+    Exactly ``k`` entries are marked, ties or not; which of tied entries is unspecified. Not differentiable: the result
+    carries no gradient.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.

@@ -13,12 +13,14 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
     .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
 
-    Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of ``x``,
-    invariant to ``x + c``. Differentiable to any order, forwards and backwards, in ``x``, ``k`` and ``temperature``. O(n) time per
-    step of the root finder (2 to 6 on ordinary rows), no sort; saves ``x`` and one number per row.
+    Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order
+    of ``x``, invariant to ``x + c``. Differentiable to any order, forwards and backwards, in ``x``, ``k`` and
+    ``temperature``. O(n) time per step of the root finder (2 to 6 on ordinary rows), no sort; saves ``x`` and one
+    number per row.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf`` selects it.
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
+            selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
         dim: Axis of the ground set.
@@ -27,8 +29,8 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than ``k``
-            entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
+        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than
+            ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -47,13 +49,14 @@ def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor =
 
     .. math:: \log y_i = -\log(1 + e^{-(x_i - t)/T}), \quad \sum_i y_i = k
 
-    Its complement :math:`\log(1 - y)` is ``log_sigmoid_topk(-x, n - k, temperature)``. Differentiable as :func:`sigmoid_topk` is.
+    Its complement :math:`\log(1 - y)` is ``log_sigmoid_topk(-x, n - k, temperature)``. Differentiable as
+    :func:`sigmoid_topk` is.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``log y = -inf``, no gradient), ``+inf``
-            selects it.
-        k: Sum of the mask, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. For ``k = 0`` the result
-            is the logarithm of a vanishing mask: finite, below -700.
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``log y = -inf``, no gradient),
+            ``+inf`` selects it.
+        k: Sum of the mask, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. For ``k = 0``
+            the result is the logarithm of a vanishing mask: finite, below -700.
         temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
         dim: Axis of the ground set.
 

@@ -1,0 +1,253 @@
+"""Which k pixels of a scanned digit are worth looking at? A k-hot mask learned together with the classifier that uses it.
+
+    python examples/feature_selection.py --k 10 --design conditional_poisson
+
+The model has one k-hot latent variable, the mask x over the 64 pixels of scikit-learn's digits (8 x 8 scans):
+
+    x ~ uniform over the k-subsets of the pixels          label | image, x ~ Categorical(classifier(image * x))
+
+The guide is a sampling design whose logits are learned by SVI, jointly with the classifier's weights. `StraightThrough`
+carries gradients through its k-hot draws, and the KL divergence from the uniform prior is exact. Afterwards the k pixels
+with the largest inclusion probabilities are compared with k random ones, with the k of largest mutual information with
+the label (scikit-learn's SelectKBest) and with all 64. Every row of the table is the same classifier, trained anew on its
+pixels with the same optimiser, epochs, initial weights and minibatches.
+
+A quarter of the data, the same for every seed, is kept for the table and was not used to choose the settings below. Each
+seed splits the rest anew, into 80 % to train on and 20 % for the learning curves, by which the settings were chosen.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # write files, open no window
+import matplotlib.pyplot as plt
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from sklearn.datasets import load_digits
+from sklearn.feature_selection import SelectKBest, mutual_info_classif
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from khot import ConditionalPoisson, Pivotal, StraightThrough, topk_mask
+
+PIXELS, CLASSES = 64, 10
+HIDDEN = 256
+BATCH_SIZE = 64
+WEIGHTS_LR, MASK_LR = 3e-3, 5e-2
+PARTICLES = 4  # masks drawn per step
+LEARNED, RANDOM, MUTUAL_INFORMATION, ALL = "learned mask", "random pixels", "mutual information", "all 64 pixels"
+
+
+class Labelled(NamedTuple):
+    images: Tensor  # (size, PIXELS), in [0, 1]
+    labels: Tensor  # (size,)
+
+
+class Split(NamedTuple):
+    train: Labelled
+    validation: Labelled
+    test: Labelled
+
+
+class Run(NamedTuple):
+    """What one seed gives: the inclusion probabilities after each epoch, and by row of the table the scores."""
+
+    probabilities: Tensor  # (epochs + 1, PIXELS)
+    masks: dict[str, Tensor]
+    test: dict[str, tuple[float, float]]  # accuracy, loss
+    curves: dict[str, list[float]]  # validation accuracy after each epoch
+
+
+def load_split(seed: int) -> Split:
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    rest, test, rest_labels, test_labels = train_test_split(
+        images, labels, test_size=0.25, stratify=labels, random_state=0
+    )
+    train, validation, train_labels, validation_labels = train_test_split(
+        rest, rest_labels, test_size=0.2, stratify=rest_labels, random_state=seed
+    )
+    return Split(Labelled(train, train_labels), Labelled(validation, validation_labels), Labelled(test, test_labels))
+
+
+def make_classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+
+
+def mask_guide(logits: Tensor, k: int, design: str) -> StraightThrough:
+    if design == "conditional_poisson":
+        return StraightThrough(ConditionalPoisson(logits=logits, k=k))
+    pivotal = Pivotal(logits=logits, k=k)
+    # Pivotal sampling has no tractable log-probability. The ELBO takes that of the design of largest entropy among those
+    # with the same inclusion probabilities.
+    return StraightThrough(pivotal, log_prob=ConditionalPoisson(probs=pivotal.mean))
+
+
+def learn_mask(data: Labelled, k: int, design: str, epochs: int, after_epoch: Callable[[], object]) -> Tensor:
+    """Trains mask and classifier jointly; returns the inclusion probabilities, at the start and after each epoch."""
+    pyro.clear_param_store()
+    classifier = make_classifier()
+    size = len(data.images)
+
+    def model() -> None:
+        pyro.module("classifier", classifier)
+        mask = pyro.sample("mask", ConditionalPoisson(logits=torch.zeros(PIXELS), k=k))
+        with pyro.plate("images", size, subsample_size=BATCH_SIZE) as batch:
+            logits = classifier(data.images[batch] * mask)
+            pyro.sample("label", dist.Categorical(logits=logits), obs=data.labels[batch])
+
+    def guide() -> None:
+        logits = pyro.param("mask_logits", torch.zeros(PIXELS))
+        pyro.sample("mask", mask_guide(logits, k, design))
+
+    optimizer = pyro.optim.Adam(lambda name: {"lr": MASK_LR if name == "mask_logits" else WEIGHTS_LR})
+    elbo = TraceMeanField_ELBO(num_particles=PARTICLES, vectorize_particles=True, max_plate_nesting=1)
+    svi = SVI(model, guide, optimizer, elbo)
+    probabilities = [torch.full((PIXELS,), k / PIXELS)]
+    for _ in range(epochs):
+        for _ in range(size // BATCH_SIZE):
+            svi.step()
+        probabilities.append(mask_guide(pyro.param("mask_logits").detach(), k, design).mean)
+        after_epoch()
+    return torch.stack(probabilities)
+
+
+@torch.no_grad()
+def evaluate(classifier: nn.Module, mask: Tensor, data: Labelled) -> tuple[float, float]:
+    logits = classifier(data.images * mask)
+    accuracy = (logits.argmax(-1) == data.labels).float().mean()
+    return accuracy.item(), cross_entropy(logits, data.labels).item()
+
+
+def train_classifier(
+    mask: Tensor, split: Split, epochs: int, after_epoch: Callable[[], object]
+) -> tuple[tuple[float, float], list[float]]:
+    """Trains a classifier on the pixels in ``mask``; returns its test scores and validation accuracy by epoch."""
+    classifier = make_classifier()
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=WEIGHTS_LR)
+    images, labels = split.train
+    curve = []
+    for _ in range(epochs):
+        for batch in torch.randperm(len(images)).split(BATCH_SIZE):
+            loss = cross_entropy(classifier(images[batch] * mask), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        curve.append(evaluate(classifier, mask, split.validation)[0])
+        after_epoch()
+    return evaluate(classifier, mask, split.test), curve
+
+
+def run_seed(seed: int, k: int, design: str, epochs: int, progress: tqdm) -> Run:
+    split = load_split(seed)
+    progress.set_description(f"seed {seed}: learning the mask")
+    pyro.set_rng_seed(seed)
+    probabilities = learn_mask(split.train, k, design, epochs, progress.update)
+
+    images, labels = (tensor.numpy() for tensor in split.train)
+    select = SelectKBest(partial(mutual_info_classif, random_state=seed), k=k).fit(images, labels)
+    masks = {
+        LEARNED: topk_mask(probabilities[-1], k),
+        RANDOM: topk_mask(torch.rand(PIXELS), k),
+        MUTUAL_INFORMATION: torch.tensor(select.get_support(), dtype=torch.float32),
+        ALL: torch.ones(PIXELS),
+    }
+    test, curves = {}, {}
+    for row, mask in masks.items():
+        progress.set_description(f"seed {seed}: {row}")
+        pyro.set_rng_seed(seed)
+        test[row], curves[row] = train_classifier(mask, split, epochs, progress.update)
+    return Run(probabilities, masks, test, curves)
+
+
+def print_table(runs: list[Run], k: int) -> None:
+    print(f"\nTest scores with k = {k} of {PIXELS} pixels: mean ± sd over {len(runs)} seeds; in brackets the difference")
+    print("to the learned mask, paired by seed: mean ± standard error.\n")
+    print(f"{'':20}{'accuracy, %':>14}{'':20}{'loss':>14}")
+    scores = {row: np.array([run.test[row] for run in runs]) * [100, 1] for row in runs[0].test}  # (seeds, 2)
+    ddof = min(1, len(runs) - 1)
+    for row, values in scores.items():
+        mean, sd = values.mean(0), values.std(0, ddof=ddof)
+        change = values - scores[LEARNED]
+        change_mean, error = change.mean(0), change.std(0, ddof=ddof) / len(runs) ** 0.5
+        cells = [f"{row:20}"]
+        for i, digits in enumerate((1, 3)):
+            cells.append(f"{f'{mean[i]:.{digits}f} ± {sd[i]:.{digits}f}':>14}")
+            compared = f"({change_mean[i]:+.{digits}f} ± {error[i]:.{digits}f})"
+            cells.append(f"  {'' if row == LEARNED else compared:18}")
+        print("".join(cells).rstrip())
+
+
+def draw_figure(runs: list[Run], k: int, design: str, path: Path) -> None:
+    """Draws the first seed's mask and digits, and the learning curves of all seeds."""
+    first = runs[0]
+    probabilities = first.probabilities
+    chosen = first.masks[LEARNED].bool()
+    figure = plt.figure(figsize=(12, 7), layout="constrained")
+    figure.suptitle(f"{k} of {PIXELS} pixels, learned with {design.replace('_', ' ')} sampling")
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.1])
+
+    heat, *panels = top.subplots(1, 6, width_ratios=[1.35, 1, 1, 1, 1, 1])
+    image = heat.imshow(probabilities[-1].reshape(8, 8), cmap="viridis", vmin=0, vmax=1)
+    heat.set_title("inclusion probabilities")
+    top.colorbar(image, ax=heat, shrink=0.7, location="left")
+    test = load_split(0).test
+    for panel, label in zip(panels, (0, 3, 4, 8, 9), strict=True):
+        digit = test.images[test.labels == label][0]
+        panel.imshow(digit.reshape(8, 8), cmap="gray_r")
+        panel.set_title(f"digit {label}")
+        rows, columns = np.divmod(np.flatnonzero(chosen), 8)
+        panel.scatter(columns, rows, s=150, marker="s", facecolors="none", edgecolors="tab:red", linewidths=1.8)
+    for axes in (heat, *panels):
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+    left, right = bottom.subplots(1, 2)
+    left.plot(probabilities[:, ~chosen], color="0.75", linewidth=0.8)
+    left.plot(probabilities[:, chosen], color="tab:red", linewidth=1.4)
+    left.set(title="learning the mask (red: chosen)", xlabel="epoch", ylabel="inclusion probability", ylim=(0, 1))
+    for row in first.curves:
+        curves = 100 * np.array([run.curves[row] for run in runs])
+        epochs = np.arange(1, curves.shape[1] + 1)
+        right.plot(epochs, curves.mean(0), label=row, color="tab:red" if row == LEARNED else None)
+        right.fill_between(epochs, curves.min(0), curves.max(0), alpha=0.15, linewidth=0)
+    right.set(title="training the classifiers (mean and range over the seeds)", xlabel="epoch")
+    right.set_ylabel("validation accuracy, %")
+    right.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> list[Run]:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--k", type=int, default=10, help="number of pixels to look at")
+    parser.add_argument("--design", choices=("conditional_poisson", "pivotal"), default="conditional_poisson")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the figure")
+    args = parser.parse_args(arguments)
+
+    with tqdm(total=args.seeds * 5 * args.epochs, unit="epoch") as progress:
+        seeds = range(args.seed, args.seed + args.seeds)
+        runs = [run_seed(seed, args.k, args.design, args.epochs, progress) for seed in seeds]
+    print_table(runs, args.k)
+    figure = args.out / "feature_selection.png"
+    draw_figure(runs, args.k, args.design, figure)
+    print(f"\nfigure: {figure}")
+    return runs
+
+
+if __name__ == "__main__":
+    main()
