@@ -240,9 +240,9 @@ def test_autonormal_recovers_a_known_posterior():
         pyro.sample("y", target)
 
     guide = AutoNormal(model)
-    optimiser = pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.01 ** (1 / 250)})
+    optimiser = pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.01 ** (1 / 400)})
     svi = SVI(model, guide, optimiser, Trace_ELBO(num_particles=30, vectorize_particles=True))
-    for _ in range(250):
+    for _ in range(400):
         svi.step()
     with torch.no_grad(), pyro.plate("draws", 2000):
         y = guide()["y"]

@@ -1,6 +1,7 @@
 """Argument checks shared by the packages: what is checked when, and in which words."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def checks_contents(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" or Distribution._validate_args
 
 
-def check_scores(x: Tensor, dim: int) -> None:
+def check_scores(x: Any, dim: Any) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")

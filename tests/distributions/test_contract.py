@@ -46,7 +46,9 @@ def check_shapes_and_dtypes(case):
                 log_prob = design.log_prob(value)
                 assert log_prob.shape == (*sample_shape, 3) and log_prob.dtype == dtype
         assert design.mean.shape == design.variance.shape == (3, 5) and design.mean.dtype == dtype
-    assert case.make(logits=LOGITS[:0], k=2, validate_args=False).sample().shape == (0, 5)
+    empty = case.make(logits=LOGITS[:0], k=2, validate_args=True)
+    assert empty.sample().shape == empty.mean.shape == (0, 5)
+    assert case.make(probs=LOGITS[:0], validate_args=True).sample((3,)).shape == (3, 0, 5)
 
 
 def check_law(case):

@@ -1,9 +1,9 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
 import torch
-from torch import Size, Tensor
-from torch.distributions import constraints
+from torch import Tensor
 from torch.distributions.utils import lazy_property
+from torch.types import _size as SizeLike
 
 from khot.kernels import conditional_poisson as kernel
 from khot.kernels.conditional_poisson_inverse import solve_logits
@@ -44,12 +44,6 @@ class ConditionalPoisson(SamplingDesign):
         >>> design.mean
         tensor([0.5777, 0.5777, 0.8446])
     """
-
-    arg_constraints = {
-        "probs": constraints.independent(constraints.unit_interval, 1),
-        "logits": constraints.real_vector,
-        "k": constraints.nonnegative_integer,
-    }
 
     def __init__(
         self,
@@ -97,7 +91,7 @@ class ConditionalPoisson(SamplingDesign):
         """The k-hot vector of the k largest logits."""
         return topk_mask(self._param, self._size)
 
-    def sample(self, sample_shape: Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         return kernel.sample(self.logits, self._size, tuple(sample_shape)).to(self._param.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -28,6 +28,19 @@ COMPLETE_DESIGNS = "ConditionalPoisson and Pivotal(order='fixed')"  # have log_p
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
+class _Vector(constraints.Constraint):
+    """``constraints.independent(base, 1)``, which fails on empty batches."""
+
+    event_dim = 1
+
+    def __init__(self, base: constraints.Constraint) -> None:
+        self.base = base
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.base.check(value).all(-1)
+
+
 class SamplingDesign(TorchDistribution):
     r"""A distribution over the k-hot vectors of length n; the base class, to which a subclass adds its law.
 
@@ -57,8 +70,8 @@ class SamplingDesign(TorchDistribution):
     """
 
     arg_constraints = {
-        "probs": constraints.independent(constraints.unit_interval, 1),
-        "logits": constraints.real_vector,
+        "probs": _Vector(constraints.unit_interval),
+        "logits": _Vector(constraints.real),
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True

@@ -6,7 +6,7 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints, kl_divergence, register_kl
-from torch.types import _size
+from torch.types import _size as SizeLike
 
 from khot.distributions import SamplingDesign
 
@@ -72,7 +72,7 @@ class StraightThrough(TorchDistribution):
         self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: _size, _instance: Any = None) -> "StraightThrough":
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "StraightThrough":
         new = self._get_checked_instance(StraightThrough, _instance)
         new.design = self.design.expand(batch_shape)
         new.scorer = None if self.scorer is None else self.scorer.expand(batch_shape)
@@ -96,7 +96,7 @@ class StraightThrough(TorchDistribution):
     def mode(self) -> Tensor:
         return self.design.mode
 
-    def rsample(self, sample_shape: _size = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         mean = self.design.mean
         return self.design.sample(sample_shape) + (mean - mean.detach())
 

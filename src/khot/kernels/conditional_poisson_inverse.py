@@ -60,7 +60,7 @@ def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
 class _SolveLogits(Function):
     @staticmethod
     def forward(probs: Tensor, k: int | Tensor) -> Tensor:
-        return _newton(probs, k)
+        return _solve(probs, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -142,7 +142,7 @@ def _target(probs: Tensor, k: int | Tensor) -> Tensor:
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
-def _newton(probs: Tensor, k: int | Tensor) -> Tensor:
+def _solve(probs: Tensor, k: int | Tensor) -> Tensor:
     target = _target(probs, k)
     interior = target.isfinite()
 

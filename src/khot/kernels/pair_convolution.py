@@ -28,6 +28,11 @@ def _fft_length(width: int, start: int, length: int) -> int:
     return min(odd << max(0, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
 
 
+def _compact(x: Tensor) -> Tensor:
+    """A contiguous copy, never a view that keeps a larger buffer alive."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _merge(x: Tensor, start: int, length: int) -> Tensor:
     width = x.shape[0]
     if width <= DIRECT_WIDTH:
@@ -39,7 +44,7 @@ def _merge(x: Tensor, start: int, length: int) -> Tensor:
         return out
     size = _fft_length(width, start, length)
     spectrum = torch.fft.rfft(x, size, dim=0)
-    return torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length].contiguous()
+    return _compact(torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length])
 
 
 def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
@@ -55,7 +60,7 @@ def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
     size = _fft_length(width, start, length)
     spectrum = torch.fft.rfft(F.pad(g.movedim(0, -1), (start, 0)).movedim(-1, 0), size, dim=0)
     product = spectrum.unsqueeze(1) * torch.fft.rfft(sibling, size, dim=0).conj()
-    return torch.fft.irfft(product, size, dim=0)[:width].contiguous()
+    return _compact(torch.fft.irfft(product, size, dim=0)[:width])
 
 
 class _Merge(Function):

@@ -1,0 +1,116 @@
+"""ConditionalPoisson against the oracles and against what is known of it; its kernel has tests of its own."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical, kl_divergence
+
+from khot import ConditionalPoisson
+from tests import gof
+from tests.oracle import cases, tensor
+
+
+@pytest.mark.parametrize("case", cases("conditional_poisson"))
+def test_oracle(case):
+    n, k, logits = case["n"], case["k"], tensor(case["theta"])
+    design = ConditionalPoisson(logits=logits, k=k)
+    tolerance = 1e-11 * (1 + abs(case["log_Z"]))
+    assert (design.mean - tensor(case["pi"])).abs().max() <= 1e-11
+    assert abs(design.entropy().item() - case["entropy"]) <= tolerance
+    if "theta_q" in case:
+        other = ConditionalPoisson(logits=tensor(case["theta_q"]), k=k)
+        assert abs(kl_divergence(design, other).item() - case["kl_pq"]) <= tolerance
+        assert abs(kl_divergence(other, design).item() - case["kl_qp"]) <= tolerance
+    if case.get("full"):
+        support = design.enumerate_support()
+        assert support.nonzero()[:, 1].view(-1, k).tolist() == case["subsets"]
+        assert (design.log_prob(support) - tensor(case["log_prob"])).abs().max() <= tolerance
+    if case.get("pair") is not None and n <= 200:
+        pairs = torch.stack([tensor(row) for row in case["pair"]])
+        assert (design.pairwise_inclusion - pairs).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("case", cases("cps_inverse"))
+def test_oracle_of_the_inverse(case):
+    design = ConditionalPoisson(probs=tensor(case["pi"]))
+    assert design.k == case["k"] and (design.logits - tensor(case["theta"])).abs().max() <= 1e-9
+    if "entropy" in case:
+        assert abs(design.entropy().item() - case["entropy"]) <= 1e-10
+
+
+def test_one_of_n_is_categorical():
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    design, categorical = ConditionalPoisson(logits=logits, k=1), Categorical(logits=logits)
+    torch.testing.assert_close(design.mean, categorical.probs)
+    torch.testing.assert_close(design.entropy(), categorical.entropy())
+    log_prob = design.log_prob(torch.eye(6, dtype=torch.float64).unsqueeze(1))
+    torch.testing.assert_close(log_prob, categorical.log_prob(torch.arange(6).unsqueeze(1)))
+
+
+def test_score_and_fisher_information():
+    """The gradient of log_prob is x - mean, its negative second derivative the covariance."""
+    logits = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    design = ConditionalPoisson(logits=logits, k=3)
+    value = design.mode
+
+    def log_prob(logits):
+        return ConditionalPoisson(logits=logits, k=3, validate_args=False).log_prob(value)
+
+    torch.testing.assert_close(torch.func.grad(log_prob)(logits), value - design.mean)
+    torch.testing.assert_close(-torch.func.hessian(log_prob)(logits), design.covariance_matrix)
+
+
+def test_float32_parameters_compute_in_float64():
+    logits = torch.randn(500, generator=torch.Generator().manual_seed(2))
+    single, double = ConditionalPoisson(logits=logits, k=100), ConditionalPoisson(logits=logits.double(), k=100)
+    assert single.mean.dtype == single.entropy().dtype == torch.float32
+    torch.testing.assert_close(single.mean, double.mean.float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(single.entropy(), double.entropy().float())
+
+
+def test_infinite_logits():
+    inf = math.inf
+    design = ConditionalPoisson(logits=torch.tensor([inf, 0.0, -inf, 1.0, 0.5], dtype=torch.float64), k=2)
+    rest = ConditionalPoisson(logits=torch.tensor([0.0, 1.0, 0.5], dtype=torch.float64), k=1)
+    torch.testing.assert_close(design.mean[[1, 3, 4]], rest.mean)
+    assert design.mean[0] == 1 and design.mean[2] == 0
+    torch.testing.assert_close(design.entropy(), rest.entropy())
+    value = design.sample((200,))
+    assert (value[:, 0] == 1).all() and (value[:, 2] == 0).all()
+    with pytest.raises(ValueError, match="number of infinite `logits`, 1.*above -inf, 4.*k=0"):
+        ConditionalPoisson(logits=design.logits, k=0, validate_args=True)
+
+
+def test_divergence_of_different_sizes_is_infinite():
+    p, q = (ConditionalPoisson(logits=torch.zeros(2, 4), k=torch.tensor(k)) for k in ([1, 2], [2, 2]))
+    assert kl_divergence(p, q).tolist() == [math.inf, 0.0]
+
+
+def test_takes_no_relaxation():
+    with pytest.raises(TypeError, match="relaxation"):
+        ConditionalPoisson(logits=torch.zeros(3), k=1, relaxation=torch.sigmoid)
+
+
+@pytest.mark.slow
+def test_goodness_of_fit_at_a_million_draws():
+    """False-alarm rate 1e-6 each; the logits of `probs` must be the right ones for the subsets to come out."""
+    probs = torch.tensor([0.9, 0.1, 0.35, 0.65, 0.5, 0.2, 0.3], dtype=torch.float64)
+    design = ConditionalPoisson(probs=probs)
+    torch.manual_seed(0)
+    support = design.enumerate_support()
+    gof.check_sampler(design.sample((10**6,)), support, design.log_prob(support).exp())
+
+
+@pytest.mark.slow
+def test_long_rows_in_seconds():
+    """n = 100,000: inclusion probabilities sum to k, and k-hot draws have the counts that they say."""
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(10**5, dtype=torch.float64)
+    design = ConditionalPoisson(logits=logits, k=10**4)
+    mean, value = design.mean, design.sample((20,))
+    assert abs(mean.sum().item() - 10**4) < 1e-6 and (value.sum(-1) == 10**4).all()
+    likely = mean > 0.5
+    deviation = (value[:, likely].sum() - 20 * mean[likely].sum()) / (20 * (mean * (1 - mean))[likely].sum()).sqrt()
+    assert deviation.abs() < 5  # the covariances are negative, so the variance is smaller still
+    assert torch.isfinite(design.log_prob(value)).all()
