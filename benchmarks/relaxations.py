@@ -1,17 +1,77 @@
-"""sigmoid_topk against torch.softmax, torch.sort and torch.topk on the same tensor, forward and forward + backward.
+"""Every relaxed map: time, memory and distance from the hard top-k, against torch, against peers, and over n and k.
 
-Run `python benchmarks/relaxations.py`. Each shape is checked for correctness first, against bisection in float64. The
-target of a plain-torch engine is 12 times softmax forward + backward, 20 times for many short rows, and to be faster
-than a sort from n = 1000.
+Run `python benchmarks/relaxations.py [torch] [maps] [growth]` (default: all three parts).
+
+torch   sigmoid_topk against torch.softmax, torch.sort and torch.topk on the same tensor, after a comparison with
+        bisection in float64. Target of a plain-torch engine: at most 12 times softmax forward + backward, 20 times for
+        many short rows, and faster than a sort from n = 1000.
+maps    all maps at the same softness against sigmoid_topk: time, peak memory of forward + backward, and how much of the
+        top-k sum <x, y> they lose. Peers from PyPI (difftopk, torchsort, entmax) join where they are installed.
+growth  time against n = 10 ... 10^7 and against k, as a table and a plot: linear in n, flat in k.
 """
 
-import torch
-from timing import arguments, interleaved, write_csv
-from torch import Tensor
+import argparse
+import importlib
+from collections.abc import Callable
+from functools import partial
 
-from khot import sigmoid_topk
+import torch
+from timing import RESULTS, interleaved, write_csv
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import khot
 
 SHAPES = [(1280, 10, 5), (128, 1000, 500), (8192, 64, 8), (100, 10**4, 10**3), (16, 10**5, 10**3), (1, 10**6, 10**5)]
+Map = Callable[[Tensor, int], Tensor]
+Row = dict[str, object]
+
+MASKS: dict[str, Map] = {
+    "sigmoid_topk": khot.sigmoid_topk,
+    "lapsum_topk": khot.lapsum_topk,
+    "normal_topk": khot.normal_topk,
+    "sparse_topk p=2": khot.sparse_topk,
+    "sparse_topk p=4/3": partial(khot.sparse_topk, p=4 / 3),
+    "sparse_topk p=1.2": partial(khot.sparse_topk, p=1.2),
+    "transport_topk": partial(khot.transport_topk, epsilon=2.0),
+}
+OTHERS: dict[str, Map] = {
+    "sparse_topk_magnitude p=2": khot.sparse_topk_magnitude,
+    "sparse_topk_magnitude p=4/3": partial(khot.sparse_topk_magnitude, p=4 / 3),
+    "sparse_topk_signed p=2": khot.sparse_topk_signed,
+    "rescaled_sigmoid_topk": khot.rescaled_sigmoid_topk,
+    "soft_rank": lambda x, k: khot.soft_rank(x),
+    "soft_sort": lambda x, k: khot.soft_sort(x),
+}
+FOR_SMALL_K: dict[str, Map] = {
+    "successive_softmax_topk": khot.successive_softmax_topk,
+    "sorted_transport_topk": lambda x, k: khot.sorted_transport_topk(x, k, 1.0).sum(-1),
+}
+
+
+def peers() -> dict[str, Map]:
+    """What other packages have for the same job; says which are not installed."""
+    found: dict[str, Map] = {}
+    makers: dict[str, Callable[[object], dict[str, Map]]] = {
+        # n x n relaxed permutations, of which the first k rows add up to a mask
+        "difftopk": lambda m: {
+            "difftopk NeuralSort": lambda x, k: m.NeuralSort()(x)[:, :k].sum(1),
+            "difftopk SoftSort": lambda x, k: m.SoftSort()(x)[:, :k].sum(1),
+        },
+        "torchsort": lambda m: {"torchsort soft_rank": lambda x, k: m.soft_rank(x)},
+        "entmax": lambda m: {"entmax sparsemax (k = 1)": lambda x, k: m.sparsemax(x, -1)},
+    }
+    for name, make in makers.items():
+        try:
+            found.update(make(importlib.import_module(name)))
+        except ImportError:
+            print(f"(without {name}: not installed)")
+    return found
+
+
+def forward_backward(function: Map, leaf: Tensor, k: int, grad: Tensor) -> None:
+    leaf.grad = None
+    function(leaf, k).backward(grad)
 
 
 def bisected_mask(x: Tensor, k: int) -> Tensor:
@@ -26,9 +86,9 @@ def bisected_mask(x: Tensor, k: int) -> Tensor:
 
 
 def check(x: Tensor, k: int, grad: Tensor) -> float:
-    """Asserts value, sum and gradient; returns the relative error of the sum."""
+    """Asserts value, sum and gradient of sigmoid_topk; returns the relative error of the sum."""
     leaf = x.clone().requires_grad_()
-    y = sigmoid_topk(leaf, k)
+    y = khot.sigmoid_topk(leaf, k)
     y.backward(grad)
     reference = bisected_mask(x, k)
     torch.testing.assert_close(y.detach().double(), reference, rtol=5e-6, atol=1e-7)
@@ -40,55 +100,127 @@ def check(x: Tensor, k: int, grad: Tensor) -> float:
     return error
 
 
-def main() -> None:
-    options = arguments(__doc__.splitlines()[0], "relaxations_cpu.csv")
-    torch.manual_seed(0)
-    rows: list[dict[str, object]] = []
-    print(
-        f"{'batch':>6} {'n':>8} {'k':>7}  {'pass':<16}"
-        + "".join(f"{c:>14}" for c in ("sigmoid_topk", "softmax", "sort", "topk"))
-        + "   /softmax    /sort"
-    )
+def against_torch(seconds: float) -> list[Row]:
+    rows: list[Row] = []
+    columns = ("sigmoid_topk", "softmax", "sort", "topk")
+    heading = "".join(f"{c:>14}" for c in columns)
+    print(f"\n{'batch':>6} {'n':>8} {'k':>7}  {'pass':<16}{heading}   /softmax    /sort")
     for batch, n, k in SHAPES:
         x, grad = torch.randn(batch, n), torch.randn(batch, n)
-        sum_error = check(x, k, grad)
-        leaf = x.clone().requires_grad_()
-        functions = {
-            "sigmoid_topk": lambda v, k=k: sigmoid_topk(v, k),
-            "softmax": lambda v: torch.softmax(v, -1),
-            "sort": lambda v: v.sort(-1).values,
-            "topk": lambda v, k=k: v.topk(k, -1).values,
+        check(x, k, grad)
+        functions: dict[str, Map] = {
+            "sigmoid_topk": khot.sigmoid_topk,
+            "softmax": lambda x, k: torch.softmax(x, -1),
+            "sort": lambda x, k: x.sort(-1).values,
+            "topk": lambda x, k: x.topk(k, -1).values,
         }
-
-        def both(function, leaf=leaf, grad=grad):
-            leaf.grad = None
-            y = function(leaf)
-            y.backward(grad[..., : y.shape[-1]])
-
+        leaf = x.clone().requires_grad_()
         passes = {
-            "forward": {name: lambda f=f, x=x: f(x) for name, f in functions.items()},
-            "forward+backward": {name: lambda f=f: both(f) for name, f in functions.items()},
+            "forward": {c: partial(f, x, k) for c, f in functions.items()},
+            "forward+backward": {
+                c: partial(forward_backward, f, leaf, k, grad[..., :k] if c == "topk" else grad)
+                for c, f in functions.items()
+            },
         }
         for name, calls in passes.items():
-            timings = interleaved(calls, options.seconds)
-            ours = timings["sigmoid_topk"].median
-            ratios = {other: ours / timings[other].median for other in ("softmax", "sort", "topk")}
-            print(
-                f"{batch:>6} {n:>8} {k:>7}  {name:<16}"
-                + "".join(f"{timings[c].median * 1e3:>11.3f} ms" for c in calls)
-                + f"{ratios['softmax']:>10.1f}x{ratios['sort']:>8.2f}x"
-            )
-            for call, timing in timings.items():
-                rows.append(
-                    {
-                        "batch": batch, "n": n, "k": k, "pass": name, "function": call,
-                        "median_ms": f"{timing.median * 1e3:.4f}",
-                        "p20_ms": f"{timing.low * 1e3:.4f}",
-                        "p80_ms": f"{timing.high * 1e3:.4f}",
-                        "sum_error": f"{sum_error:.1e}" if call == "sigmoid_topk" else "",
-                    }
-                )  # fmt: skip
-    write_csv(options.csv, rows)
+            timings = interleaved(calls, seconds)
+            times = {c: timings[c].median * 1e3 for c in columns}
+            softmax, sort = (times["sigmoid_topk"] / times[c] for c in ("softmax", "sort"))
+            cells = "".join(f"{times[c]:>11.3f} ms" for c in columns)
+            print(f"{batch:>6} {n:>8} {k:>7}  {name:<16}{cells}{softmax:>10.1f}x{sort:>8.2f}x")
+            for c, timing in timings.items():
+                quantiles = {f"{q}_ms": f"{v * 1e3:.4f}" for q, v in zip(("median", "p20", "p80"), timing, strict=True)}
+                rows.append({"batch": batch, "n": n, "k": k, "pass": name, "function": c, **quantiles})
+    return rows
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Largest sum of tensor memory that the call holds at a time beyond what was there."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def all_maps(seconds: float) -> list[Row]:
+    rows: list[Row] = []
+    others = peers()
+    for batch, n, k in [(128, 1000, 500), (128, 1000, 10), (8192, 64, 8), (16, 10**5, 10**3)]:
+        x, grad = torch.randn(batch, n), torch.randn(batch, n)
+        leaf = x.clone().requires_grad_()
+        maps = MASKS | OTHERS | (FOR_SMALL_K if k <= 10 else {}) | (others if n <= 1000 else {})
+        heading = "    forward  forward+backward  /sigmoid_topk     peak  lost of top-k sum"
+        print(f"\n{f'(batch, n, k) = ({batch}, {n}, {k})':<32}{heading}")
+        forward = interleaved({name: partial(f, x, k) for name, f in maps.items()}, seconds, rounds=9)
+        both = interleaved(
+            {name: partial(forward_backward, f, leaf, k, grad) for name, f in maps.items()}, seconds, rounds=9
+        )
+        hard = (x * khot.topk_mask(x, k)).sum(-1)
+        for name, function in maps.items():
+            ratio = both[name].median / both["sigmoid_topk"].median
+            megabytes = peak_bytes(partial(forward_backward, function, leaf, k, grad)) / 2**20
+            is_mask = name in MASKS | FOR_SMALL_K or name == "rescaled_sigmoid_topk"
+            lost = ((hard - (x * function(x, k)).sum(-1)) / hard).mean().item() if is_mask else None
+            times = (forward[name].median * 1e3, both[name].median * 1e3)
+            loss = "" if lost is None else f"{lost:.3f}"
+            print(f"{name:<32}{times[0]:>11.2f} ms {times[1]:>14.2f} ms {ratio:>12.2f}x {megabytes:>7.1f} MB {loss:>8}")
+            rows.append({
+                "batch": batch, "n": n, "k": k, "function": name, "forward_ms": f"{times[0]:.4f}",
+                "both_ms": f"{times[1]:.4f}", "to_sigmoid": f"{ratio:.2f}", "peak_mb": f"{megabytes:.1f}", "lost": loss,
+            })  # fmt: skip
+    return rows
+
+
+def growth(seconds: float) -> list[Row]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    maps = MASKS | {name: OTHERS[name] for name in ("sparse_topk_magnitude p=2", "soft_rank", "soft_sort")}
+    sizes = [(10**e, max(1, 10**e // 10)) for e in range(1, 8)]
+    subsets = [(10**5, k) for k in (1, 10, 100, 10**3, 10**4, 5 * 10**4, 99_999)]
+    rows: list[Row] = []
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", sharey=True)
+    for axis, problems in ((left, sizes), (right, subsets)):
+        times: dict[str, list[float]] = {name: [] for name in maps}
+        for n, k in problems:
+            grad, leaf = torch.randn(1, n), torch.randn(1, n).requires_grad_()
+            calls = {name: partial(forward_backward, f, leaf, k, grad) for name, f in maps.items()}
+            for name, timing in interleaved(calls, seconds / 5, rounds=3).items():
+                times[name].append(timing.median * 1e3)
+                rows.append({"n": n, "k": k, "function": name, "both_ms": f"{times[name][-1]:.4f}"})
+        for name, values in times.items():
+            axis.loglog([p[0] if axis is left else p[1] for p in problems], values, marker=".", label=name)
+            if axis is left:
+                exponent = torch.tensor(values[-1] / values[-3]).log10().item() / 2
+                print(f"{name:<28} time ~ n^{exponent:.2f} from 10^5 to 10^7; at 10^7 {values[-1]:.0f} ms")
+            else:
+                print(f"{name:<28} over k at n = 10^5: {min(values):.2f} to {max(values):.2f} ms")
+    left.set(xlabel="n (k = n / 10)", ylabel="forward + backward, ms")
+    right.set(xlabel="k (n = 100,000)")
+    left.legend(fontsize="small")
+    figure.savefig(RESULTS / "relaxations_growth.png", dpi=100)
+    return rows
+
+
+def main() -> None:
+    parts = {"torch": against_torch, "maps": all_maps, "growth": growth}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], help="which parts to run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    for part in options.parts or parts:
+        write_csv(RESULTS / f"relaxations_{part}.csv", parts[part](options.seconds))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Root finders for sigmoid top-k: bisection, Newton and Halley from several starting guesses, and the library's own.
 
-Repeats table 5 and figure 8 of "Differentiable top-k: from one-hot to k-hot": evaluations of the sum until the threshold
-is within the tolerance of the root (in temperatures), median and worst over random rows, and the share of rows that never
-get there. Newton and Halley run without a bracket, so that what the guess is worth shows.
+Repeats table 5 and figure 8 of "Differentiable top-k: from one-hot to k-hot": evaluations of the sum until the
+threshold is within the tolerance of the root (in temperatures), median and worst over random rows, and the share of
+rows that never get there. Newton and Halley run without a bracket, so that what the guess is worth shows.
 """
 
 import torch
@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 
 def guesses(x: Tensor, k: int, temperature: float) -> dict[str, Tensor]:
-    """Where to start: the mean, the exact root for equal scores, the hard threshold, the exact root for logistic scores."""
+    """Where to start: the mean, the root for equal scores, the hard threshold, the root for logistic scores."""
     n, mean = x.shape[-1], x.mean(-1)
     logit = torch.logit(torch.tensor(k / n, dtype=x.dtype))
     ordered = x.sort(-1, descending=True).values
@@ -34,7 +34,7 @@ def guesses(x: Tensor, k: int, temperature: float) -> dict[str, Tensor]:
 
 
 def evaluations(step, start: Tensor, root: Tensor, temperature: float) -> Tensor:
-    """Evaluations that each row takes from its start until within the tolerance of its root; inf if it never gets there."""
+    """Evaluations that each row takes from its start to within the tolerance of its root; inf if it never does."""
     t, count = start.clone(), torch.full_like(start, torch.inf)
     for i in range(MAX_EVALUATIONS):
         near = (t - root).abs() <= TOLERANCE * temperature
@@ -102,19 +102,20 @@ def main() -> None:
                 for guess, start in starts.items():
                     counts[name, guess] = evaluations(method(x, k, temperature), start, root, temperature)
             own = []
-            for row in x:
+            for scores in x:
                 link = _Counting(n)
-                solve_threshold(row, k, temperature, link)
+                solve_threshold(scores, k, temperature, link)
                 own.append(link.count)
             counts["khot", "moments"] = torch.tensor(own)  # it stops by itself, at full precision
             for (method, guess), count in counts.items():
                 failed = count.isinf().double().mean().item()
                 worst = count[count.isfinite()].max().item() if failed < 1 else float("nan")
-                print(
-                    f"{n:>6} {k:>5} {temperature:>11g}  {method:<10} {guess:<9} {count.median():>6.1f} {worst:>5.1f} {failed:>6.0%}"
+                problem = f"{n:>6} {k:>5} {temperature:>11g}  {method:<10} {guess:<9}"
+                print(f"{problem} {count.median():>6.1f} {worst:>5.1f} {failed:>6.0%}")
+                row = {"n": n, "k": k, "temperature": temperature, "method": method, "guess": guess}
+                rows.append(
+                    {**row, "median": f"{count.median():.1f}", "worst": f"{worst:.1f}", "failed": f"{failed:.2f}"}
                 )
-                rows.append({"n": n, "k": k, "temperature": temperature, "method": method, "guess": guess,
-                             "median": f"{count.median():.1f}", "worst": f"{worst:.1f}", "failed": f"{failed:.2f}"})  # fmt: skip
     write_csv(options.csv, rows)
 
 

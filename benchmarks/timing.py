@@ -5,16 +5,15 @@ import csv
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Seconds per call: median, 20th and 80th percentile."""
 
     median: float

@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import scipy.optimize
 import scipy.special
 import scipy.stats
 import torch
 from torch import Tensor
 
-from khot import capped_simplex_map, log_sigmoid_topk, sigmoid_topk
-from khot.distributions import ConditionalPoisson, Pivotal, SamplingDesign
+from khot import (
+    capped_simplex_map,
+    lapsum_topk,
+    log_lapsum_topk,
+    log_sigmoid_topk,
+    normal_topk,
+    sigmoid_topk,
+    sparse_topk,
+    sparse_topk_magnitude,
+    sparse_topk_signed,
+)
+from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
 from khot.estimators import StraightThrough
 from khot.relaxations import Link
 
@@ -33,6 +44,7 @@ class RelaxationCase:
         log: The logarithm of the map, if there is one.
         smooth: Whether the map is twice differentiable everywhere.
         symmetric: Whether F(-z) = 1 - F(z).
+        compact: Whether F reaches 0 and 1, so that entries are exactly that, and without derivative.
     """
 
     name: str
@@ -42,6 +54,22 @@ class RelaxationCase:
     log: Callable[..., Tensor] | None = None
     smooth: bool = True
     symmetric: bool = True
+    compact: bool = False
+
+
+def clipped_power(z: Any, p: float) -> Any:
+    return np.clip(z, 0, 1) ** (1 / (p - 1))
+
+
+def sparse(name: str, p: float) -> RelaxationCase:
+    return RelaxationCase(
+        name,
+        lambda x, k, strength=1.0, dim=-1: sparse_topk(x, k, strength, p, dim),
+        partial(clipped_power, p=p),
+        softness="strength",
+        symmetric=p == 2,
+        compact=True,
+    )
 
 
 class Cauchy(Link):
@@ -62,7 +90,29 @@ class Cauchy(Link):
 
 RELAXATIONS = [
     RelaxationCase("sigmoid_topk", sigmoid_topk, scipy.special.expit, log=log_sigmoid_topk),
-    RelaxationCase("capped_simplex_map", partial(capped_simplex_map, link=Cauchy()), scipy.stats.cauchy.cdf, softness="scale"),
+    RelaxationCase(
+        "capped_simplex_map", partial(capped_simplex_map, link=Cauchy()), scipy.stats.cauchy.cdf, softness="scale"
+    ),
+    RelaxationCase("lapsum_topk", lapsum_topk, scipy.stats.laplace.cdf, softness="scale", log=log_lapsum_topk),
+    RelaxationCase("normal_topk", normal_topk, scipy.special.ndtr, softness="scale"),
+    sparse("sparse_topk", p=2),
+    sparse("sparse_topk_any_p", p=1.7),
+]
+
+ODD_MAPS = [
+    RelaxationCase(
+        f"{function.__name__}_{name}",
+        lambda x, k, strength=1.0, dim=-1, function=function, p=p: function(x, k, strength, p, dim),
+        partial(clipped_power, p=p),
+        softness="strength",
+        compact=True,
+    )
+    for function, name, p in (
+        (sparse_topk_magnitude, "two", 2.0),
+        (sparse_topk_magnitude, "any_p", 1.7),
+        (sparse_topk_signed, "two", 2.0),
+        (sparse_topk_signed, "four_thirds", 4 / 3),
+    )
 ]
 
 
@@ -73,11 +123,12 @@ class DesignCase:
     Attributes:
         name: Identifier of the test.
         make: Called as ``make(probs=...)`` or ``make(logits=..., k=...)``, with further keyword arguments.
-        reference: Probabilities of the rows of ``support`` under a design without batch dimensions, computed from its ``probs``
-            or ``logits`` by another way than the library's.
+        reference: Probabilities of the rows of ``support`` under a design without batch dimensions, computed from its
+            ``probs`` or ``logits`` by another way than the library's.
         exact_probs: Whether ``make(probs=p).mean`` is ``p``.
         takes_relaxation: Whether ``logits`` go through a relaxation, rather than being natural parameters.
-        has_log_prob, has_entropy, has_pairwise: Whether the member defines them; otherwise it raises NotImplementedError.
+        has_log_prob, has_entropy, has_pairwise: Whether the member defines them, or else raises NotImplementedError.
+        largest_scored_k: The largest k for which it has a log_prob.
     """
 
     name: str
@@ -88,6 +139,7 @@ class DesignCase:
     has_log_prob: bool = True
     has_entropy: bool = True
     has_pairwise: bool = True
+    largest_scored_k: float = math.inf
 
 
 def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
@@ -151,6 +203,54 @@ def conditional_poisson_reference(design: SamplingDesign, support: Tensor) -> Te
     return torch.softmax(support @ torch.from_numpy(root.x), 0)
 
 
+def sampford_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    probs = design.probs.detach()
+    weight = torch.where(support == 1, probs / (1 - probs), 1).prod(-1) * (support @ (1 - probs))
+    return weight / weight.sum()
+
+
+def brewer_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    """The sum over the orders in which a subset may be drawn, with Brewer's weights as published."""
+    probs = design.probs.tolist()
+
+    def probability_of(order: tuple[int, ...]) -> float:
+        probability = 1.0
+        for r, unit in enumerate(order):
+            rest = len(order) - sum(probs[i] for i in order[:r])
+            weights = [
+                0.0 if j in order[:r] else p * (rest - p) / (rest - p * (len(order) - r)) for j, p in enumerate(probs)
+            ]
+            probability *= weights[unit] / sum(weights)
+        return probability
+
+    subsets = [row.nonzero().flatten().tolist() for row in support]
+    pmf = [sum(probability_of(order) for order in itertools.permutations(subset)) for subset in subsets]
+    return torch.tensor(pmf, dtype=torch.float64)
+
+
+def pmf_from_points(probs: list[float], order: tuple[int, ...], support: Tensor) -> Tensor:
+    """Systematic sampling by its definition: where the points u + integer fall, for u between any two cuts."""
+    ends = list(itertools.accumulate((probs[unit] for unit in order), initial=0.0))
+    cuts = sorted({0.0, 1.0, *(end % 1.0 for end in ends)})
+    law: defaultdict[frozenset[int], float] = defaultdict(float)
+    for left, right in itertools.pairwise(cuts):
+        points = [(left + right) / 2 + m for m in range(len(probs))]
+        lines = zip(order, itertools.pairwise(ends), strict=True)
+        if right - left > 1e-12:
+            law[frozenset(i for i, (start, end) in lines if any(start <= u < end for u in points))] += right - left
+    subsets = [frozenset(row.nonzero().flatten().tolist()) for row in support]
+    return torch.tensor([law[subset] for subset in subsets], dtype=torch.float64)
+
+
+def systematic_fixed_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    return pmf_from_points(design.probs.tolist(), tuple(range(support.shape[-1])), support)
+
+
+def systematic_random_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    orders = list(itertools.permutations(range(support.shape[-1])))
+    return torch.stack([pmf_from_points(design.probs.tolist(), order, support) for order in orders]).mean(0)
+
+
 DESIGNS = [
     DesignCase("conditional_poisson", ConditionalPoisson, conditional_poisson_reference, takes_relaxation=False),
     DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), pivotal_fixed_reference),
@@ -158,6 +258,17 @@ DESIGNS = [
         "pivotal_random",
         partial(Pivotal, order="random"),
         pivotal_random_reference,
+        has_log_prob=False,
+        has_entropy=False,
+        has_pairwise=False,
+    ),
+    DesignCase("sampford", Sampford, sampford_reference, has_entropy=False),
+    DesignCase("brewer", Brewer, brewer_reference, has_entropy=False, has_pairwise=False, largest_scored_k=10),
+    DesignCase("systematic_fixed", partial(Systematic, order="fixed"), systematic_fixed_reference),
+    DesignCase(
+        "systematic_random",
+        partial(Systematic, order="random"),
+        systematic_random_reference,
         has_log_prob=False,
         has_entropy=False,
         has_pairwise=False,

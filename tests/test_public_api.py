@@ -1,7 +1,9 @@
 """The public names: listed once in each subpackage, sorted, documented, and all reachable from khot."""
 
+import ast
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,26 @@ def test_star_import():
 def test_unknown_name():
     with pytest.raises(AttributeError, match="module 'khot' has no attribute 'sigmoid_topl'"):
         _ = khot.sigmoid_topl
+
+
+def names_used(file: Path) -> set[str]:
+    """Names that a file uses as code; those in strings and comments do not count."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+TESTS = Path(__file__).parent
+REGISTERED = names_used(TESTS / "registry.py")
+TESTED = REGISTERED.union(*(names_used(file) for file in TESTS.rglob("test_*.py")))
+
+
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
+def test_public_name_is_under_test(package, name):
+    assert name in TESTED, f"no test uses {name}"
+
+
+@pytest.mark.parametrize("name", khot.distributions.__all__)
+def test_design_is_registered(name):
+    # The base class is no member, and the draws of PhantomUnit have no fixed size: it has tests of its own.
+    assert name in REGISTERED | {"SamplingDesign", "PhantomUnit"}, f"{name} is not among DESIGNS in tests/registry.py"

@@ -17,6 +17,13 @@ def checks_contents(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" or Distribution._validate_args
 
 
+def looks_at_contents(*tensors: Tensor) -> bool:
+    """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
+    return not torch.compiler.is_compiling() and all(
+        checks_contents(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    )
+
+
 def check_scores(x: Any, dim: Any) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``."""
     if not isinstance(x, Tensor):
@@ -65,3 +72,20 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
     elif not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+
+
+def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
+    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of the softness."""
+    if x.numel() == 0:
+        return
+    highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
+    if bool((highest.isnan() | (highest == torch.inf)).any()):
+        raise ValueError("`x` must not contain NaN or +inf")
+    if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
+        raise ValueError(
+            f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
+            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
+        )
+    value = torch.as_tensor(softness)
+    if not bool(((value > 0) & (value < torch.inf)).all()):
+        raise ValueError(f"`{name}` must be positive and finite, but got {softness}")

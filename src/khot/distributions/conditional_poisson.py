@@ -62,8 +62,8 @@ class ConditionalPoisson(SamplingDesign):
             wrong = (included > self.k) | (possible < self.k)
             if wrong.any():
                 raise ValueError(
-                    f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, and of those above -inf, "
-                    f"{possible[wrong][0]}, but got k={self.k[wrong][0]}"
+                    f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
+                    f"and of those above -inf, {possible[wrong][0]}, but got k={self.k[wrong][0]}"
                 )
 
     @lazy_property

@@ -23,7 +23,11 @@ from khot.relaxations import sigmoid_topk
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
-COMPLETE_DESIGNS = "ConditionalPoisson and Pivotal(order='fixed')"  # have log_prob, entropy and pairwise_inclusion
+COMPLETE_DESIGNS = {  # who has what not all have
+    "log_prob": "ConditionalPoisson, Sampford, Brewer, Pivotal(order='fixed') and Systematic(order='fixed')",
+    "entropy": "ConditionalPoisson, Pivotal(order='fixed') and Systematic(order='fixed')",
+    "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
+}
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
@@ -232,7 +236,7 @@ class SamplingDesign(TorchDistribution):
         return self._shared_k
 
     def _unavailable(self, wanted: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS} have it")
+        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS[wanted]} have it")
 
 
 def _checked_param(name: str, value: Any) -> Tensor:

@@ -11,7 +11,7 @@ Step. Write R = A - B with A = P + (m - k)_+, B = Q + (k - m)_+, P and Q the tai
 on log(A / B) = 2 atanh(R / (A + B)) is exact in one step both where all entries share one exponential tail and inside a
 gap of many scales around t, the two places where Newton on R itself fails; near the root it is Newton on R. Its
 derivative is estimated from W = -s dR/dt as W / (P + Q) * (P / A + Q / B), which is exact in the tails and at the root.
-A bracket guards it: a step that leaves the bracket, or does not halve the step before last, becomes a bisection.
+A compact link takes a step of its own. A bracket guards either, see :mod:`khot.kernels.guarded_newton`.
 
 Layout: x (rows, n), unit last stride; k, scale, t (rows,) in float64. Elementwise arithmetic in float32 or float64. t
 carries more digits than a float32 x: z = (x - t_high) - t_low with t_high the float32 nearest to t.
@@ -23,14 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .guarded_newton import MAX_STEPS, RESOLUTION, Evaluation, guarded_newton
 from .links import LOGISTIC, Link, TailSums
 
-MAX_STEPS = (
-    100  # bisection alone needs log2(range / (scale * tolerance)) steps; Newton makes it 3 to 6 on ordinary rows
-)
-NEWTON_STEPS = 5  # unguarded steps before the rows that are left get a bracket
+FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
-STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done
+DISTANCES = (2**-20, 2**-10)  # in scales: how far from a kink a threshold is put that zeros and ones leave free
+NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 
 
@@ -48,7 +47,7 @@ def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
     return (x - high.unsqueeze(-1) - low.unsqueeze(-1)) / scale.to(x.dtype).unsqueeze(-1)
 
 
-def _standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
+def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
     """:func:`standardise` without a fresh buffer, which on a CPU costs more than the arithmetic."""
     high = threshold.to(x.dtype)
     torch.sub(x, high[:, None], out=out)
@@ -67,9 +66,11 @@ def mask_gradient(
     """
     n = x.shape[-1]
     rows, grad = x.reshape(-1, n), grad_y.reshape(-1, n)
-    slope = link.slope_(_standardise_into(torch.empty_like(rows), rows, threshold.reshape(-1), scale.reshape(-1)))
+    slope = link.slope_(standardise_into(torch.empty_like(rows), rows, threshold.reshape(-1), scale.reshape(-1)))
     total = slope.sum(-1)
-    if bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
+    if link.compact:
+        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all is no underflow, and gives zeros
+    elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
         return None
     grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
     slope.mul_(scale.reshape(-1, 1).reciprocal().to(x.dtype))
@@ -107,10 +108,10 @@ def _threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, ch
         return torch.zeros_like(k, memory_format=torch.contiguous_format)
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
-    span = _row_range(rows)
+    span = row_range(rows)
     if check:
-        _check_contents(rows, k, scale, softness, span)
-    return _solve_rows(rows, k, scale, Link.find(link), span).reshape(batch)
+        check_contents(rows, k, scale, softness, span)
+    return solve_rows(rows, k, scale, Link.find(link), span).reshape(batch)
 
 
 @_threshold.register_fake
@@ -129,7 +130,8 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
-def _check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "_Span") -> None:
+def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "Span") -> None:
+    """ValueError for rows with a NaN, or a k or scale out of range; the scale goes by the name ``softness``."""
     n = x.shape[-1]
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     positive = (scale > 0) & (scale < torch.inf)
@@ -154,7 +156,8 @@ def _check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "_
     raise ValueError(f"`k` must satisfy {limits} (row {row} of the batch)")
 
 
-def _solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "_Span") -> Tensor:
+def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "Span") -> Tensor:
+    """The thresholds of contiguous rows whose contents are in order."""
     lowest, highest = span.lowest, span.highest
     fraction = ((k - span.selected) / span.finite.clamp(min=1)).clamp(0, 1)
     # F(z) averages to `fraction` when all items are equal, so the root lies within one offset of the extreme items.
@@ -164,38 +167,71 @@ def _solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "_Span") 
     none, everything = fraction == 0, fraction == 1
     t = torch.where(none, highest + link.reach * scale, torch.where(everything, lowest - link.reach * scale, start))
     trivial = none | everything
+    rows = _Rows(x, k, scale, link)
     if x.is_cuda:  # no host synchronisation to tell the easy rows
-        return _search(x, t, low, high, trivial, k, scale, link)
-    t, done = _newton(x, t, trivial, k, scale, link)
+        return _search(rows, t, low, high, trivial)[0]
+    if link.compact:
+        t, low, high, done = _search(rows, t, low, high, trivial, FIRST_STEPS)
+    else:
+        t, done = _newton(rows, t, trivial)
     if not bool(done.all()):
         hard = (~done).nonzero().squeeze(-1)
-        start = torch.where((t >= low) & (t <= high), t, start)
-        rest = (v[hard] for v in (start, low, high, trivial, k, scale))
-        t[hard] = _search(x[hard], *rest, link)
+        again = torch.where((t >= low) & (t <= high), t, start)
+        t[hard] = _search(rows.take(hard), again[hard], low[hard], high[hard], trivial[hard])[0]
     return t
 
 
-def _tolerance(x: Tensor, scale: Tensor) -> Tensor:
-    """The step after which to stop: quadratic convergence on the link's scale leaves an error of about eps."""
-    return scale * (0.5 * torch.finfo(x.dtype).eps ** 0.5)
+class _Rows(NamedTuple):
+    """Rows to solve: x (rows, n), k and scale (rows,), and their link."""
+
+    x: Tensor
+    k: Tensor
+    scale: Tensor
+    link: Link
+
+    def take(self, rows: Tensor) -> "_Rows":
+        return _Rows(self.x[rows], self.k[rows], self.scale[rows], self.link)
+
+    def sums(self, t: Tensor, buffer: Tensor) -> tuple[TailSums, Tensor]:
+        """The sums at t in float64, and m - k."""
+        sums = self.link.tail_sums(standardise_into(buffer, self.x, t, self.scale))
+        sums = TailSums(*(v.double() for v in sums))
+        return sums, sums.above - self.k
+
+    def underflow(self, sums: TailSums, excess: Tensor) -> Tensor:
+        """Where t lies in a gap that all tails cross with underflow, so that any t there is a root to the eye."""
+        limits = torch.finfo(self.x.dtype)
+        return (excess == 0) & (sums.total < limits.tiny / limits.eps)
+
+    def at_kink(self, sums: TailSums, excess: Tensor) -> Tensor:
+        """Where a compact link's root seems to consist of zeros and ones, with t at the end of its free interval."""
+        leaving = (excess == 0) & (sums.total > 0)
+        # All z = 1 shows in F' = condition * F, and in what is missing from k.
+        reaching = self.link.condition * sums.total >= (1 - NEAR) * sums.slope
+        reaching &= (excess < 0) & ((sums.signed + excess).abs() <= NEAR * sums.total)
+        return (leaving | reaching) & (excess == excess.round())
+
+    def judge(self, t: Tensor, sums: TailSums, excess: Tensor) -> Evaluation:
+        """For :func:`guarded_newton`."""
+        step, residual = self.link.newton_step(sums, excess) * self.scale, sums.signed + excess
+        if self.link.compact:  # its kinks make the residual the measure, not the step
+            rounding = (1 + self.link.condition) * torch.finfo(self.x.dtype).eps
+            found = residual.abs() <= rounding * (sums.total + excess.abs())
+            return step, residual, found | ((step.abs() <= RESOLUTION * t.abs()) & (sums.slope > 0))
+        gap = self.underflow(sums, excess)
+        return step.masked_fill(gap, torch.nan), residual, gap | (residual == 0)
+
+    def tolerance(self) -> Tensor | float:
+        """The last step: where convergence is quadratic on the link's scale, it leaves an error of about eps."""
+        return 0.0 if self.link.compact else self.scale * (0.5 * torch.finfo(self.x.dtype).eps ** 0.5)
 
 
-def _newton_step(sums: TailSums, k: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The step of the module's docstring, the residual and m - k; NaN or infinite where the bracket has to decide."""
-    signed, total, slope = sums.signed.double(), sums.total.double(), sums.slope.double()
-    excess = sums.above - k
-    residual, size = signed + excess, total + excess.abs()
-    ratio = residual / size
-    step = torch.atanh(ratio) * (1 - ratio * ratio) / (1 - ratio * signed / total)
-    return step * size / slope * scale, residual, excess
-
-
-def _newton(x: Tensor, t: Tensor, trivial: Tensor, k: Tensor, scale: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+def _newton(rows: _Rows, t: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor]:
     """A few unguarded steps, enough for almost all rows; returns the thresholds and which rows are done."""
-    z, tolerance, fixed = torch.empty_like(x), _tolerance(x, scale), t
+    buffer, tolerance, fixed = torch.empty_like(rows.x), rows.tolerance(), t
     done = trivial
-    for _ in range(NEWTON_STEPS):
-        step = _newton_step(link.tail_sums(_standardise_into(z, x, t, scale)), k, scale)[0]
+    for _ in range(FIRST_STEPS):
+        step = rows.link.newton_step(*rows.sums(t, buffer)) * rows.scale
         t = t + step
         done = trivial | (step.abs() <= tolerance)
         if bool(done.all()):
@@ -204,57 +240,59 @@ def _newton(x: Tensor, t: Tensor, trivial: Tensor, k: Tensor, scale: Tensor, lin
 
 
 def _search(
-    x: Tensor, t: Tensor, low: Tensor, high: Tensor, done: Tensor, k: Tensor, scale: Tensor, link: Link
-) -> Tensor:
-    """Newton guarded by the bracket ``[low, high]``, on all rows that are not ``done``."""
-    z, tolerance = torch.empty_like(x), _tolerance(x, scale)
-    r_low, r_high = x.shape[-1] - k, -k
-    last = older = high - low
-    gap = torch.zeros_like(done)
-    for i in range(MAX_STEPS):
-        if (not x.is_cuda or i % STEPS_PER_SYNC == 0) and bool(done.all()):
-            break
-        sums = link.tail_sums(_standardise_into(z, x, t, scale))
-        newton, residual, excess = _newton_step(sums, k, scale)
-        low, r_low = torch.where(residual > 0, t, low), torch.where(residual > 0, residual, r_low)
-        high, r_high = torch.where(residual < 0, t, high), torch.where(residual < 0, residual, r_high)
-        # Between items many scales apart the sum is a staircase: its secant across the bracket gets near, bisection
-        # guarantees.
-        share = (r_low / (r_low - r_high)).clamp(0.02, 0.98) if i % 2 == 0 else 0.5
-        proposal = t + newton
-        # A step below the resolution of t is no progress, unless it is the last.
-        progress = (proposal != t) | (newton.abs() <= tolerance)
-        trusted = progress & (proposal >= low) & (proposal <= high) & (newton.abs() <= 0.5 * older)
-        proposal = torch.where(trusted, proposal, low + share * (high - low))
-        step = (proposal - t).abs()
+    rows: _Rows, t: Tensor, low: Tensor, high: Tensor, done: Tensor, max_steps: int = MAX_STEPS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Newton guarded by the bracket ``[low, high]``, on all rows that are not ``done``; see :func:`guarded_newton`."""
+    buffer, skip = torch.empty_like(rows.x), done
+    latest: tuple[TailSums, Tensor] | None = None
 
-        gap |= ~done & (excess == 0) & (sums.total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps)
-        stay = done | gap | (residual == 0)
-        t = torch.where(stay, t, proposal)
-        done = stay | (step <= tolerance + 4e-16 * proposal.abs())
-        older, last = last, step
-    if link.compact:
-        return t
-    if x.is_cuda:
-        return torch.where(gap, _balance_gap(x, t, scale, link), t)
-    rows = gap.nonzero().squeeze(-1)
-    return t.index_copy(0, rows, _balance_gap(x[rows], t[rows], scale[rows], link)) if len(rows) else t
+    def evaluate(t: Tensor) -> Evaluation:
+        nonlocal latest
+        latest = rows.sums(t, buffer)
+        return rows.judge(t, *latest)
+
+    bracket, residuals = (low, high), (rows.x.shape[-1] - rows.k, -rows.k)
+    t, low, high, done = guarded_newton(evaluate, t, bracket, residuals, done, rows.tolerance(), max_steps=max_steps)
+    if latest is None:  # nothing to do
+        return t, low, high, done
+    if rows.link.compact:
+        special, settle = done & ~skip & rows.at_kink(*latest), _leave_kink
+    else:
+        special, settle = ~skip & rows.underflow(*rows.sums(t, buffer)), _balance_gap
+    if t.is_cuda:
+        t = torch.where(special, settle(rows, t), t)
+    elif bool(special.any()):
+        t[special] = settle(rows.take(special), t[special])
+    return t, low, high, done
 
 
-def _balance_gap(x: Tensor, t: Tensor, scale: Tensor, link: Link) -> Tensor:
+def _leave_kink(rows: _Rows, t: Tensor) -> Tensor:
+    """Away from where the last entry reaches 0 or 1, if it shall stay there, so that rounding cannot bring it back."""
+    buffer = torch.empty_like(rows.x)
+    sums, excess = rows.sums(t, buffer)
+    direction, best = torch.where(sums.signed + excess > 0, 1.0, -1.0) * rows.scale, t
+    for distance in DISTANCES:
+        beyond = t + distance * direction
+        sums, excess = rows.sums(beyond, buffer)
+        best = torch.where(sums.signed + excess == 0, beyond, best)
+    return best
+
+
+def _balance_gap(rows: _Rows, t: Tensor) -> Tensor:
     """The root where k items lie above ``t`` and all tails underflow: they balance, seen up to a common factor."""
+    x, _, scale, link = rows
     above = x > t[:, None]
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
     t, z = 0.5 * (left + right), torch.empty_like(x)
     for _ in range(GAP_STEPS):
-        _, signed, total, slope = link.scaled_tail_sums(_standardise_into(z, x, t, scale))
+        _, signed, total, slope = link.scaled_tail_sums(standardise_into(z, x, t, scale))
         t = t + scale * (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
         t = torch.maximum(torch.minimum(t, right), left)
     return t
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
     """Of each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN."""
 
     lowest: Tensor
@@ -264,29 +302,33 @@ class _Span(NamedTuple):
     nan: Tensor
 
 
-def _row_range(x: Tensor) -> _Span:
+def row_range(x: Tensor) -> Span:
+    """The :class:`Span` of each row of x (rows, n)."""
     lowest, highest = x.amin(-1).double(), x.amax(-1).double()
     nan = highest.isnan()
     n = torch.full_like(highest, x.shape[-1])
     if not x.is_cuda and bool((highest - lowest).isfinite().all()):
-        return _Span(lowest, highest, n, torch.zeros_like(n), nan)
+        return Span(lowest, highest, n, torch.zeros_like(n), nan)
     finite, selected = x.isfinite(), (x == torch.inf).sum(-1)
     lowest = torch.where(finite, x, torch.inf).amin(-1).double()
     highest = torch.where(finite, x, -torch.inf).amax(-1).double()
     count = finite.sum(-1)
-    return _Span(
+    return Span(
         lowest.masked_fill(count == 0, 0), highest.masked_fill(count == 0, 0), count.double(), selected.double(), nan
     )
 
 
 def _first_guess(x: Tensor, fraction: Tensor, scale: Tensor, offset: Tensor, link: Link) -> Tensor:
-    """A start: the root of a sample of a long row; of a short one, the exact root if its items were logistic."""
+    """A start: the root of a sample of a long row; of a short one, what its mean and variance say."""
     n = x.shape[-1]
     if n >= 4 * SAMPLE_SIZE:
         sample = x[:, :: n // SAMPLE_SIZE].contiguous()
-        span = _row_range(sample)
-        return _solve_rows(sample, span.selected + fraction * span.finite, scale, link, span)
-    mean = x.mean(-1).double()
-    variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - mean.square()).clamp(min=0)
-    spread = (1 + variance / scale.square() * (3 / torch.pi**2)).sqrt()  # a standard logistic has variance pi^2 / 3
-    return (mean - offset * spread).nan_to_num(0.0)
+        span = row_range(sample)
+        return solve_rows(sample, span.selected + fraction * span.finite, scale, link, span)
+    centre = x.mean(-1).double()
+    variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - centre.square()).clamp(min=0)
+    mean, own = link.moments[0] * scale, link.moments[1] * scale.square()
+    # -t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide.
+    share = variance / (variance + own)
+    quantile = torch.lerp((offset - mean) / own.sqrt(), torch.special.ndtri(fraction), share)
+    return (centre - mean - quantile * (variance + own).sqrt()).nan_to_num(0.0)

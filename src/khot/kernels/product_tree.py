@@ -86,8 +86,7 @@ def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
         return x
     pad = torch.zeros_like(x.narrow(dim, 0, 1))
     if origin is not None:
-        zero = torch.arange(x.shape[0], device=x.device) == origin
-        pad = pad + zero.view(-1, *[1] * (x.ndim - 1))
+        pad[origin] = 1.0
     return torch.cat((x, pad), dim)
 
 
@@ -107,11 +106,12 @@ class ProductTree:
         self.pairs: list[Tensor] = []  # (width, 2, nodes of the level made, R)
         self.offset: Tensor | None = None
         x, mean = leaf, leaf[1].detach()
+        recentred = any(level.radius is not None for level in self.plan)
         for level in self.plan:
             x = _pad_even(x, 1, level.origin).unflatten(1, (2, -1))
             self.pairs.append(x)
             x = merge(x, level.start, level.length)
-            if self.offset is None:
+            if recentred and self.offset is None:
                 mean = _pad_even(mean, 0).unflatten(0, (2, -1)).sum(0)
             if level.radius is not None:
                 self.offset = self._centres(mean) - level.radius

@@ -4,6 +4,43 @@ from khot.kernels.links import Link, Logistic
 
 from .engine import capped_simplex_map
 from .hard import topk_mask
+from .isotonic import isotonic_l2, isotonic_lp
+from .lapsum import lapsum_topk, log_lapsum_topk
+from .magnitude import sparse_topk_magnitude
+from .normal import normal_topk
+from .order import soft_permutation, soft_rank, soft_sort
+from .permutahedron import permutahedron_projection, permutahedron_rank, permutahedron_sort
+from .rescaled_sigmoid import rescaled_sigmoid_topk
 from .sigmoid import log_sigmoid_topk, sigmoid_topk
+from .signed import sparse_topk_signed
+from .sorted_transport import sorted_transport_topk
+from .sparse import sparse_topk
+from .successive_softmax import successive_softmax_topk
+from .transport import transport_topk
 
-__all__ = ["Link", "Logistic", "capped_simplex_map", "log_sigmoid_topk", "sigmoid_topk", "topk_mask"]
+__all__ = [
+    "Link",
+    "Logistic",
+    "capped_simplex_map",
+    "isotonic_l2",
+    "isotonic_lp",
+    "lapsum_topk",
+    "log_lapsum_topk",
+    "log_sigmoid_topk",
+    "normal_topk",
+    "permutahedron_projection",
+    "permutahedron_rank",
+    "permutahedron_sort",
+    "rescaled_sigmoid_topk",
+    "sigmoid_topk",
+    "soft_permutation",
+    "soft_rank",
+    "soft_sort",
+    "sorted_transport_topk",
+    "sparse_topk",
+    "sparse_topk_magnitude",
+    "sparse_topk_signed",
+    "successive_softmax_topk",
+    "topk_mask",
+    "transport_topk",
+]

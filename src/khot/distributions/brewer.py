@@ -1,0 +1,64 @@
+"""Brewer's design: k draws of one unit each, with exact inclusion probabilities."""
+
+import torch
+from torch import Tensor
+from torch.types import _size as SizeLike
+
+from khot.kernels import brewer as kernel
+from khot.kernels.tournament import balance
+
+from .design import SamplingDesign
+
+
+class Brewer(SamplingDesign):
+    r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
+
+    Unit j is drawn next with a probability proportional to
+
+    .. math:: \frac{\pi_j (k - a - \pi_j)}{k - a - \pi_j m}
+
+    with m units still to draw and a the sum of :math:`\pi_i` over those drawn. ``mean`` is ``probs``. A draw takes
+    O(nk) time. ``log_prob`` is exact, in O(2^k n) time and for k up to 10: it sums over the orders in which the units
+    of a vector may be drawn. For k = 2 the law is that of :class:`~khot.Sampford`, close to it otherwise, whose
+    ``log_prob`` takes any k.
+
+    Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
+        logits: Real scores ``(..., n)``.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
+        temperature: Softness of the relaxation.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+        NotImplementedError: By ``log_prob``, if k exceeds 10.
+
+    References:
+        [1] Brewer (1975), "A simple procedure for sampling pi-ps wor", Australian Journal of Statistics 17(3).
+        [2] Tillé (2006), "Sampling Algorithms", section 6.5.
+
+    Example:
+        >>> design = Brewer(probs=torch.tensor([0.9, 0.6, 0.5]))
+        >>> design.log_prob(design.enumerate_support()).exp()
+        tensor([0.5000, 0.4000, 0.1000])
+    """
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        with torch.no_grad():
+            probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
+            return kernel.sample(probs, self.k).to(self._param.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        size = self._size if isinstance(self._size, int) else int(self.k.max()) if self.k.numel() else 0
+        if size > kernel.MAX_SIZE:
+            raise NotImplementedError(
+                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size}; Sampford, whose law is "
+                "close, has one for any k"
+            )
+        return kernel.log_prob(balance(self.probs, self.k), size, value).to(self.probs.dtype)

@@ -1,0 +1,172 @@
+"""Designs of a real-valued size: any inclusion probabilities, whose sum need not be an integer."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
+from torch.types import _size as SizeLike
+
+from khot.constraints import k_hot
+
+from .design import SamplingDesign
+
+INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.capped_simplex
+
+
+class PhantomUnit(SamplingDesign):
+    r"""Draws vectors of zeros and ones with inclusion probabilities of any sum, by a design of fixed size.
+
+    With :math:`\kappa = \sum_i \pi_i` and :math:`k = \lfloor \kappa \rfloor`, a phantom unit of probability
+    :math:`1 - (\kappa - k)` brings the sum to k + 1. The wrapped design draws k + 1 out of the n + 1 units, and the
+    phantom is dropped. So the number of ones is as close to :math:`\kappa` as it can be,
+
+    .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
+
+    and it is learned along with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped design's
+    law of that size. Rows of different sums form one batch.
+
+    As x and the phantom determine each other, whatever the wrapped design knows is known here: ``mean`` (which is
+    ``probs`` where it is so in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion``, ``mode``; all
+    differentiable in the parameter, the phantom's probability included. Where the wrapped design has none,
+    NotImplementedError is raised. ``k`` is the smaller of the two sizes.
+
+    Args:
+        design_class: The class of the wrapped design, a SamplingDesign that takes ``probs``.
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1].
+        logits: Log-odds of the inclusion probabilities, ``probs = sigmoid(logits)``.
+        validate_args: Whether to check the contents of tensors.
+        **design_kwargs: Further arguments of ``design_class``.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype, or the size or a relaxation is given.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+
+    References:
+        [1] "Differentiable top-k: from one-hot to k-hot", the phantom unit; its Eq. (15) has the sizes exchanged.
+
+    Example:
+        >>> design = PhantomUnit(Sampford, probs=torch.tensor([0.5, 0.2, 0.6]))
+        >>> design.support.check(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))
+        tensor([ True,  True, False])
+        >>> x = design.enumerate_support()
+        >>> design.log_prob(x).exp() @ x
+        tensor([0.5000, 0.2000, 0.6000])
+    """
+
+    def __init__(
+        self,
+        design_class: type[SamplingDesign],
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        *,
+        validate_args: bool | None = None,
+        **design_kwargs: Any,
+    ) -> None:
+        if not _is_design_class(design_class):
+            raise TypeError(f"`design_class` must be a class of sampling designs, but got {design_class!r}")
+        for name in ("k", "relaxation", "temperature"):
+            if name in design_kwargs:
+                raise TypeError(
+                    f"PhantomUnit takes no `{name}`: it draws as many units as the sum of the probabilities"
+                )
+        self.design_class, self.design_kwargs = design_class, design_kwargs
+        super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow
+        self._shared_k = None
+        total = self.probs.detach().sum(-1, dtype=torch.float64)
+        eps = min(torch.finfo(self.probs.dtype).eps, torch.finfo(torch.float32).eps)
+        is_integer = (total - total.round()).abs() <= INTEGER_TOLERANCE * eps * total.clamp(min=1)
+        self.k = torch.where(is_integer, total.round(), total.floor()).long()
+        self.largest_k = self.k + ~is_integer
+        _ = self._wrapped  # whose errors are due now
+
+    def _validate_contents(self) -> None:
+        """Nothing beyond the ranges of the parameters: every sum is legal."""
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "PhantomUnit":
+        new = cast(PhantomUnit, super().expand(batch_shape, _instance))
+        new.__dict__["_wrapped"] = self._wrapped.expand(batch_shape)
+        return new
+
+    @lazy_property
+    def _wrapped(self) -> SamplingDesign:
+        """The design of k + 1 out of n + 1 units, the phantom last; in float64, where the sum is the integer."""
+        probs = self.probs.double()
+        phantom = torch.where(self.largest_k > self.k, 1 + self.k - probs.sum(-1), 1.0)
+        probs = torch.cat((probs, phantom.unsqueeze(-1)), -1)
+        return self.design_class(probs=probs, k=self.k + 1, validate_args=False, **self.design_kwargs)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """Inclusion probabilities that the design aims at."""
+        return torch.sigmoid(self.logits)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Log-odds of ``probs``."""
+        return torch.logit(self.probs)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return k_hot(self.k, self.largest_k)
+
+    @property
+    def mean(self) -> Tensor:
+        """Inclusion probabilities P(x_i = 1)."""
+        return self._wrapped.mean[..., :-1].to(self.probs.dtype)
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        return self._wrapped.pairwise_inclusion[..., :-1, :-1].to(self.probs.dtype)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        return self._wrapped.covariance_matrix[..., :-1, :-1].to(self.probs.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable vector, of either size."""
+        return self._wrapped.mode[..., :-1].to(self.probs.dtype)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self._wrapped.sample(sample_shape)[..., :-1].to(self.probs.dtype)
+
+    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
+        if (self.largest_k > self.k).any():
+            raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
+        return super().sample_indices(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        value = value.double()
+        phantom = (1 + self.k - value.sum(-1)).unsqueeze(-1)
+        value = torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
+        possible = ((phantom == 0) | (phantom == 1)).squeeze(-1)
+        return self._wrapped.log_prob(value).masked_fill(~possible, -torch.inf).to(self.probs.dtype)
+
+    def entropy(self) -> Tensor:
+        return self._wrapped.entropy().to(self.probs.dtype)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All vectors of both sizes along a new first dimension, in the order of the wrapped design's support.
+
+        Raises:
+            NotImplementedError: If rows differ in their sizes.
+            ValueError: If there are more than ``MAX_SUPPORT`` of them.
+        """
+        sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
+        if len(sizes) != 1:
+            raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")
+        values = self._wrapped.enumerate_support(expand=False).to(self.probs.dtype)
+        if sizes[0][0] == sizes[0][1]:
+            values = values[values.flatten(1)[:, -1] == 1]
+        values = values[..., :-1]
+        return values.expand(-1, *self.batch_shape, -1) if expand else values
+
+
+def _is_design_class(x: Any) -> bool:
+    return isinstance(x, type) and issubclass(x, SamplingDesign)

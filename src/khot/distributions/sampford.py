@@ -1,0 +1,73 @@
+"""Sampford's design: exact inclusion probabilities, log-probability and pairs, close to the largest entropy."""
+
+import torch
+from torch import Tensor
+from torch.types import _size as SizeLike
+
+from khot.kernels import sampford as kernel
+from khot.kernels.tournament import balance
+from khot.relaxations import topk_mask
+
+from .design import SamplingDesign
+
+
+class Sampford(SamplingDesign):
+    r"""Draws k-hot vectors with the given inclusion probabilities, of a law in closed form.
+
+    .. math:: P(x) \propto \prod_{i: x_i = 1} \frac{\pi_i}{1 - \pi_i} \sum_{i: x_i = 1} (1 - \pi_i)
+
+    ``mean`` is ``probs``, without an equation to solve. Conditional Poisson, reweighted, gives exact ``log_prob`` and
+    draws at O(n log² n) cost, in float64; nothing is rejected, however close to 1 a probability is. For k = 2 the law
+    is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy has no closed
+    form.
+
+    Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
+        logits: Real scores ``(..., n)``.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
+        temperature: Softness of the relaxation.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+
+    References:
+        [1] Sampford (1967), "On sampling without replacement with unequal probabilities of selection",
+            Biometrika 54(3/4).
+
+    Example:
+        >>> design = Sampford(probs=torch.tensor([0.9, 0.6, 0.5]))
+        >>> design.log_prob(design.enumerate_support()).exp()
+        tensor([0.5000, 0.4000, 0.1000])
+    """
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time."""
+        mean = self.mean
+        return self.covariance_matrix + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        return kernel.covariance(self._balanced, self._size).to(self.probs.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The k-hot vector of the k largest probabilities."""
+        return topk_mask(self.probs, self._size)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return kernel.sample(self._balanced.detach(), self._size, tuple(sample_shape)).to(self._param.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return kernel.log_prob(self._balanced, self._size, value).to(self.probs.dtype)
+
+    @property
+    def _balanced(self) -> Tensor:
+        return balance(self.probs, self.k)

@@ -1,0 +1,188 @@
+r"""Systematic sampling: one uniform number for all units, in random or in given order.
+
+In the given order the units lie one after the other on a line, unit i on :math:`[V_{i-1}, V_i)` with V the cumulative
+sum of the probabilities, and the points u, u + 1, u + 2, ... choose those they fall on, u uniform on [0, 1). With
+:math:`F_i + f_i = V_i` the integer and the fractional part, :math:`F_i + [u < f_i]` of the first i units are chosen.
+
+Hence the closed forms below. The f_i cut [0, 1) into intervals, each with a vector of its own whose probability is its
+length. x has partial sums :math:`s_i`, each of which demands :math:`u < f_i` (if it is :math:`F_i + 1`),
+:math:`u \ge f_i` (if it is :math:`F_i`), or is impossible. Two units are chosen together as far as their intervals
+overlap modulo 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.types import _size as SizeLike
+
+from khot.kernels.tournament import balance
+from khot.relaxations import sigmoid_topk
+
+from .design import Relaxation, SamplingDesign
+
+TOLERANCE = 16 * torch.finfo(torch.float64).eps  # fractional parts of partial sums closer than this count as equal
+
+
+class Systematic(SamplingDesign):
+    r"""Draws k-hot vectors with exactly the given inclusion probabilities by systematic sampling.
+
+    ``order="fixed"`` takes the units in the given order, O(n) work per draw: draws spread over the order as evenly as
+    can be, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact. At most n vectors are possible; at all
+    others ``log_prob`` is ``-inf`` with gradient 0. ``order="random"`` shuffles the units for each draw; more vectors
+    become possible, and their probabilities are unknown.
+
+    ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
+    ``logits``, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps
+    of float64 count as impossible: rounding makes such vectors.
+
+    Args:
+        probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
+        logits: Real scores ``(..., n)``.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        order: ``"fixed"`` or ``"random"``.
+        relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
+        temperature: Softness of the relaxation.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+
+    References:
+        [1] Madow (1949), "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20(3).
+        [2] Tillé (2006), "Sampling Algorithms", section 7.1.
+
+    Example:
+        >>> design = Systematic(probs=torch.tensor([0.5, 0.25, 0.5, 0.75]))
+        >>> design.log_prob(torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 0.0]])).exp()
+        tensor([0.2500, 0.2500, 0.0000])
+    """
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        k: int | Tensor | None = None,
+        *,
+        order: str = "fixed",
+        relaxation: Relaxation = sigmoid_topk,
+        temperature: float | Tensor = 1.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        if order not in ("fixed", "random"):
+            raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
+        self.order = order
+        super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
+
+    @property
+    def pairwise_inclusion(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        line = self._line("pairwise_inclusion")
+        start = pad(line.fraction[..., :-1], (1, 0))
+        end = line.fraction + (line.whole - pad(line.whole[..., :-1], (1, 0)))
+        start, end = torch.where(line.certain, 0, start), torch.where(line.certain, 1, end)  # 0 <= start <= end < 2
+        pairs = torch.zeros((), dtype=start.dtype, device=start.device)
+        for turn in (-1, 0, 1):
+            first_end = torch.minimum(end.unsqueeze(-1), end.unsqueeze(-2) + turn)
+            last_start = torch.maximum(start.unsqueeze(-1), start.unsqueeze(-2) + turn)
+            pairs = pairs + (first_end - last_start).clamp(min=0)
+        off_diagonal = ~torch.eye(self.event_shape[0], dtype=torch.bool, device=start.device)
+        return (pairs * off_diagonal + torch.diag_embed(self.probs.double())).to(self.probs.dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        """The vector of the longest interval in the given order."""
+        line = self._line("log_prob")
+        cuts, length = _intervals(line.fraction)
+        u = cuts.gather(-1, length.argmax(-1, keepdim=True))
+        return _choose(line, u).to(self.probs.dtype)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        shape = self._extended_shape(sample_shape)
+        with torch.no_grad():
+            if self.order == "fixed":
+                drawn = _choose(self._line("sample"), self._uniform(shape))
+            else:
+                probs = balance(self.probs, self.k).expand(shape)
+                order = torch.empty(shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
+                shuffled = _choose(_lay_out(probs.gather(-1, order), self.k), self._uniform(shape))
+                drawn = torch.empty_like(shuffled).scatter_(-1, order, shuffled)
+            return drawn.to(self._param.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        line = self._line("log_prob")
+        if self._validate_args:
+            self._validate_sample(value)
+        excess = (value.double() - line.certain.double()).cumsum(-1) - line.whole
+        below, above = excess == 1, excess == 0
+        upper = torch.where(below, line.fraction, 1).amin(-1)
+        lower = torch.where(above, line.fraction, 0).amax(-1)
+        possible = (below | above).all(-1) & (upper > lower) & (value >= line.certain.double()).all(-1)
+        return torch.where(possible, upper - lower, 1).log().masked_fill(~possible, -torch.inf).to(self.probs.dtype)
+
+    def entropy(self) -> Tensor:
+        _, length = _intervals(self._line("entropy").fraction)
+        return -(length * torch.where(length > 0, length, 1).log()).sum(-1).to(self.probs.dtype)
+
+    def _uniform(self, shape: torch.Size) -> Tensor:
+        return torch.rand(*shape[:-1], 1, dtype=torch.float64, device=self._param.device)
+
+    def _line(self, wanted: str) -> "_Line":
+        if self.order != "fixed":
+            raise self._unavailable(wanted)
+        line = _lay_out(balance(self.probs, self.k), self.k)
+        return line._replace(fraction=_join(line.fraction))
+
+
+class _Line(NamedTuple):
+    """The ends of the units' intervals; tensors of the shape of ``probs``, float64 but for the first."""
+
+    certain: Tensor  # bool: units of probability 1, chosen in any case; they have no length on the line
+    units: Tensor  # number of units with a length up to this one
+    k: Tensor  # the whole length, (..., 1)
+    whole: Tensor  # the end is whole + fraction
+    fraction: Tensor  # in [0, 1]
+
+
+def _lay_out(probs: Tensor, k: Tensor) -> _Line:
+    certain = probs >= 1
+    probs = torch.where(certain, 0, probs)
+    k = (k - certain.sum(-1)).unsqueeze(-1).double()
+    end = probs.cumsum(-1)
+    # The fractions of a long row would lose the digits that the sums drop: these, summed up, and what the whole then
+    # lacks to k are added to the fractions.
+    dropped = (probs - (end - pad(end[..., :-1], (1, 0)))).cumsum(-1)
+    lacking = k - end[..., -1:] - dropped[..., -1:]
+    dropped = dropped + lacking * (end / end[..., -1:].clamp(min=torch.finfo(end.dtype).tiny))
+    whole = end.detach().floor()
+    fraction = end - whole + dropped.detach()
+    carry = fraction.detach().floor()
+    units = (probs > 0).double().cumsum(-1)
+    last = units == units[..., -1:]
+    return _Line(certain, units, k, torch.where(last, k, whole + carry), torch.where(last, 0, fraction - carry))
+
+
+def _join(fraction: Tensor) -> Tensor:
+    """Makes fractions equal that differ by rounding, from 0 and 1 too."""
+    ordered, order = fraction.detach().sort(-1)
+    first = ordered - pad(ordered[..., :-1], (1, 0)) > TOLERANCE  # of those that are one
+    position = torch.where(first, torch.arange(1, ordered.shape[-1] + 1, device=ordered.device), 0).cummax(-1).values
+    joined = pad(ordered, (1, 0)).gather(-1, position)
+    joined = torch.where((1 - ordered[..., -1:] <= TOLERANCE) & (position == position[..., -1:]), 1.0, joined)
+    return fraction + (torch.empty_like(joined).scatter_(-1, order, joined) - fraction).detach()
+
+
+def _intervals(fraction: Tensor) -> tuple[Tensor, Tensor]:
+    """Left ends and lengths of the intervals of u, those without a length included."""
+    cuts = pad(fraction, (1, 0)).sort(-1).values
+    return cuts, pad(cuts[..., 1:], (0, 1), value=1.0) - cuts
+
+
+def _choose(line: _Line, u: Tensor) -> Tensor:
+    count = (line.whole + (u < line.fraction)).cummax(-1).values
+    # At most one more for each unit and k in the end, also where rounding would have it otherwise.
+    count = line.units + (count - line.units).clamp(max=0).cummin(-1).values
+    count = torch.maximum(torch.minimum(count, line.k), line.k - line.units[..., -1:] + line.units)
+    return (count > pad(count[..., :-1], (1, 0))) | line.certain

@@ -1,0 +1,201 @@
+r"""The transport plan behind sorted SOFT top-k: n items to the places 0 (largest), ..., k - 1 and one for the rest.
+
+Plan. In min <C, P> + eps sum P log P with C_ij = (x_i - a_j)^2, anchors a_j = k - j and row sums 1, the items' duals and
+all squares cancel in a softmax over the places. With thresholds t_l between places l and l + 1, and T = eps / 2,
+
+    P_ji = softmax_j(s_ji),  s_ji = sum_{l >= j} z_li,  z_li = (x_i - t_l) / T,
+
+and t is fixed by the sums over the items: 1 for each of the k places (the rest, n - k, follows; for k = n there is no
+place for the rest, and k - 1 thresholds). Up to a number per item, which the softmax forgets,
+
+    s_ji = sum_{l >= j} min(z_li, 0) - sum_{l < j} max(z_li, 0):
+
+terms of one sign, summed outwards from the item's own place, so that no digit is lost however far the other places are.
+
+Solve. The dual is convex in g_j = -sum_{l >= j} t_l / T, with gradient P 1 - 1 and Hessian diag(P 1) - P P^T. Start
+halfway between neighbours in the sorted row, which is right for eps -> 0; take one step of Sinkhorn's where that is far
+off, which is right for eps -> infinity; go on with Newton's method. It needs 1 to 10 evaluations of P where Sinkhorn's
+alone needs hundreds. A Newton step across the minimum along its own direction is shortened until it is not.
+
+Layout: x (..., n), T (...), t (..., places - 1), P (..., places, n), unit last stride, all in float64.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .capped_simplex import move_batch_first
+
+CACHED = 2**17  # entries of P that a CPU works on at a time
+FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and 0 * FAR is, too
+FAR_OFF = 1.0  # error of a column's sum above which the first step is Sinkhorn's
+OVERSHOOT = 0.1  # largest slope after a step, relative to the slope before it
+STALLED = 1e-7  # an error below this that no longer halves is rounding
+
+
+def places(k: int, n: int) -> int:
+    """Number of rows of the plan."""
+    return k + 1 if k < n else n
+
+
+def place_scores(z: Tensor) -> Tensor:
+    """s (..., places, n) of z (..., places - 1, n); differentiable."""
+    above = z.relu()
+    below = (z - above).flip(-2).cumsum(-2).flip(-2)
+    return pad(below, (0, 0, 0, 1)) - pad(above.cumsum(-2), (0, 0, 1, 0))
+
+
+def threshold_distances(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
+    """z (..., places - 1, n), clipped where a place is out of reach; differentiable."""
+    return ((x.unsqueeze(-2) - t.unsqueeze(-1)) / half[..., None, None]).clamp(-FAR, FAR)
+
+
+def solve_dual(plan: Tensor, right: Tensor) -> Tensor:
+    """The h (..., places - 1) with Hessian * h = ``right``, the last g kept fixed; differentiable.
+
+    The diagonal is raised by the size of rounding errors, so that a Hessian that vanishes, as it does for small eps,
+    stays positive. It then multiplies derivatives that vanish with it.
+    """
+    inner = plan[..., :-1, :]
+    raised = 1 + 8 * plan.shape[-2] * torch.finfo(plan.dtype).eps
+    hessian = torch.diag_embed(inner.sum(-1) * raised) - inner @ inner.mT
+    factor, _ = torch.linalg.cholesky_ex(hessian)
+    return torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
+
+
+def _chunks(x: Tensor, size: int) -> list[slice]:
+    """Rows whose plans a CPU handles in its cache; an accelerator takes all at once."""
+    rows = max(1, len(x) if x.is_cuda else CACHED // (size * x.shape[-1] + 1))
+    return [slice(i, i + rows) for i in range(0, len(x), rows)]
+
+
+@torch.library.custom_op("khot::sorted_transport_plan", mutates_args=())
+def sorted_transport_plan(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
+    """softmax(place_scores(threshold_distances(x, t, half))) in few passes and buffers; not differentiable."""
+    batch, n, size = x.shape[:-1], x.shape[-1], t.shape[-1] + 1
+    x, t, half = x.reshape(-1, n), t.reshape(-1, size - 1), half.reshape(-1)
+    plan = x.new_empty(len(x), size, n)
+    for rows in _chunks(x, size):
+        _plan_into(plan[rows], torch.empty_like(plan[rows, 1:]), x[rows], t[rows], half[rows])
+    return plan.reshape(*batch, size, n)
+
+
+@sorted_transport_plan.register_fake
+def _(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], t.shape[-1] + 1, x.shape[-1])
+
+
+@sorted_transport_plan.register_vmap
+def _(info: Any, in_dims: Any, x: Tensor, t: Tensor, half: Tensor) -> Any:
+    return sorted_transport_plan(*move_batch_first(info.batch_size, in_dims, (x, t, half))), 0
+
+
+@torch.library.custom_op("khot::sorted_transport_thresholds", mutates_args=())
+def sorted_transport_thresholds(
+    x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool
+) -> Tensor:
+    """The thresholds (..., places - 1) of the plan; not differentiable (the map is).
+
+    Args:
+        x: Finite scores (..., n), float64.
+        epsilon: Positive (...), float64.
+        k: Number of sorted places, ``1 <= k <= n``.
+        tol: Largest deviation of a sum over the items from 1 at which to stop.
+        max_iter: Number of steps after which to give up, with a warning.
+        check: Whether to look for bad contents, which raise a ValueError.
+    """
+    batch, n, size = x.shape[:-1], x.shape[-1], places(k, x.shape[-1])
+    rows, half = x.reshape(-1, n), epsilon.reshape(-1) / 2
+    if check:
+        _check_contents(rows, epsilon.reshape(-1))
+    t = x.new_empty(len(rows), size - 1)
+    for part in _chunks(rows, size):
+        t[part] = _solve_rows(rows[part], half[part], size, tol, max_iter)
+    return t.reshape(*batch, size - 1)
+
+
+@sorted_transport_thresholds.register_fake
+def _(x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Tensor:
+    return x.new_empty(*x.shape[:-1], places(k, x.shape[-1]) - 1)
+
+
+@sorted_transport_thresholds.register_vmap
+def _(info: Any, in_dims: Any, x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Any:
+    x, epsilon = move_batch_first(info.batch_size, in_dims, (x, epsilon))
+    return sorted_transport_thresholds(x, epsilon, k, tol, max_iter, False), 0
+
+
+def _check_contents(x: Tensor, epsilon: Tensor) -> None:
+    finite, positive = x.isfinite().all(-1), (epsilon > 0) & (epsilon < torch.inf)
+    if not bool(finite.all()):
+        raise ValueError(f"`x` must be finite, but row {int((~finite).nonzero()[0])} of the flattened batch is not")
+    if not bool(positive.all()):
+        row = int((~positive).nonzero()[0])
+        raise ValueError(f"`epsilon` must be positive and finite, but got {epsilon[row].item():g} (row {row} of the batch)")
+
+
+def _plan_into(plan: Tensor, z: Tensor, x: Tensor, t: Tensor, half: Tensor) -> Tensor:
+    """The plan of x (rows, n) into the first rows of ``plan``, with ``z`` as a workspace."""
+    plan, z = plan[: len(x)], z[: len(x)]
+    torch.sub(x[:, None], t[:, :, None], out=z).div_(half[:, None, None])
+    plan[:, 0] = 0
+    torch.clamp(z, min=0, out=plan[:, 1:])
+    torch.cumsum(plan, 1, out=plan)
+    below = z.clamp_(max=0).flip(1)
+    plan[:, :-1] -= torch.cumsum(below, 1, out=below).flip(1)
+    return torch.softmax(plan.neg_(), 1, out=plan)
+
+
+def _solve_rows(x: Tensor, half: Tensor, size: int, tol: float, max_iter: int) -> Tensor:
+    """The thresholds of x (rows, n); rows that are done are left out of further steps."""
+    rows, n = x.shape
+    plan, workspace = x.new_empty(rows, size, n), x.new_empty(rows, size - 1, n)
+    top = x.topk(size, -1).values / 2
+    result = t = top[:, :-1] + top[:, 1:]
+    if rows == 0 or size == 1:
+        return t
+    step, descent, last = torch.zeros_like(t), torch.full_like(half, torch.inf), torch.full_like(half, torch.inf)
+    open_rows = torch.arange(rows, device=x.device)
+    for i in range(max_iter):
+        current = _plan_into(plan, workspace, x, t, half)
+        sums = current.sum(-1)
+        residual = 1 - sums[:, :-1]
+        error = residual.abs().amax(-1)
+        move = solve_dual(current, residual)
+        # The error that a small Newton step h leaves is below 2 max(h)^2, so the last one needs no check.
+        close = 2 * move.square().amax(-1) <= tol
+        there = (error <= tol) | ((error <= STALLED) & (error >= 0.5 * last))
+        if i == 0:
+            sinkhorn = (sums[:, -1:] / (n - size + 1) / sums[:, :-1]).log()
+            move = torch.where((error > FAR_OFF)[:, None], sinkhorn, move)
+        # The slope of the dual along the last step was -descent before it. Where it is clearly positive now, the step is
+        # shortened to where the slope would vanish were it linear.
+        slope = -(residual * step).sum(-1)
+        too_far = (slope > OVERSHOOT * descent) & ~close
+        new_step, new_descent = move, (residual * move).sum(-1)
+        if bool(too_far.any()):
+            share = (descent / (descent + slope)).clamp(0.1, 0.7)
+            new_step = torch.where(too_far[:, None], share[:, None] * step, move)
+            new_descent = torch.where(too_far, share * descent, new_descent)
+            move = torch.where(too_far[:, None], new_step - step, move)
+        change = half[:, None] * pad(move, (0, 1)).diff(dim=-1)
+        t = t + change.masked_fill(there[:, None], 0)
+        step, descent, last = new_step, new_descent, error
+        done = there | close
+        if bool(done.any()):
+            result = result.index_copy(0, open_rows, t)
+            if bool(done.all()):
+                return result
+            x, half, t, step, descent, last, open_rows = (
+                v[~done] for v in (x, half, t, step, descent, last, open_rows)
+            )
+    warnings.warn(
+        f"sorted_transport_topk: sums of {len(t)} of {rows} rows were off by up to {last.max().item():.1e} before the last "
+        f"of max_iter={max_iter} steps, more than tol={tol:g}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return result.index_copy(0, open_rows, t)

@@ -1,0 +1,169 @@
+r"""Isotonic optimisation with exact derivatives: to what soft top-k, ranking and sorting on permutahedra reduce.
+
+The solvers of :mod:`khot.kernels.isotonic` return the solution and the blocks in which it is constant, as integers.
+Given the blocks, a value is a quotient of sums over its block for p = 2, and else the root of an increasing function,
+which two Newton steps from the solution express with derivatives right to third order. Those formulas carry the
+derivatives, in plain torch operations: to any order, forwards and backwards, batched and compiled.
+"""
+
+import torch
+from torch import Tensor
+
+from khot._validation import check_softness, checks_contents
+from khot.kernels.isotonic import Objective, block_sums, isotonic
+
+
+def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
+    """The blocks of ``isotonic_l2(s, strength * w)``, for s and w of the same shape, strength (..., 1)."""
+    names = names if checks_contents(s) else ""
+    return isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), 2.0, False, False, 0, names)[1]
+
+
+def column(strength: float | Tensor, x: Tensor) -> Tensor:
+    """The strength of each row as a float64 tensor (..., 1)."""
+    if isinstance(strength, Tensor):
+        return strength.to(x.device, torch.float64).expand(x.shape[:-1]).unsqueeze(-1)
+    return torch.full((*x.shape[:-1], 1), strength, dtype=torch.float64, device=x.device)
+
+
+def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:
+    values = objective.s, objective.w, objective.strength.squeeze(-1)
+    names = "s,w" if checks_contents(objective.s) else ""
+    solution, blocks = isotonic(*(v.detach() for v in values), objective.p, objective.magnitude, dual, max_iter, names)
+    if objective.p == 2:
+        linear, constant = objective.quadratic()
+        v = block_sums(constant, blocks) / block_sums(linear, blocks)
+    else:
+        v = _newton(objective, solution, blocks)
+    return solution + (v - v.detach())
+
+
+def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
+    size = block_sums(torch.ones_like(v), blocks)
+    v = block_sums(v, blocks) / size
+    for _ in range(2):
+        value, slope = objective.derivatives(v)
+        value, slope = block_sums(value, blocks), block_sums(slope, blocks)
+        flat = slope == 0  # where w = 0, and v = s
+        follow = block_sums(objective.s, blocks) / size
+        v = torch.where(flat, v.detach() + follow - follow.detach(), v - value / slope.masked_fill(flat, 1))
+    return v
+
+
+def _check(s: Tensor, w: Tensor | None) -> Tensor:
+    """Checks types and shapes; returns w, zeros if None, expanded to the shape of s."""
+    w = torch.zeros_like(s) if w is None and isinstance(s, Tensor) else w
+    for name, value in (("s", s), ("w", w)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
+        if not value.is_floating_point():
+            raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+    if s.dim() == 0:
+        raise ValueError("`s` must have at least one dimension, but got a scalar")
+    try:
+        return w.expand(s.shape)
+    except RuntimeError:
+        raise ValueError(f"`w` of shape {tuple(w.shape)} must broadcast to `s` of shape {tuple(s.shape)}") from None
+
+
+def _is_dual(solver: str, dual: str) -> bool:
+    if solver not in ("pav", dual):
+        raise ValueError(f"`solver` must be 'pav' or {dual!r}, but got {solver!r}")
+    return solver == dual
+
+
+def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_iter: int = 1000) -> Tensor:
+    r"""Projects onto decreasing sequences.
+
+    .. math:: v = \arg\min_{v_1 \ge \dots \ge v_n} \tfrac12 \|s - w - v\|^2
+
+    The reduction of the Euclidean projection of s onto the permutahedron of w, for both in descending order, which is
+    ``s - v`` [1]. Differentiable in ``s`` and ``w`` to any order (piecewise linear: the derivative averages over the
+    blocks of equal values that were pooled).
+
+    Args:
+        s: Finite values with ``n`` entries along the last axis.
+        w: Finite values that broadcast to ``s``; zeros if not given, for the isotonic regression of ``s``.
+        solver: ``"pav"`` is exact; compiled on CPU if SciPy is installed, and in log2(n) batched levels elsewhere.
+            ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
+            pairs at once; it needs about as many sweeps as the square of the longest block.
+        max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate.
+
+    Returns:
+        Tensor like ``s``. Computed in float64.
+
+    Raises:
+        ValueError: If shapes do not fit, ``solver`` is unknown, or contents are not finite (looked at on CPU, on
+            accelerators while validation is on, never under ``vmap``).
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Propositions 3 and 4.
+        [2] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
+
+    Example:
+        >>> isotonic_l2(torch.tensor([1.0, 3.0, 2.0, 0.0]))
+        tensor([2., 2., 2., 0.])
+    """
+    w = _check(s, w)
+    objective = Objective(s.double(), w.double(), column(1.0, s), 2.0, magnitude=False)
+    return _solve(objective, _is_dual(solver, "dykstra"), max_iter).to(s.dtype)
+
+
+def isotonic_lp(
+    s: Tensor,
+    w: Tensor,
+    p: float,
+    strength: float | Tensor,
+    solver: str = "pav",
+    *,
+    kind: str = "mask",
+    max_iter: int = 1000,
+) -> Tensor:
+    r"""Solves the isotonic problem of top-k operators with a p-norm regulariser.
+
+    .. math:: v = \arg\min_{v_1 \ge \dots \ge v_n} \sum_i \lambda^{q-1} w_i\,\varphi(v_i)
+        + \tfrac1q |s_i - v_i|^q, \qquad \tfrac1p + \tfrac1q = 1
+
+    with :math:`\varphi(v) = v` (``kind="mask"``) or :math:`\tfrac12 v^2` (``"magnitude"``), and :math:`\lambda` the
+    ``strength``. With s the scores in descending order (their absolute values, for magnitudes) and w of k ones followed
+    by zeros, :math:`((s - v)/\lambda)^{q-1}` is the sparse top-k mask, respectively the absolute values of the sparse
+    top-k magnitudes [1, section 5]. For p = 2 and masks v is ``isotonic_l2(s, strength * w)``. Differentiable in ``s``,
+    ``w`` and ``strength``, forwards and backwards, exactly to third order wherever the derivatives exist.
+
+    Args:
+        s: Finite values with ``n`` entries along the last axis.
+        w: Finite values that broadcast to ``s``; nonnegative for magnitudes.
+        p: Norm of the regulariser, ``1 < p <= 2``.
+        strength: Positive; a number, or a tensor that broadcasts with the batch shape.
+        solver: ``"pav"`` pools blocks, to machine precision. ``"dual"`` is block coordinate ascent on the multipliers
+            of the odd and of the even constraints [1, appendix A.8], for p = 2 Dykstra's algorithm.
+        kind: ``"mask"`` or ``"magnitude"``.
+        max_iter: Sweeps after which the dual ascent stops if it is not exact before, with the last iterate.
+
+    Returns:
+        Tensor like ``s``. Computed in float64.
+
+    Raises:
+        ValueError: If an argument is out of range or shapes do not fit. Contents are looked at as by
+            :func:`isotonic_l2`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
+
+    Example:
+        >>> s = torch.tensor([1.5, 1.0, 0.0])
+        >>> (s - isotonic_lp(s, torch.tensor([1.0, 0.0, 0.0]), 4 / 3, 1.0)) ** 3
+        tensor([0.8993, 0.1007, 0.0000])
+    """
+    w = _check(s, w)
+    check_softness("strength", strength, s, s.shape[:-1])
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")
+    if not 1 < p <= 2:
+        raise ValueError(f"`p` must satisfy 1 < p <= 2, but got {p}")
+    if kind not in ("mask", "magnitude"):
+        raise ValueError(f"`kind` must be 'mask' or 'magnitude', but got {kind!r}")
+    objective = Objective(s.double(), w.double(), column(strength, s), float(p), kind == "magnitude")
+    return _solve(objective, _is_dual(solver, "dual"), max_iter).to(s.dtype)

@@ -1,0 +1,45 @@
+"""Normal top-k: the relaxed top-k mask with the Gaussian link."""
+
+from torch import Tensor
+
+from khot.kernels.links import NORMAL
+
+from .engine import relaxed_mask
+
+
+def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    r"""Relaxes top-k by normal distribution functions that sum to k.
+
+    .. math:: y_i = \Phi((x_i - t)/s), \quad \sum_i y_i = k
+
+    Light tails: entries a few scales away from the threshold are chosen or left for certain, sooner than with the
+    exponential tails of :func:`sigmoid_topk` and :func:`lapsum_topk`, and get almost no gradient.
+
+    Tends to the k-hot top-k as ``scale -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of
+    ``x``, invariant to ``x + c``, invertible up to that shift where ``y`` does not round to 0 or 1. Differentiable to
+    any order, forwards and backwards, in ``x``, ``k`` and ``scale``. O(n) time per step of the root finder (2 to 5 on
+    ordinary rows), no sort; saves ``x`` and one number per row.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
+            selects it.
+        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
+        scale: Positive softness, the standard deviation; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k`` or ``scale`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than ``k``
+            entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3, for general F.
+
+    Example:
+        >>> normal_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
+        tensor([0.1587, 0.5000, 0.8413])
+    """
+    return relaxed_mask(x, k, scale, dim, link=NORMAL, name="scale")

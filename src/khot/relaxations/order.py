@@ -1,0 +1,160 @@
+r"""Soft ranks, soft sorting and soft permutations by sums of Laplace distribution functions (LapSum).
+
+All three come from :math:`F(t) = \sum_i \mathrm{Lap}((t - x_i)/s)`, which counts the items below t: ranks are its
+values, sorted values its quantiles, and the columns of the permutation the slices of the items between two quantiles.
+The scale enters through :math:`z = x/s` alone, and the sums over sorted z through :mod:`khot.relaxations.laplace`.
+"""
+
+import torch
+from torch import Tensor
+
+from khot._validation import check_scores, check_softness, looks_at_contents
+
+from .laplace import quantiles, slices, sums
+
+
+def _sorted_items(x: Tensor, scale: float | Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """Checks, sorts, centres and scales: z ascending in float64, the sorting order, the centre and the scale."""
+    check_scores(x, dim)
+    x = x.movedim(dim, -1)
+    check_softness("scale", scale, x, x.shape[:-1])
+    values, order = x.sort(-1)
+    if looks_at_contents(values):
+        _check_contents(values, scale)
+    values = values.double()
+    if x.shape[-1] == 0:
+        return values, order, values.sum(-1, keepdim=True), scale
+    centre = 0.5 * (values[..., :1] + values[..., -1:]).detach()  # F moves with the items: no derivative is lost
+    column = scale.to(x.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
+    return (values - centre) / column, order, centre, column
+
+
+def _check_contents(ascending: Tensor, scale: float | Tensor) -> None:
+    if ascending.numel() == 0:
+        return
+    ends = ascending.detach()[..., [0, -1]]  # NaN sorts last
+    if not bool(ends.isfinite().all()):
+        wrong = ends[~ends.isfinite()][0].item()
+        raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
+    if isinstance(scale, Tensor) and looks_at_contents(scale):
+        improper = scale.detach()[~((scale > 0) & (scale < torch.inf))]
+        if improper.numel():
+            raise ValueError(f"`scale` must be positive and finite, but got {improper[0].item():g}")
+
+
+def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+    r"""Relaxes the ranks 1 ... n of the entries.
+
+    .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
+        \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
+
+    Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows; sums to
+    ``n (n + 1) / 2`` always. Permutation-equivariant, keeps the order of ``x``, invariant to ``x + c``. Differentiable
+    in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
+    of the Laplace law. One sort and O(n) more (O(n log n) where entries spread over more than 1200 scales, and on
+    accelerators); saves O(n) numbers.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        descending: Whether the largest entry has rank 1, rather than the smallest.
+        dim: Axis of the entries.
+
+    Returns:
+        Tensor like ``x``, in ``[1, n]``. Computed in float64.
+
+    Raises:
+        ValueError: If ``scale`` is not positive or does not broadcast, or ``x`` is not finite. Contents of tensors are
+            checked on CPU, on accelerators while validation is on, never under ``vmap`` or in compiled graphs.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
+
+    Example:
+        >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
+        tensor([1.0000, 3.0000, 2.0000])
+    """
+    z, order, _, _ = _sorted_items(x, scale, dim)
+    before, after = sums(z, torch.ones_like(z), torch.ones_like(z))
+    places = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
+    spread = 0.5 * (after - before)
+    rank = z.shape[-1] + 1 - places - spread if descending else places + spread
+    return torch.zeros_like(rank).scatter(-1, order, rank).to(x.dtype).movedim(-1, dim)
+
+
+def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+    r"""Relaxes sorting.
+
+    .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
+
+    Tends to the sorted entries as ``scale -> 0``; spreads beyond their range as it grows. Increasing in j, invariant to
+    permutations of ``x``; ``x + c`` moves it by c. Differentiable in ``x`` and ``scale`` as :func:`soft_rank` is; the
+    derivatives with respect to the entries are nonnegative and sum to one for each j. Costs as :func:`soft_rank`.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        descending: Whether to begin with the largest.
+        dim: Axis of the entries, and of the sorted ones.
+
+    Returns:
+        Tensor like ``x``. Computed in float64.
+
+    Raises:
+        ValueError: As :func:`soft_rank`.
+        TypeError: As :func:`soft_rank`.
+
+    References:
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
+
+    Example:
+        >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
+        tensor([-0.0646,  1.0534,  3.0103])
+    """
+    z, _, centre, scale = _sorted_items(x, scale, dim)
+    t, _ = quantiles(z, False)
+    y = t * scale + centre
+    return (y.flip(-1) if descending else y).to(x.dtype).movedim(-1, dim)
+
+
+def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+    r"""Relaxes the permutation matrix that sorts the entries.
+
+    .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
+        \quad b_0 = -\infty,\ b_n = \infty
+
+    with F as in :func:`soft_sort`. Nonnegative; its rows (items) and columns (positions) sum to one; column j is the
+    difference of two LapSum top-k masks. Tends to the matrix with :math:`P^\top x` sorted as ``scale -> 0``, to
+    ``1 / n`` as it grows. Rows permute with ``x``; invariant to ``x + c``. Differentiable in ``x`` and ``scale`` as
+    :func:`soft_rank` is. O(n^2) time; saves O(n) numbers.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        descending: Whether position 1 is that of the largest entry.
+        dim: Axis of the entries.
+
+    Returns:
+        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Computed in float64.
+
+    Raises:
+        ValueError: As :func:`soft_rank`.
+        TypeError: As :func:`soft_rank`.
+
+    References:
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
+
+    Example:
+        >>> soft_permutation(torch.tensor([0.0, 3.0, 1.0]), scale=0.1).round()
+        tensor([[1., 0., 0.],
+                [0., 0., 1.],
+                [0., 1., 0.]])
+    """
+    z, order, _, _ = _sorted_items(x, scale, dim)
+    if z.shape[-1] == 0:
+        return (z.unsqueeze(-1) * z.unsqueeze(-2)).to(x.dtype)  # (..., 0, 0)
+    t, _ = quantiles(z, True)
+    rows = torch.zeros_like(z).scatter(-1, order, z)
+    matrix = slices(rows, t)
+    return (matrix.flip(-1) if descending else matrix).to(x.dtype)

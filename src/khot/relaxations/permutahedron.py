@@ -1,0 +1,141 @@
+"""Projections onto permutahedra, and the soft ranks and sorting that they give: the peers of the LapSum order maps."""
+
+import torch
+from torch import Tensor
+
+from khot._validation import check_scores, check_softness
+from khot.kernels.isotonic import block_sums
+
+from .isotonic import column, find_blocks
+
+
+def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    r"""Projects ``x / strength`` onto the permutahedron of w, the convex hull of all permutations of w.
+
+    .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
+        = \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
+
+    For w of k ones and n - k zeros it is the sparse top-k mask with p = 2. Equals w, ordered as x is, for a small
+    enough ``strength``, and tends to the mean of w as it grows; keeps the order of ``x``, sums to the sum of w,
+    invariant to ``x + c``. Differentiable in ``x``, ``w`` and ``strength``, forwards and backwards; piecewise linear in
+    ``x / strength`` and ``w``, with exact zeros in the Jacobian. Costs two sorts and a call of :func:`isotonic_l2`.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        w: Finite weights in any order: ``(n,)``, or of the shape of ``x``.
+        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the entries.
+
+    Returns:
+        Tensor like ``x``. Computed in float64.
+
+    Raises:
+        ValueError: If ``strength`` is not positive, shapes do not fit, or ``x`` or ``w`` is not finite. Contents of
+            tensors are checked on CPU, on accelerators while validation is on, never under ``vmap``.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Proposition 3.
+        [2] Lim, Wright (2016), "Efficient Bregman Projections onto the Permutahedron and Related Polytopes".
+
+    Example:
+        >>> permutahedron_projection(torch.tensor([0.2, 1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0]), 0.5)
+        tensor([0.2000, 1.0000, 0.8000])
+    """
+    check_scores(x, dim)
+    _check_weights(w, x, dim)
+    x = x.movedim(dim, -1)
+    w = w.expand(x.shape) if w.dim() == 1 else w.movedim(dim, -1)
+    check_softness("strength", strength, x, x.shape[:-1])
+    return _project(x.double(), w.double(), column(strength, x), "x,w").to(x.dtype).movedim(-1, dim)
+
+
+def _project(x: Tensor, w: Tensor, strength: Tensor, names: str) -> Tensor:
+    s, order = x.sort(-1, descending=True)
+    w = w.sort(-1, descending=True).values
+    blocks = find_blocks(s, w, strength, names)
+    size = block_sums(torch.ones_like(s), blocks)
+    # (s - v) / strength, with v the means of s - strength * w over the blocks, but exactly w where nothing is pooled.
+    y = (s - block_sums(s, blocks) / size) / strength + block_sums(w, blocks) / size
+    return torch.zeros_like(y).scatter(-1, order, y)
+
+
+def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
+    if not isinstance(w, Tensor):
+        raise TypeError(f"`w` must be a torch.Tensor, but got {type(w).__name__}")
+    if w.is_complex() or w.dtype == torch.bool:
+        raise TypeError(f"`w` must be real, but got a tensor of dtype {w.dtype}")
+    if w.shape not in (x.shape, (x.shape[dim],)):
+        raise ValueError(
+            f"`w` must have the shape of `x`, {tuple(x.shape)}, or ({x.shape[dim]},), but got {tuple(w.shape)}"
+        )
+
+
+def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    r"""Relaxes the ranks 1 ... n of the entries by projection onto the permutahedron.
+
+    .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
+
+    The smallest entry has rank 1, as with :func:`soft_rank`. Exactly the ranks once all gaps of the sorted ``x`` are at
+    least ``strength``; tends to ``(n + 1) / 2`` as it grows. Differentiable as :func:`permutahedron_projection` is.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the entries.
+
+    Returns:
+        Tensor like ``x``, in ``[1, n]``.
+
+    Raises:
+        ValueError: As :func:`permutahedron_projection`.
+        TypeError: As :func:`permutahedron_projection`.
+
+    References:
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Eq. (6), which ranks
+            the largest entry first.
+
+    Example:
+        >>> permutahedron_rank(torch.tensor([0.0, 3.0, 1.0]))
+        tensor([1., 3., 2.])
+    """
+    check_scores(x, dim)
+    ranks = torch.arange(1, x.shape[dim] + 1, dtype=torch.float64, device=x.device)
+    return permutahedron_projection(x, ranks, strength, dim)
+
+
+def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    r"""Relaxes sorting, in ascending order, by projection onto the permutahedron of the entries.
+
+    .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2
+
+    Exactly the sorted entries for ``strength`` up to the inverse of their largest gap; tends to their mean as it grows;
+    increasing along ``dim``, and invariant to permutations of ``x``. Differentiable as :func:`permutahedron_projection`
+    is.
+
+    Args:
+        x: Finite scores with ``n`` entries along ``dim``.
+        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the entries, and of the sorted ones.
+
+    Returns:
+        Tensor like ``x``.
+
+    Raises:
+        ValueError: As :func:`permutahedron_projection`.
+        TypeError: As :func:`permutahedron_projection`.
+
+    References:
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Eq. (5), which begins
+            with the largest.
+
+    Example:
+        >>> permutahedron_sort(torch.tensor([0.0, 3.0, 1.0]), 0.5)
+        tensor([0., 1., 3.])
+    """
+    check_scores(x, dim)
+    items = x.movedim(dim, -1)
+    check_softness("strength", strength, items, items.shape[:-1])
+    places = torch.arange(1, items.shape[-1] + 1, dtype=torch.float64, device=x.device).expand(items.shape)
+    y = _project(places, items.double(), column(strength, items), "places,x")
+    return y.to(x.dtype).movedim(-1, dim)

@@ -1,0 +1,62 @@
+"""Rescaled sigmoid: independent inclusion probabilities, scaled to sum to k. A baseline, kept for comparison."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
+from khot.kernels.capped_simplex import compute_dtype
+
+
+def rescaled_sigmoid_topk(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1
+) -> Tensor:
+    r"""Relaxes top-k by a sigmoid, whose values or their complements are scaled to the right sum.
+
+    .. math:: y_i = \begin{cases} k\,p_i / \sum_j p_j & \sum_j p_j \ge k \\
+        1 - (n - k)\,(1 - p_i) / \sum_j (1 - p_j) & \text{otherwise} \end{cases} \qquad p_i = \sigma(x_i / T)
+
+    A baseline: prefer :func:`sigmoid_topk`. Its flaws: it is not invariant to ``x + c``; it does not tend to the k-hot
+    top-k as ``temperature -> 0`` unless exactly k scores are positive; where the sum of the sigmoids crosses k its
+    derivative jumps; and it is the solution of no regularised top-k problem, its Jacobian being asymmetric. Keeps the
+    order of ``x``. Differentiable elsewhere, to any order, in ``x``, ``k`` and ``temperature``.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``; ``x / temperature`` are log-odds before rescaling. ``-inf``
+            excludes an entry (``y = 0``, no gradient).
+        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
+        temperature: Positive softness, 1 for the map as published; a number, or a tensor that broadcasts with the batch
+            shape.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN or ``+inf``,
+            or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    Example:
+        >>> rescaled_sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
+        tensor([0.3556, 0.5200, 0.6265])
+    """
+    check_scores(x, dim)
+    rows = x.movedim(dim, -1)
+    batch, n = rows.shape[:-1], rows.shape[-1]
+    check_k(k, x, batch, n)
+    check_softness("temperature", temperature, x, batch)
+    if looks_at_contents(*(v for v in (x, k, temperature) if isinstance(v, Tensor))):
+        check_maskable(rows, k, "temperature", temperature)
+    excluded = rows == -torch.inf
+    scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
+    k, temperature = (v.to(scores).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, temperature))
+    logits = scores / temperature
+    # Sigmoids over their sum are a softmax of their logarithms, which stays exact where all of them underflow.
+    lowest = torch.finfo(scores.dtype).min
+    share = logsigmoid(logits).masked_fill(excluded, lowest).softmax(-1)
+    share_out = logsigmoid(-logits).masked_fill(excluded, lowest).softmax(-1)
+    total = torch.sigmoid(logits).masked_fill(excluded, 0).sum(-1, keepdim=True)
+    unmasked = (~excluded).sum(-1, keepdim=True)
+    y = torch.where(total >= k, k * share, 1 - (unmasked - k) * share_out)
+    return y.masked_fill(excluded, 0).to(x.dtype).movedim(-1, dim)

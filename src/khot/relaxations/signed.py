@@ -1,0 +1,71 @@
+"""Signed sparse top-k: a mask in [-1, 1] over the entries of largest absolute value."""
+
+from torch import Tensor
+
+from khot.kernels.capped_simplex import standardise
+from khot.kernels.clipped_power import clipped_power
+
+from .odd_map import LocalShape, OddMap, odd_map
+from .sparse import check_exponent
+
+
+class _SignedMask(OddMap):
+    """abs(y) = F((a - t) / strength): the sparse mask of abs(x), whose threshold t does not follow below 0."""
+
+    magnitude = False
+
+    def value(self, a: Tensor, threshold: Tensor, strength: Tensor) -> Tensor:
+        return self.link.value(standardise(a, threshold, strength))
+
+    def local_shape(self, a: Tensor, threshold: Tensor, strength: Tensor) -> LocalShape:
+        z = standardise(a, threshold, strength)
+        slope = self.link.slope(z) / strength.to(z.dtype).unsqueeze(-1)
+        binding = threshold > 0
+        following = slope * binding.to(z.dtype).unsqueeze(-1)
+        # Beyond (0, 1) the slope is 0 and the lever idle, but z may overflow.
+        return LocalShape(slope, following, z.clamp(0, 1), following.sum(-1).double(), binding.to(threshold.dtype))
+
+
+def sparse_topk_signed(
+    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
+) -> Tensor:
+    r"""Relaxes the signs of the k entries of largest absolute value, with exact zeros and exact -1 and 1.
+
+    .. math:: y = \arg\max_{|y_i| \le 1, \sum |y_i| \le k} \langle x, y \rangle
+        - \frac{\lambda}{p} \sum_i |y_i|^p
+
+    .. math:: y_i = \mathrm{sign}(x_i)\,\mathrm{clip}((|x_i| - t)/\lambda, 0, 1)^{1/(p-1)}, \quad t \ge 0
+
+    The sum is an inequality: where ``abs(x)`` is small or ``strength`` large, the entries do not add up to ``k``,
+    ``t = 0`` and ``k`` has no influence. Otherwise ``abs(y)`` is :func:`sparse_topk` of ``abs(x)``. Tends to
+    ``sign(x) * topk_mask(abs(x), k)`` as ``strength -> 0``, to 0 as it grows. Odd, permutation-equivariant, and keeps
+    the order of absolute values. Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength`` except at the
+    kinks that :func:`sparse_topk` has, where the constraint begins to bind, and for ``p = 2`` at ``x_i = 0`` with
+    ``t = 0``; there, an entry that is 0 gets no gradient. Saves ``x`` and one number per row.
+
+    Args:
+        x: Finite real entries, ``n`` along ``dim``; 0 masks an entry.
+        k: Bound of the sum of absolute values, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch
+            shape.
+        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, in ``[-1, 1]``, with absolute values that sum to at most ``k`` along ``dim``. float16 and
+        bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range or does not broadcast, or ``x`` is not finite.
+            Contents of tensors are checked as in :func:`capped_simplex_map`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", sections 4-5.
+
+    Example:
+        >>> sparse_topk_signed(torch.tensor([0.2, -0.5, -3.0]), 2, 0.5)
+        tensor([ 0.2000, -0.8000, -1.0000])
+    """
+    check_exponent(p)
+    return odd_map(x, k, strength, dim, _SignedMask(clipped_power(float(p))))

@@ -1,0 +1,60 @@
+"""Sparse top-k: the relaxed top-k mask with a clipped power for a link, exactly 0 and 1 away from the threshold."""
+
+from torch import Tensor
+
+from khot.kernels.clipped_power import clipped_power
+
+from .engine import relaxed_mask
+
+
+def check_exponent(p: float) -> None:
+    """``p`` is a number in (1, 2]."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"`p` must be a Python number, but got {type(p).__name__}")
+    if not 1 < p <= 2:
+        raise ValueError(f"`p` must satisfy 1 < p <= 2, but got p={p}")
+
+
+def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1) -> Tensor:
+    r"""Relaxes top-k by p-norm regularisation on the capped simplex, to a mask with exact zeros and ones.
+
+    .. math:: y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \qquad
+        y_i = \mathrm{clip}((x_i - t)/\lambda, 0, 1)^{1/(p-1)}
+
+    Equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest score, and
+    tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. Permutation-equivariant,
+    keeps the order of ``x``, invariant to ``x + c``. O(n) time per step of the root finder (4 to 7 on ordinary rows),
+    no sort; saves ``x`` and one number per row.
+
+    Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength``, except at kinks. Entries that are 0 or 1
+    have no gradient; where all are, the derivative in ``k`` jumps and is returned as 0. For ``p = 2`` there is a kink
+    wherever an entry reaches 0 or 1. For ``1 < p < 2`` the map is smooth where an entry reaches 0, but *not* where one
+    reaches 1 while others are in between: for ``p = 4/3``, ``k = 2`` and ``x = (s, 0, 0)`` the slope of the first entry
+    falls from 1.67 to 0 at ``s = 0.2063``. There the slope of the capped side is returned.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
+            selects it.
+        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        p: Exponent of the regulariser, a Python number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
+            rounding in float32 shows.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range or does not broadcast, ``x`` contains NaN, or fewer
+            than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", section 4.
+
+    Example:
+        >>> sparse_topk(torch.tensor([0.0, 0.5, 1.0, 3.0]), 2)
+        tensor([0.0000, 0.2500, 0.7500, 1.0000])
+    """
+    check_exponent(p)
+    return relaxed_mask(x, k, strength, dim, link=clipped_power(float(p)), name="strength")

@@ -1,0 +1,83 @@
+"""Successive softmax: k one-hot relaxations after each other. A baseline, kept for comparison."""
+
+import torch
+from torch import Tensor
+
+from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
+from khot.kernels.capped_simplex import compute_dtype
+
+
+FAR = 1e30  # bounds the logits: more would overflow when they are lowered
+
+
+def _log_complement(log_p: Tensor) -> Tensor:
+    """log(1 - p) of a softmax, accurate also for its largest entry, where 1 - p is the sum of the others."""
+    largest = torch.zeros_like(log_p, dtype=torch.bool).scatter(-1, log_p.argmax(-1, keepdim=True), True)
+    others = log_p.masked_fill(largest, torch.finfo(log_p.dtype).min)
+    return torch.where(largest, others.logsumexp(-1, keepdim=True), torch.log1p(-others.exp()))
+
+
+def _largest(k: int | Tensor) -> int:
+    return k if isinstance(k, int | torch.SymInt) else int(k.max()) if k.numel() else 0
+
+
+def successive_softmax_topk(
+    x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int = -1
+) -> Tensor:
+    r"""Relaxes top-k by k softmaxes in turn, each of which lowers what the former have chosen.
+
+    .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
+        \alpha^1 = x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
+
+    A baseline: prefer :func:`sigmoid_topk`. Its flaws: entries can exceed 1 (``x = (0, 1)``, ``k = 2`` gives ``(0.77,
+    1.23)``), so that the result is no vector of inclusion probabilities; ``k = n`` does not give ones; time and the
+    memory of the backward pass grow with k, for whole numbers k only. Sums to k, keeps the order of ``x``, is invariant
+    to ``x + c`` and tends to the k-hot top-k as ``temperature -> 0``. Differentiable to any order in ``x`` and
+    ``temperature``.
+
+    The logarithm is exact where a softmax saturates. With the usual ``log(max(1 - p, eps))`` an item that is ahead by
+    more than ``-log(eps)`` would be chosen again.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient).
+        k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape,
+            which cannot be traced or mapped over, because the number of rounds is its maximum.
+        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, at least 0, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN or ``+inf``,
+            or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
+        TypeError: If ``k`` is not an integer, or another argument has the wrong type or dtype.
+
+    References:
+        [1] Xie, Ermon (2019), "Reparameterizable Subset Sampling via Continuous Relaxations", arXiv:1901.10517,
+            section 3 (the relaxation is that of Plötz, Roth (2018), "Neural Nearest Neighbors Networks").
+
+    Example:
+        >>> successive_softmax_topk(torch.tensor([0.0, 1.0, 2.0]), 2)
+        tensor([0.2900, 0.6568, 1.0532])
+    """
+    check_scores(x, dim)
+    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
+        raise TypeError(f"`k` must be an int or an integer tensor, the number of softmaxes, but got {k}")
+    rows = x.movedim(dim, -1)
+    batch, n = rows.shape[:-1], rows.shape[-1]
+    check_k(k, x, batch, n)
+    check_softness("temperature", temperature, x, batch)
+    if looks_at_contents(*(v for v in (x, k, temperature) if isinstance(v, Tensor))):
+        check_maskable(rows, k, "temperature", temperature)
+    excluded = rows == -torch.inf
+    scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(scores).unsqueeze(-1)
+    logits = scores / temperature
+    y = torch.zeros_like(logits)
+    for j in range(_largest(k)):
+        log_p = logits.clamp(-FAR, FAR).masked_fill(excluded, torch.finfo(logits.dtype).min).log_softmax(-1)
+        logits = logits + _log_complement(log_p) / temperature
+        y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
+    return y.masked_fill(excluded, 0).to(x.dtype).movedim(-1, dim)

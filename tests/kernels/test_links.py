@@ -1,0 +1,122 @@
+"""Every link by itself: tails, logarithms and inverse against SciPy, the root finder's sums against plain ones."""
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from torch.autograd import gradcheck
+
+from khot import capped_simplex_map
+from khot.kernels.clipped_power import ClippedPower, clipped_power
+from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
+
+SMOOTH = {"logistic": (LOGISTIC, scipy.stats.logistic), "laplace": (LAPLACE, scipy.stats.laplace)}
+SMOOTH |= {"normal": (NORMAL, scipy.stats.norm)}
+COMPACT = {f"clipped power {p:.4g}": (ClippedPower(p), scipy.stats.beta(1 / (p - 1), 1)) for p in (2, 1.7, 1.5, 4 / 3)}
+ALL = SMOOTH | COMPACT
+
+
+def each(links):
+    return pytest.mark.parametrize(("link", "law"), links.values(), ids=links)
+
+
+def points(link):
+    if link.compact:
+        return torch.cat([torch.linspace(-0.7, 1.7, 41), torch.tensor([0.0, 1.0, 1e-9, 1 - 2**-20])]).double()
+    return torch.cat([torch.linspace(-30, 30, 81), torch.tensor([0.0, 1e-9, -1e-9])]).double()
+
+
+@each(ALL)
+def test_value_complement_slope_and_inverse(link, law):
+    z = points(link)
+    for ours, theirs in (
+        (link.value(z), law.cdf(z)),
+        (link.complement(z), law.sf(z)),
+        (link.slope(z), np.where((z == 0) | (z == 1), 0, law.pdf(z)) if link.compact else law.pdf(z)),
+    ):
+        torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=2e-12, atol=0)
+    p = torch.tensor([1e-12, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-6]).double()
+    torch.testing.assert_close(link.inverse(p), torch.from_numpy(law.ppf(p)), rtol=1e-9, atol=1e-9)
+    assert link.moments == (pytest.approx(law.mean()), pytest.approx(law.var()))
+
+
+def log_laplace(z):
+    return np.where(z <= 0, np.minimum(z, 0) - np.log(2), np.log1p(-0.5 * np.exp(-np.maximum(z, 0))))
+
+
+LOGARITHMS = {  # of F and of F', where SciPy's distributions underflow
+    "logistic": (LOGISTIC, scipy.special.log_expit, lambda z: scipy.special.log_expit(z) + scipy.special.log_expit(-z)),
+    "laplace": (LAPLACE, log_laplace, lambda z: -np.abs(z) - np.log(2)),
+    "normal": (NORMAL, scipy.special.log_ndtr, scipy.stats.norm.logpdf),
+}
+
+
+@pytest.mark.parametrize(("link", "log_cdf", "log_pdf"), LOGARITHMS.values(), ids=LOGARITHMS)
+def test_logarithms_and_shares_of_slopes_where_all_underflows(link, log_cdf, log_pdf):
+    z = torch.tensor([-900.0, -800.0, -799.5, -3.0, 0.2, 4.0, 820.0], dtype=torch.float64)
+    torch.testing.assert_close(link.log_value(z), torch.from_numpy(log_cdf(z.numpy())), rtol=1e-12, atol=0)
+    torch.testing.assert_close(link.log_complement(z), torch.from_numpy(log_cdf(-z.numpy())), rtol=1e-12, atol=0)
+    torch.testing.assert_close(link.log_slope(z), torch.from_numpy(log_pdf(z.numpy())), rtol=1e-12, atol=1e-12)
+    far = z[[0, 1, 2, 6]]
+    shares = torch.softmax(torch.from_numpy(log_pdf(far.numpy())), -1)
+    torch.testing.assert_close(link.normalised_slope(far), shares, rtol=1e-9, atol=1e-300)
+    assert link.normalised_slope(torch.tensor([1e30, 1.5e30])).tolist() == [1, 0]
+
+
+@each(ALL)
+def test_derivatives(link, law):
+    z = points(link)[:40]
+    z = z[(z != 0) & (z != 1)].requires_grad_()
+    torch.testing.assert_close(
+        torch.autograd.grad(link.value(z).sum(), z)[0], link.slope(z).detach(), rtol=1e-9, atol=0
+    )
+    assert gradcheck(link.slope, z)
+
+
+@each(ALL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_sums(link, law, dtype):
+    z = 2 * torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    z[0, :2] = torch.tensor([torch.inf, -torch.inf])
+    sums = link.tail_sums(z.clone())
+    tolerance = {"rtol": 20 * torch.finfo(dtype).eps, "atol": 0}
+    torch.testing.assert_close(sums.signed + sums.above, link.value(z).sum(-1), **tolerance)
+    slope = link.slope(z)
+    torch.testing.assert_close(sums.slope, slope.sum(-1), **tolerance)
+    torch.testing.assert_close(link.slope_(z.clone()), slope, rtol=100 * torch.finfo(dtype).eps, atol=1e-12)
+
+
+def test_one_link_for_every_p():
+    assert clipped_power(1.25) is clipped_power(1.25) and clipped_power(1.25).q == 4
+    assert Link.find(clipped_power(1.25).key) is clipped_power(1.25)
+    assert ClippedPower(1 + 1 / 3).q == 3 and ClippedPower(1.7).q == pytest.approx(1 / 0.7)
+
+
+class RaisedCosine(Link):
+    """A compact link with nothing but what a user has to give."""
+
+    compact = True
+    reach = 1.0
+
+    def value(self, z):
+        return torch.sin(0.5 * torch.pi * z.clamp(0, 1)).square()
+
+    def complement(self, z):
+        return torch.cos(0.5 * torch.pi * z.clamp(0, 1)).square() * (z < 1)
+
+    def slope(self, z):
+        return 0.5 * torch.pi * torch.sin(torch.pi * z.clamp(0, 1)) * ((z > 0) & (z < 1))
+
+    def inverse(self, p):
+        return torch.asin(p.sqrt()) * (2 / torch.pi)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
+def test_a_compact_link_of_a_user(scale):
+    x = torch.randn(4, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    link = RaisedCosine()
+    for k in (0.2, 7.0, 29.5):
+        y = capped_simplex_map(x, k, scale, link=link)
+        torch.testing.assert_close(y.sum(-1), torch.full((4,), k, dtype=torch.float64), rtol=1e-13, atol=1e-13)
+        assert gradcheck(lambda x, k=k: capped_simplex_map(x, k, scale, link=link), x[:1, :6] if k < 6 else x[:1])

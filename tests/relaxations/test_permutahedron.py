@@ -1,0 +1,128 @@
+"""Projections onto permutahedra: by their definition, the sparse top-k mask, limits, derivatives."""
+
+import itertools
+
+import pytest
+import scipy.optimize
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import jacrev, vmap
+
+from khot import isotonic_l2, permutahedron_projection, permutahedron_rank, permutahedron_sort
+from tests.oracle import EPS, cases, tensor
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_is_the_nearest_convex_combination_of_permutations(seed):
+    x, w = normal(4, seed=seed), normal(4, seed=10 + seed)
+    vertices = torch.stack([w[list(order)] for order in itertools.permutations(range(4))])
+    # min |V' c - z| over c >= 0, sum c = 1, the sum as a heavily weighted row.
+    system, target = torch.cat([vertices.T, torch.full((1, 24), 1e4)]), torch.cat([x / 0.6, torch.tensor([1e4])])
+    weights = torch.from_numpy(scipy.optimize.nnls(system.numpy(), target.numpy())[0])
+    torch.testing.assert_close(permutahedron_projection(x, w, 0.6), weights @ vertices, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", cases("sparse_topk_mask"))
+def test_is_the_sparse_topk_mask(case):
+    if case["p"] != "2" or case["k"] != int(case["k"]):
+        assert case["p"] in ("3/2", "4/3", "2")  # has its own map
+        return
+    x = tensor(case["x"])
+    masked = ~x.isfinite()
+    x = x[~masked].requires_grad_()
+    strength = torch.tensor(case["lam"], dtype=torch.float64, requires_grad=True)
+    y = permutahedron_projection(x, (torch.arange(len(x)) < case["k"]).double(), strength)
+    expected = tensor(case["y"])[~masked]
+    assert (y - expected).abs().max() <= 64 * EPS * (1 + x.abs().max() / strength).item()
+    assert torch.equal(y == 1, expected == 1)
+    grads = torch.autograd.grad(y, (x, strength), tensor(case["g"])[~masked])
+    for grad, reference in zip(grads, (tensor(case["vjp_x"])[~masked], tensor([case["vjp_lam"]])), strict=True):
+        assert ((grad - reference).abs() <= 1e-10 * (1 + reference.abs())).all()
+
+
+def test_reduces_to_isotonic_regression():
+    s, w = (normal(3, 20, seed=seed).sort(-1, descending=True).values for seed in (0, 1))
+    torch.testing.assert_close(permutahedron_projection(s, w), s - isotonic_l2(s, w))
+
+
+def test_limits():
+    x = normal(3, 8)
+    torch.testing.assert_close(permutahedron_rank(x, 1e-6), x.argsort(-1).argsort(-1) + 1.0, check_dtype=False)
+    assert torch.equal(permutahedron_sort(x, 1e-6), x.sort(-1).values)
+    torch.testing.assert_close(permutahedron_rank(x, 1e9), torch.full_like(x, 4.5), rtol=0, atol=1e-6)
+    torch.testing.assert_close(permutahedron_sort(x, 1e9), x.mean(-1, keepdim=True).expand(3, 8), rtol=0, atol=1e-6)
+    gap = x.sort(-1).values.diff(dim=-1)
+    exact = gap.amin(-1) * 0.99  # the documented bounds
+    torch.testing.assert_close(permutahedron_rank(x, exact), permutahedron_rank(x, 1e-6))
+    torch.testing.assert_close(permutahedron_sort(x, 0.99 / gap.amax(-1)), x.sort(-1).values)
+
+
+def test_properties():
+    x, w = normal(2, 9), normal(9, seed=1)
+    y = permutahedron_projection(x, w, 0.5)
+    torch.testing.assert_close(y.sum(-1), w.sum().expand(2))
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(permutahedron_projection(x[:, order], w, 0.5), y[:, order])
+    torch.testing.assert_close(permutahedron_projection(x + 3, w[order], 0.5), y)
+    torch.testing.assert_close(permutahedron_sort(x[:, order]), permutahedron_sort(x))
+    assert (permutahedron_sort(x).diff(dim=-1) >= -1e-12).all()
+    for dim in range(-2, 2):
+        moved = permutahedron_projection(x.movedim(dim, -1), x.movedim(dim, -1)).movedim(-1, dim)
+        torch.testing.assert_close(permutahedron_projection(x, x, dim=dim), moved)
+        for function in (permutahedron_rank, permutahedron_sort):
+            torch.testing.assert_close(function(x, dim=dim), function(x.movedim(dim, -1)).movedim(-1, dim))
+    half = normal(600, dtype=torch.bfloat16)  # ranks beyond 256 are not bfloat16 numbers, sorted entries are
+    assert torch.equal(permutahedron_sort(half, 1e-4), half.sort().values)
+
+
+def test_derivatives():
+    inputs = normal(2, 5).requires_grad_(), normal(2, 5, seed=1).requires_grad_()
+    strength = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
+    options = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    assert gradcheck(permutahedron_projection, (*inputs, strength), **options)
+    assert gradgradcheck(permutahedron_projection, (*inputs, strength), check_fwd_over_rev=True)
+    for function in (permutahedron_rank, permutahedron_sort):
+        assert gradcheck(function, (inputs[0], strength), **options)
+
+
+def test_functional_transforms_and_compile():
+    x, w = normal(3, 6), normal(6, seed=1)
+    torch.testing.assert_close(vmap(permutahedron_projection, in_dims=(0, None))(x, w), permutahedron_projection(x, w))
+    assert vmap(jacrev(permutahedron_rank))(x).shape == (3, 6, 6)
+    torch._dynamo.reset()
+    for function in (permutahedron_rank, permutahedron_sort):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        torch.testing.assert_close(compiled(x, 0.3), function(x, 0.3))
+
+
+def test_extreme_inputs():
+    base = normal(2, 40)
+    for dtype in (torch.float32, torch.float64):
+        for x in (1e4 * base, 1e-8 * base, base + 1e4, 0 * base, 1e30 * base, base[:, :1], base[:0]):
+            for strength in (1e-4, 1.0, 1e4):
+                for function in (permutahedron_rank, permutahedron_sort):
+                    leaf = x.to(dtype).requires_grad_()
+                    y = function(leaf, strength)
+                    (grad,) = torch.autograd.grad((y * y.detach().sign()).sum(), leaf)
+                    assert y.shape == x.shape and y.isfinite().all() and grad.isfinite().all()
+
+
+def test_errors():
+    x = normal(2, 4)
+    for error, match, call in [
+        (TypeError, "`w` must be a torch.Tensor", lambda: permutahedron_projection(x, [1.0])),
+        (TypeError, "`w` must be real", lambda: permutahedron_projection(x, x > 0)),
+        (ValueError, r"`w` must have the shape of `x`, \(2, 4\), or \(4,\), but got \(3,\)",
+         lambda: permutahedron_projection(x, torch.ones(3))),
+        (ValueError, "`x` must be finite.*inf", lambda: permutahedron_rank(x / 0)),
+        (ValueError, "`x` must be finite.*inf", lambda: permutahedron_sort(x / 0)),
+        (ValueError, "`strength` must be positive", lambda: permutahedron_sort(x, -1.0)),
+        (ValueError, "`strength` must be positive.*0", lambda: permutahedron_rank(x, torch.zeros(2))),
+        (ValueError, "`dim`", lambda: permutahedron_rank(x, dim=2)),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=match):
+            call()
