@@ -1,0 +1,34 @@
+"""Every relaxation with every design and straight-through: k-hot draws, the right means, finite gradients."""
+
+import pytest
+import torch
+
+from khot import StraightThrough, rescaled_sigmoid_topk, transport_topk
+from tests import gof
+from tests.registry import DESIGNS, RELAXATIONS
+
+MAPS = {case.name: case.map for case in RELAXATIONS}
+MAPS |= {"transport_topk": transport_topk, "rescaled_sigmoid_topk": rescaled_sigmoid_topk}
+SCORES = torch.tensor([[2.0, 0.3, -1.0, 0.5, 1.1, -0.2], [0.1, 0.0, 0.2, -0.1, 3.0, 0.05]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_relaxation_design_estimator(case, relaxation):
+    torch.manual_seed(0)
+    scores = SCORES.clone().requires_grad_()
+    probs = relaxation(scores, 3, 0.8)
+    designs = [case.make(probs=probs)]
+    if case.takes_relaxation:
+        designs.append(case.make(logits=scores, k=3, relaxation=relaxation, temperature=0.8))
+    for design in designs:
+        if case.exact_probs:
+            torch.testing.assert_close(design.mean, probs, rtol=0, atol=1e-9)
+        value = StraightThrough(design, log_prob="none").rsample((50,))
+        gof.check_k_hot(value.detach(), 3)
+        (gradient,) = torch.autograd.grad((value.mean(0) ** 2).sum(), scores, retain_graph=True)
+        assert gradient.isfinite().all() and gradient.abs().sum() > 0
+        if case.has_log_prob:
+            log_prob = design.log_prob(value.detach())
+            (gradient,) = torch.autograd.grad(log_prob.mean(), scores, retain_graph=True)
+            assert log_prob.isfinite().all() and gradient.isfinite().all()
