@@ -121,10 +121,15 @@ def check_trains_under_elbos(case, design_case):
     pyro.clear_param_store()
 
 
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+SLOW = {check_trains_under_elbos}
+CHECKS = [
+    pytest.param(value, marks=[pytest.mark.slow] if value in SLOW else [], id=name.removeprefix("check_"))
+    for name, value in list(globals().items())
+    if name.startswith("check_")
+]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("design_case", DESIGNS, ids=lambda case: case.name)
 @pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
 def test_contract(case, design_case, check):
