@@ -121,7 +121,8 @@ def main() -> None:
     torch.manual_seed(0)
     rows: list[dict[str, object]] = []
     print(
-        f"{'batch':>5} {'n':>5} {'k':>4} {'epsilon':>7} {'dtype':<8} {'method':<22}{'median':>11}   /ours  error y   error grad"
+        f"{'batch':>5} {'n':>5} {'k':>4} {'epsilon':>7} {'dtype':<8} "
+        f"{'method':<22}{'median':>11}   /ours  error y   error grad"
     )
     for batch, n, k, epsilon, dtype in CASES:
         x, grad = torch.randn(batch, n, dtype=dtype), torch.randn(batch, n, k, dtype=dtype)
@@ -137,7 +138,8 @@ def main() -> None:
             ratio = timing.median / timings["sorted_transport_topk"].median
             label = f"{str(dtype).removeprefix('torch.')}"
             print(
-                f"{batch:>5} {n:>5} {k:>4} {epsilon:>7} {label:<8} {name:<22}{timing.median * 1e3:>8.2f} ms{ratio:>7.1f}x"
+                f"{batch:>5} {n:>5} {k:>4} {epsilon:>7} {label:<8} "
+                f"{name:<22}{timing.median * 1e3:>8.2f} ms{ratio:>7.1f}x"
                 f"  {found[name][0]:.0e}     {found[name][1]:.0e}"
             )
             rows.append(

@@ -26,6 +26,7 @@ from khot import (
     sparse_topk,
     sparse_topk_magnitude,
     sparse_topk_signed,
+    transport_topk,
 )
 from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
 from khot.estimators import StraightThrough
@@ -95,6 +96,7 @@ RELAXATIONS = [
     ),
     RelaxationCase("lapsum_topk", lapsum_topk, scipy.stats.laplace.cdf, softness="scale", log=log_lapsum_topk),
     RelaxationCase("normal_topk", normal_topk, scipy.special.ndtr, softness="scale"),
+    RelaxationCase("transport_topk", transport_topk, lambda z: scipy.special.expit(2 * z), softness="epsilon"),
     sparse("sparse_topk", p=2),
     sparse("sparse_topk_any_p", p=1.7),
 ]

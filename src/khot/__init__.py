@@ -12,7 +12,8 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from khot import constraints, relaxations
+from khot import constraints, losses, relaxations
+from khot.losses import *
 from khot.relaxations import *
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def __getattr__(name: str) -> Any:
     if name in _BUILT_ON_PYRO:
         return _load(name, wanted=name)
     if name == "__all__":
-        packages = [relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
+        packages = [losses, relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
         names = [name for package in packages for name in package.__all__]
-        return sorted([*names, "constraints", "relaxations", *_BUILT_ON_PYRO])
+        return sorted([*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO])
     if not name.startswith("_"):
         for package in _BUILT_ON_PYRO:
             module = _load(package, wanted=name)

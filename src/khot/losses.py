@@ -10,8 +10,8 @@ is zero where :math:`y(x) = t` and convex in x. With R(y) = (strength / p) sum a
 * ``signed``: R(y) on abs(y) <= 1, sum abs(y) <= k;
 * ``magnitude``: R(y) + half the squared k-support norm of y, for any y.
 
-Top-k cross-entropy [2] is the negative logarithm of the probability that the target is among the k largest, k drawn from
-a distribution over the sizes.
+Top-k cross-entropy [2] is the negative logarithm of the probability that the target is among the k largest, k drawn
+from a distribution over the sizes.
 
 References:
     [1] Blondel, Martins, Niculae (2020), "Learning with Fenchel-Young Losses", JMLR 21; for these maps Sander et al.
@@ -25,8 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.nn import Module
+from torch.nn.functional import pad
 
-from khot._validation import looks_at_contents
+from khot._validation import check_scores, looks_at_contents
+from khot.kernels.capped_simplex import compute_dtype
 from khot.relaxations import (
     lapsum_topk,
     log_lapsum_topk,
@@ -54,3 +57,326 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
         case "sum":
             return losses.sum()
     raise ValueError(f"`reduction` must be 'none', 'mean' or 'sum', but got {reduction!r}")
+
+
+class _Conjugate(Function):
+    """(f(x), x, strength, y, dR(y)/d strength) -> f(x) = max_y <x, y> - Omega(y), with the derivatives of the maximum.
+
+    By the envelope theorem they are those at fixed y: y itself in x. Differentiated once more, y and R move with x.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, x: Tensor, strength: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[3:])
+        ctx.save_for_forward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, penalty = ctx.saved_tensors
+        return None, grad.unsqueeze(-1) * y, -grad * penalty, None, None
+
+
+class _ConjugateForwardMode(_Conjugate):
+    """Adds forward-mode derivatives, which Dynamo cannot trace."""
+
+    @staticmethod
+    def jvp(ctx: Any, _: Tensor | None, dx: Tensor | None, dstrength: Tensor | None, *unused: Any) -> Tensor:
+        with forward_ad._set_fwd_grad_enabled(True):  # see khot.relaxations.engine
+            y, penalty = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
+            change = torch.zeros_like(penalty) if dx is None else (dx * y).sum(-1)
+            return change if dstrength is None else change - dstrength * penalty
+
+
+def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
+    """min over 0 <= z <= 1, sum z = k of sum v^2 / (2 z), along the last axis; Argyriou, Foygel, Srebro (2012).
+
+    The r largest have z = 1 and the others, with sum s, z = v (k - r) / s, for the r where these z are at most 1. A
+    wrong r in rounding is harmless: any feasible z is an upper bound.
+    """
+    descending = v.abs().sort(-1, descending=True).values
+    largest_left = pad(descending, (0, 1))
+    left = largest_left.flip(-1).cumsum(-1).flip(-1)  # entry r: the sum of all but the r largest
+    taken = pad(descending.square().cumsum(-1), (1, 0))
+    ranks = torch.arange(v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    room = (k.unsqueeze(-1) if isinstance(k, Tensor) else k) - ranks
+    spread = left.square() / torch.where(room > 0, room, 1)
+    feasible = (room >= 0) & (left >= room * largest_left) & ((room > 0) | (left == 0))
+    return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
+
+
+def fenchel_young_topk_loss(
+    x: Tensor,
+    target: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor = 1.0,
+    p: float = 2.0,
+    kind: str = "mask",
+    reduction: str = "mean",
+    unbounded: bool = False,
+) -> Tensor:
+    r"""Fenchel-Young loss of a sparse top-k map y: convex in x, with gradient ``y(x) - target``.
+
+    .. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad
+        \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
+
+    with the maximiser :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
+    regulariser :math:`\Omega` is given above (``khot.losses``). Zero where y(x) = target. Differentiable in ``x``, as
+    often as the map is once more, and once in ``target`` and ``strength``; ``k`` is taken as a constant.
+
+    Args:
+        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target is then 0.
+        target: Tensor like ``x`` in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or soft), for
+            "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything.
+        k: As of the map; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
+        kind: Which of the maps: "mask", "magnitude" or "signed".
+        reduction: "mean" or "sum" over the batch, or "none".
+        unbounded: Take any target, and leave out :math:`\Omega(t)`, which for a target outside the domain is infinite.
+            It is the setting of [1], with a one-hot target and k = 3. The gradient is the same, but for a mask whose
+            target does not sum to k the loss has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
+
+    Returns:
+        Tensor of the batch shape, or a scalar, of the dtype of ``x``.
+
+    Raises:
+        ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range. Contents of
+            tensors are checked as in :func:`topk_mask`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
+
+    Example:
+        >>> x = torch.tensor([2.0, 0.5, 0.0], requires_grad=True)
+        >>> loss = fenchel_young_topk_loss(x, torch.tensor([1.0, 0.0, 1.0]), 2)
+        >>> loss
+        tensor(0.5625, grad_fn=...)
+        >>> torch.autograd.grad(loss, x)[0]
+        tensor([ 0.0000,  0.7500, -0.7500])
+    """
+    if kind not in _SPARSE_MAPS:
+        raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
+    check_scores(x, -1)
+    if not _is_tensor(target) or target.shape != x.shape:
+        raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {_describe(target)}")
+    dtype, x = x.dtype, x.to(compute_dtype(x))
+    y, target, infinite = _SPARSE_MAPS[kind](x, k, strength, p), target.to(x.dtype), x.isinf()
+    if looks_at_contents(x, y, target):
+        if bool((infinite & (target != y)).any()):
+            raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
+        if not unbounded:
+            _check_target(target, k, kind)
+    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
+
+    if kind == "mask":  # sums of y are exactly k: what x is measured from cancels, and its digits with it
+        centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
+        x = x - centre
+        offset = centre.squeeze(-1) * (k - target.sum(-1))
+    x = x.masked_fill(infinite, 0)
+
+    def penalty(v: Tensor) -> Tensor:
+        return v.abs().pow(p).sum(-1) / p
+
+    def norm(v: Tensor) -> Tensor | float:
+        return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
+
+    value = ((x * y).sum(-1) - strength * penalty(y) - norm(y)).detach()
+    function = _Conjugate if torch.compiler.is_compiling() else _ConjugateForwardMode
+    losses = function.apply(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
+    if not unbounded:
+        losses = losses + strength * penalty(target) + norm(target)
+    elif kind == "mask":
+        losses = losses + offset
+    return _reduce(losses, reduction).to(dtype)
+
+
+def _describe(value: object) -> str:
+    return (
+        f"one of shape {tuple(value.shape)}, {value.dtype}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _check_target(target: Tensor, k: float | Tensor, kind: str) -> None:
+    if kind == "magnitude":
+        return
+    lowest, size = (0, target) if kind == "mask" else (-1, target.abs())
+    excess = size.double().sum(-1) - k
+    slack = 64 * torch.finfo(target.dtype).eps * (1 + torch.as_tensor(k).abs())
+    if bool(((target < lowest) | (target > 1)).any()):
+        raise ValueError(
+            f"`target` must lie in [{lowest}, 1] for kind={kind!r}, but ranges over [{target.min()}, {target.max()}]"
+        )
+    if bool((excess > slack).any()) or (kind == "mask" and bool((excess < -slack).any())):
+        rule = "sum to k" if kind == "mask" else "have absolute values that sum to at most k"
+        raise ValueError(
+            f"`target` must {rule} for kind={kind!r}, but its sums differ from k={k} by up to "
+            f"{excess.abs().max().item():.3g}; pass `unbounded=True` to leave out the infinite constant"
+        )
+
+
+def topk_cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    p_k: Sequence[float] | Tensor,
+    relaxation: Relaxation = lapsum_topk,
+    softness: float | Tensor = 1.0,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""Cross-entropy of "the target is among the k largest scores", with k drawn from ``p_k``.
+
+    .. math:: L = -\log \sum_{j=1}^K p_j\, y^{(j)}_\mathrm{target}, \qquad y^{(j)} = \mathrm{relaxation}(x, j,
+        \mathrm{softness})
+
+    Position 0 of ``p_k`` is the weight of k = 1, of the top-1 loss. Computed in logarithms where the relaxation has
+    one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient; of
+    another mask, entries below the smallest normal number count as that number, with no gradient, which bounds the
+    loss at 87 (float32) or 708. All sizes are evaluated in one call, those of weight zero in none. Differentiable in
+    ``x``, ``softness`` and ``p_k``.
+
+    Args:
+        x: Scores (..., n) of the classes.
+        target: Class indices (...), int64.
+        p_k: K weights, not negative, at most n, usually of sum 1: numbers or a tensor. K = 1 asks for the best only.
+        relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)`` with a tensor k.
+        softness: Positive; a number, or a tensor that broadcasts with the batch shape.
+        reduction: "mean" or "sum" over the batch, or "none".
+
+    Returns:
+        Tensor of the batch shape, or a scalar.
+
+    Raises:
+        ValueError: If shapes do not match, a class is out of range or ``p_k`` has no positive or a negative weight.
+            Contents of tensors are checked as in :func:`topk_mask`.
+        TypeError: If ``target`` does not hold int64 indices.
+
+    References:
+        [1] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning",
+            arXiv:2206.07290, Eq. (3).
+
+    Example:
+        >>> x = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+        >>> topk_cross_entropy(x, torch.tensor([0, 0]), [0.5, 0.5], reduction="none")
+        tensor([0.2549, 1.4915])
+    """
+    check_scores(x, -1)
+    if not _is_tensor(target) or target.dtype != torch.int64:
+        raise TypeError(f"`target` must be an int64 tensor of class indices, but is {_describe(target)}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(f"`target` must have the batch shape {tuple(x.shape[:-1])} of `x`, but is {_describe(target)}")
+    n = x.shape[-1]
+    if looks_at_contents(target) and target.numel() and not bool(((target >= 0) & (target < n)).all()):
+        raise ValueError(f"`target` must lie in [0, {n - 1}], but ranges over [{target.min()}, {target.max()}]")
+    weights, sizes = _weights_and_sizes(p_k, x)
+
+    scores = x.expand(len(sizes), *x.shape)
+    column = (-1, *(1,) * target.dim())
+    logarithm = _LOGARITHMS.get(relaxation)
+    if logarithm is None:
+        mask = relaxation(scores, sizes.view(column), softness)
+        logs = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
+    else:
+        logs = logarithm(scores, sizes.view(column), softness)
+    logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
+    weights = weights.to(logs.dtype).view(column)
+    highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
+    losses = -(weights * (logs - highest).exp()).sum(0).log() - highest
+    return _reduce(losses, reduction)
+
+
+def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
+    weights = p_k if isinstance(p_k, Tensor) else torch.tensor(p_k, dtype=torch.float64)
+    weights = weights.to(x.device)
+    if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
+        raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
+    sizes = torch.arange(1, len(weights) + 1, device=x.device)
+    if looks_at_contents(weights):
+        if not bool((weights >= 0).all()) or not 0 < weights.sum() < torch.inf:
+            raise ValueError(f"`p_k` must be weights >= 0, not all zero, but got {p_k}")
+        if not weights.requires_grad:
+            used = weights > 0
+            weights, sizes = weights[used], sizes[used]
+    return weights, sizes
+
+
+class FenchelYoungTopKLoss(Module):
+    """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learnt.
+
+    Args:
+        k: As of the function.
+        strength: As of the function.
+        p: As of the function.
+        kind: As of the function.
+        reduction: As of the function.
+        unbounded: As of the function.
+
+    Example:
+        >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
+        tensor(0.5625)
+    """
+
+    def __init__(
+        self,
+        k: float | Tensor,
+        strength: float | Tensor = 1.0,
+        p: float = 2.0,
+        kind: str = "mask",
+        reduction: str = "mean",
+        unbounded: bool = False,
+    ) -> None:
+        super().__init__()
+        self.k, self.strength, self.p = k, strength, p
+        self.kind, self.reduction, self.unbounded = kind, reduction, unbounded
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return fenchel_young_topk_loss(
+            x, target, self.k, self.strength, self.p, self.kind, self.reduction, self.unbounded
+        )
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, strength={self.strength}, p={self.p}, kind={self.kind!r}, reduction={self.reduction!r}"
+
+
+class TopKCrossEntropy(Module):
+    """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learnt.
+
+    Args:
+        p_k: As of the function.
+        relaxation: As of the function.
+        softness: As of the function.
+        reduction: As of the function.
+
+    Example:
+        >>> TopKCrossEntropy([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()
+        tensor(4.)
+    """
+
+    def __init__(
+        self,
+        p_k: Sequence[float] | Tensor,
+        relaxation: Relaxation = lapsum_topk,
+        softness: float | Tensor = 1.0,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self.softness, self.reduction)
+
+    def extra_repr(self) -> str:
+        name = getattr(self.relaxation, "__name__", repr(self.relaxation))
+        return f"p_k={self.p_k}, relaxation={name}, softness={self.softness}, reduction={self.reduction!r}"

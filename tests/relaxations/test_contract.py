@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -415,8 +416,21 @@ def check_errors(case):
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("case", RELAXATIONS, ids=lambda case: case.name)
+def _members() -> list[Any]:
+    """Each member with each check; compiling takes seconds, so that one member has to do for the quick tests."""
+    return [
+        pytest.param(
+            case,
+            check,
+            id=f"{case.name}-{check.__name__.removeprefix('check_')}",
+            marks=[pytest.mark.slow] if check is check_compile and case is not RELAXATIONS[0] else [],
+        )
+        for case in RELAXATIONS
+        for check in CHECKS
+    ]
+
+
+@pytest.mark.parametrize(("case", "check"), _members())
 def test_contract(case: RelaxationCase, check):
     check(case)
 

@@ -58,6 +58,7 @@ def test_functional_transforms(order_map):
     torch.testing.assert_close(jacfwd(hessian(loss))(x[0]), jacrev(jacrev(jacrev(loss)))(x[0]))
 
 
+@pytest.mark.slow
 @every_map
 def test_compile(order_map):
     torch._dynamo.reset()

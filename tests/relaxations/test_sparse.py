@@ -106,6 +106,7 @@ def test_exponent():
             sparse_topk(x, 2, 1.0, p)
 
 
+@pytest.mark.slow
 def test_compiled_function_takes_p_as_an_argument():
     torch._dynamo.reset()
     x = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -80,7 +80,8 @@ class _SortedTransport(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         x, half = move_batch_first(info.batch_size, in_dims, args[:2])
-        return _apply(x, half, *args[2:5], False), (0, 0)
+        k, tol, max_iter, _ = args[2:]
+        return _apply(x, half, k, tol, max_iter, False), (0, 0)
 
 
 class _SortedTransportForwardMode(_SortedTransport):
@@ -112,8 +113,8 @@ def _check_sorted(k: object, tol: object, max_iter: object) -> None:
         raise TypeError(f"`k` must be an int, the number of columns of the result, but got {type(k).__name__}")
     if tol is not None and not (isinstance(tol, (int, float)) and 0 < tol < math.inf):
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 0:
-        raise ValueError(f"`max_iter` must be a non-negative int, but got {max_iter}")
+    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+        raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")
 
 
 def sorted_transport_topk(
@@ -158,9 +159,9 @@ def sorted_transport_topk(
 
     Example:
         >>> sorted_transport_topk(torch.tensor([0.0, 1.0, 2.0]), 2, 1.0)
-        tensor([[0.0194, 0.1590],
-                [0.1590, 0.6820],
-                [0.8216, 0.1590]])
+        tensor([[0.0138, 0.2332],
+                [0.2332, 0.5336],
+                [0.7530, 0.2332]])
     """
     check_scores(x, dim)
     _check_sorted(k, tol, max_iter)

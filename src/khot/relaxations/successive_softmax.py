@@ -6,7 +6,6 @@ from torch import Tensor
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
 from khot.kernels.capped_simplex import compute_dtype
 
-
 FAR = 1e30  # bounds the logits: more would overflow when they are lowered
 
 
@@ -21,19 +20,17 @@ def _largest(k: int | Tensor) -> int:
     return k if isinstance(k, int | torch.SymInt) else int(k.max()) if k.numel() else 0
 
 
-def successive_softmax_topk(
-    x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int = -1
-) -> Tensor:
+def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn, each of which lowers what the former have chosen.
 
     .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
         \alpha^1 = x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
 
     A baseline: prefer :func:`sigmoid_topk`. Its flaws: entries can exceed 1 (``x = (0, 1)``, ``k = 2`` gives ``(0.77,
-    1.23)``), so that the result is no vector of inclusion probabilities; ``k = n`` does not give ones; time and the
-    memory of the backward pass grow with k, for whole numbers k only. Sums to k, keeps the order of ``x``, is invariant
-    to ``x + c`` and tends to the k-hot top-k as ``temperature -> 0``. Differentiable to any order in ``x`` and
-    ``temperature``.
+    1.23)``), so that the result is no vector of inclusion probabilities; it does not keep the order of ``x``; ``k = n``
+    does not give ones; time and the memory of the backward pass grow with k, which has to be a whole number. Sums to k,
+    is invariant to ``x + c`` and tends to the k-hot top-k as ``temperature -> 0``. Differentiable to any order in ``x``
+    and ``temperature``.
 
     The logarithm is exact where a softmax saturates. With the usual ``log(max(1 - p, eps))`` an item that is ahead by
     more than ``-log(eps)`` would be chosen again.
@@ -59,7 +56,7 @@ def successive_softmax_topk(
 
     Example:
         >>> successive_softmax_topk(torch.tensor([0.0, 1.0, 2.0]), 2)
-        tensor([0.2900, 0.6568, 1.0532])
+        tensor([0.2574, 0.6224, 1.1202])
     """
     check_scores(x, dim)
     if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):

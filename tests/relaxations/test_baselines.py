@@ -1,0 +1,198 @@
+"""The two baselines: their definitions, what they promise, and the flaws that their docstrings name."""
+
+import itertools
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import jacrev, vmap
+
+from khot import rescaled_sigmoid_topk, successive_softmax_topk, topk_mask
+
+BOTH = [successive_softmax_topk, rescaled_sigmoid_topk]
+INF = float("inf")
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_shape_dtype_and_sum(function):
+    x = normal(2, 3, 12)
+    for dtype, dim in itertools.product((torch.float16, torch.bfloat16, torch.float32, torch.float64), range(-3, 3)):
+        y = function(x.to(dtype), 2, 0.7, dim=dim)
+        assert y.shape == x.shape and y.dtype == dtype and (y >= 0).all()
+        tolerance = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            y.double().sum(dim), torch.tensor(2.0).double().expand(y.sum(dim).shape), rtol=tolerance, atol=0
+        )
+    expected = function(x.movedim(1, -1), 2).movedim(-1, 1)
+    torch.testing.assert_close(function(x, 2, dim=1), expected)
+    permutation = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(function(x[..., permutation], 5), function(x, 5)[..., permutation])
+    temperature = torch.tensor([0.3, 1.0, 2.0]).double()
+    torch.testing.assert_close(function(x, 4, temperature)[1, 2], function(x[1, 2], 4, 2.0))
+    assert function(torch.zeros(0, 4), 2).shape == (0, 4)
+    assert torch.equal(function(x, 0), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_derivatives(function):
+    x, temperature = normal(2, 5).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+    def three(x, temperature):
+        return function(x, 3, temperature)
+
+    assert gradcheck(three, (x, temperature), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(three, (x, temperature))
+    rows = normal(3, 5, seed=1)
+    torch.testing.assert_close(vmap(lambda x: function(x, 2))(rows), function(rows, 2))
+    torch.testing.assert_close(
+        vmap(jacrev(lambda x: function(x, 2)))(rows)[0], jacrev(lambda x: function(x, 2))(rows[0])
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", BOTH)
+def test_compile(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, t: function(x, 2, t), backend="aot_eager", fullgraph=True, dynamic=True)
+    for shape in ((2, 5), (3, 7)):
+        x, temperature = normal(*shape).requires_grad_(), torch.tensor(0.5, requires_grad=True)
+        y, expected = compiled(x, temperature), function(x, 2, temperature)
+        torch.testing.assert_close(y, expected)
+        left, right = (torch.autograd.grad(v.square().sum(), (x, temperature)) for v in (y, expected))
+        torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_masked_items(function):
+    x = torch.tensor([0.3, -INF, 1.0, -0.5, -INF, 0.1], dtype=torch.float64, requires_grad=True)
+    temperature = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    finite = x.detach().isfinite()
+    for k in (1, 3, 4):
+        y = function(x, k, temperature)
+        assert (y[~finite] == 0).all()
+        torch.testing.assert_close(y[finite], function(x[finite], k, temperature))
+        grads = torch.autograd.grad((y * normal(6)).sum(), (x, temperature))
+        assert (grads[0][~finite] == 0).all() and all(grad.isfinite().all() for grad in grads)
+    with pytest.raises(ValueError, match="entries above -inf, at least 4"):
+        function(x, 5)
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_extreme_inputs(function):
+    base = normal(1, 9)
+    inputs = (
+        1e4 * base,
+        1e-8 * base,
+        base + 1e4,
+        base - 1e4,
+        0 * base,
+        1e30 * base,
+        torch.cat([base, 0 * base + 1e6], 1),
+    )
+    for x, k, temperature in itertools.product(inputs, (1, 4, 9), (1e-4, 1.0, 1e4)):
+        for dtype in (torch.float32, torch.float64):
+            x, soft = x.detach().to(dtype).requires_grad_(), torch.tensor(temperature, dtype=dtype, requires_grad=True)
+            y = function(x, k, soft)
+            torch.testing.assert_close(y.double().sum(), torch.tensor(float(k)).double(), rtol=1e-5, atol=0)
+            assert all(grad.isfinite().all() for grad in torch.autograd.grad(y[0, :3].sum(), (x, soft)))
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_errors(function):
+    x = torch.zeros(3, 5)
+    for error, match, args in [
+        (TypeError, "`x` must be a torch.Tensor", ([1.0], 1)),
+        (TypeError, "`k`.*bool", (x, True)),
+        (ValueError, "0 <= k <= n, but got k=6 with n=5", (x, 6)),
+        (ValueError, "0 <= k <= n", (x, torch.tensor([1, 2, 6]))),
+        (ValueError, r"`k` of shape \(2,\)", (x, torch.tensor([1, 2]))),
+        (ValueError, "`temperature` must be positive and finite, but got 0", (x, 1, 0.0)),
+        (ValueError, "`temperature` must be positive and finite", (x, 1, torch.tensor([1.0, -1.0, 1.0]))),
+        (ValueError, "NaN or \\+inf", (torch.tensor([1.0, INF]), 1)),
+        (ValueError, "NaN or \\+inf", (torch.tensor([1.0, torch.nan]), 1)),
+    ]:
+        with pytest.raises(error, match=match):
+            function(*args)
+
+
+class TestSuccessiveSoftmax:
+    def test_definition(self):
+        """alpha <- alpha + log(1 - p), p = softmax(alpha / T), as long as nothing saturates."""
+        x, temperature = normal(4, 6), 0.8
+        alpha, y = x.clone(), torch.zeros_like(x)
+        for _ in range(3):
+            p = torch.softmax(alpha / temperature, -1)
+            alpha, y = alpha + torch.log(1 - p), y + p
+        torch.testing.assert_close(successive_softmax_topk(x, 3, temperature), y)
+        torch.testing.assert_close(successive_softmax_topk(x, 1, temperature), torch.softmax(x / temperature, -1))
+
+    def test_tends_to_the_hard_mask_however_wide_the_gaps(self):
+        x = torch.tensor([[0.0, 200.0, 1000.0, 3e4], [0.1, 0.4, 0.3, 0.2]])
+        for k in range(5):
+            torch.testing.assert_close(successive_softmax_topk(x, k, 1e-3), topk_mask(x, k))
+
+    def test_one_k_per_row(self):
+        x, k = normal(3, 6), torch.tensor([0, 4, 2])
+        y = successive_softmax_topk(x, k)
+        for row, size in enumerate(k.tolist()):
+            torch.testing.assert_close(y[row], successive_softmax_topk(x[row], size))
+        for wrong in (1.5, torch.tensor([1.0, 2.0, 3.0])):
+            with pytest.raises(TypeError, match="`k` must be an int"):
+                successive_softmax_topk(x, wrong)
+
+    def test_is_shift_invariant(self):
+        x = normal(3, 6)
+        torch.testing.assert_close(successive_softmax_topk(x + 7.5, 3), successive_softmax_topk(x, 3))
+
+    def test_flaw_entries_above_one(self):
+        y = successive_softmax_topk(torch.tensor([0.0, 1.0]), 2)
+        torch.testing.assert_close(y, torch.tensor([0.7689, 1.2311]), rtol=0, atol=1e-4)  # k = n, and not ones
+
+    def test_flaw_order_is_not_kept(self):
+        x = torch.tensor([-0.9541, -1.4486, 1.0441, -1.1259, -0.9390, 0.2556])
+        y = successive_softmax_topk(x, 2, 0.3)
+        assert x[2] > x[5] and y[2] < y[5] - 0.05
+
+
+class TestRescaledSigmoid:
+    def test_definition(self):
+        x, temperature = normal(6, 8), 0.8
+        p = torch.sigmoid(x / temperature)
+        total = p.sum(-1, keepdim=True)
+        for k in (1.0, 3.3, 6.0):
+            expected = torch.where(total >= k, k * p / total, 1 - (8 - k) * (1 - p) / (8 - total))
+            torch.testing.assert_close(rescaled_sigmoid_topk(x, k, temperature), expected)
+        assert (total < 6).any() and (total > 3.3).any()
+
+    def test_range_order_and_limits_of_k(self):
+        x = torch.cat([normal(5, 20), 100 * normal(5, 20, seed=1), normal(5, 20) - 1e4, normal(5, 20) + 1e4])
+        k = torch.linspace(0, 20, 20).double()
+        y = rescaled_sigmoid_topk(x, k)
+        assert ((y >= 0) & (y <= 1)).all() and (y.gather(-1, x.argsort(-1)).diff(dim=-1) >= 0).all()
+        assert torch.equal(rescaled_sigmoid_topk(x, 20), torch.ones_like(x))
+
+    def test_derivative_in_k(self):
+        k = torch.tensor([1.2, 4.4], dtype=torch.float64, requires_grad=True)
+        assert gradcheck(lambda k: rescaled_sigmoid_topk(normal(2, 6), k), (k,), check_forward_ad=True)
+
+    def test_flaw_no_shift_invariance(self):
+        x = torch.tensor([0.0, 1.0, 2.0])
+        assert (rescaled_sigmoid_topk(x, 1) - rescaled_sigmoid_topk(x + 3, 1)).abs().max() > 0.05
+
+    def test_flaw_no_hard_limit(self):
+        x = torch.tensor([1.0, 2.0, 3.0, -1.0])
+        torch.testing.assert_close(rescaled_sigmoid_topk(x, 1, 1e-4), torch.tensor([1 / 3, 1 / 3, 1 / 3, 0]))
+
+    def test_flaw_kink_where_the_sum_of_sigmoids_is_k(self):
+        x = torch.tensor([-1.0, 0.3, 2.0], dtype=torch.float64)
+        k = torch.sigmoid(x).sum().item()
+        below, above = (jacrev(lambda x, c=c: rescaled_sigmoid_topk(x + c, k))(x) for c in (-1e-9, 1e-9))
+        assert (below - above).abs().max() > 0.05
+
+    def test_flaw_jacobian_is_not_symmetric(self):
+        jacobian = jacrev(lambda x: rescaled_sigmoid_topk(x, 1))(torch.tensor([0.0, 1.0, 2.0]))
+        assert (jacobian - jacobian.T).abs().max() > 0.03

@@ -1,0 +1,69 @@
+"""transport_topk against 60-digit arithmetic, against Sinkhorn's iterations and against theorem 2 of its paper."""
+
+import math
+
+import pytest
+import torch
+
+from khot import sigmoid_topk, topk_mask, transport_topk
+from tests.oracle import cases, tensor
+
+UNSORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "unsorted"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", UNSORTED)
+def test_oracle(case, dtype):
+    eps, gradient_tolerance = torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4
+    x = tensor(case["x"], dtype).requires_grad_()
+    k = torch.tensor(case["k"], dtype=torch.float64, requires_grad=True)
+    # The listing divides the cost by its largest entry, which multiplies epsilon.
+    epsilon = torch.tensor(case["eps"] * case.get("cost_scale", 1.0), dtype=torch.float64, requires_grad=True)
+    y = transport_topk(x, k, epsilon)
+    size = 1 + (2 * x[x.isfinite()].abs().max() / epsilon).item()
+    assert (y.double() - tensor(case["y"])).abs().max() <= 64 * eps * size
+    if "g" not in case:
+        return
+    grads = torch.autograd.grad(y, (x, k, epsilon), tensor(case["g"], dtype))
+    for grad, name in zip(grads, ("vjp_x", "vjp_k", "vjp_eps"), strict=True):
+        reference = tensor(case[name] if name == "vjp_x" else [case[name]]).reshape(grad.shape)
+        assert ((grad.double() - reference).abs() <= gradient_tolerance * (1 + reference.abs())).all(), name
+
+
+def sinkhorn(x, k, epsilon, iterations):
+    """The problem as posed: anchors 1 and 0, raw squared cost, uniform mass on the items, in the log domain."""
+    n = len(x)
+    scores = -(x[:, None] - torch.tensor([1.0, 0.0]).double()).square() / epsilon
+    log_nu = torch.tensor([k / n, (n - k) / n], dtype=torch.float64).log()
+    g = torch.zeros(2).double()
+    for _ in range(iterations):
+        f = -math.log(n) - torch.logsumexp(scores + g, 1)
+        g = log_nu - torch.logsumexp(scores + f[:, None], 0)
+    return (scores + f[:, None] + g).exp()
+
+
+@pytest.mark.parametrize(("n", "k", "epsilon"), [(5, 2, 1.0), (12, 3.7, 0.5), (40, 39.5, 2.0), (8, 0.2, 5.0)])
+def test_equals_converged_sinkhorn(n, k, epsilon):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    plan = sinkhorn(x, k, epsilon, 5000)
+    torch.testing.assert_close(transport_topk(x, k, epsilon), n * plan[:, 0], rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(transport_topk(x, k, epsilon), sigmoid_topk(x, k, epsilon / 2), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.03, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (6, 2), (50, 25), (300, 7)])
+def test_error_bound_of_the_paper(n, k, epsilon):
+    """Theorem 2: the plan is within eps (ln n + ln 2) / (n gap) of the hard one in Frobenius norm."""
+    x = torch.randn(200, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    ordered = x.sort(-1, descending=True).values
+    gap = ordered[:, k - 1] - ordered[:, k]
+    error = transport_topk(x, k, epsilon) - topk_mask(x, k)  # of n times the first column; minus it is the second's
+    distance = math.sqrt(2) * error.norm(dim=-1) / n
+    assert (distance <= epsilon * math.log(2 * n) / (n * gap)).all()
+    if n == 2 and epsilon >= 0.3:  # no bound of this form holds with a much smaller constant
+        assert (distance > 0.1 * epsilon * math.log(2 * n) / (n * gap)).any()
+
+
+def test_epsilon_is_absolute():
+    x = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(transport_topk(4 * x, 3, 2.0), transport_topk(x, 3, 0.5), rtol=1e-13, atol=0)

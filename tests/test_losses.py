@@ -1,0 +1,343 @@
+"""Fenchel-Young losses against 60-digit arithmetic and their theory, top-k cross-entropy against its definition."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import hessian, jacfwd, jacrev, vmap
+from torch.nn.functional import cross_entropy, log_softmax
+
+from khot import (
+    FenchelYoungTopKLoss,
+    TopKCrossEntropy,
+    fenchel_young_topk_loss,
+    lapsum_topk,
+    normal_topk,
+    sigmoid_topk,
+    sparse_topk,
+    sparse_topk_magnitude,
+    sparse_topk_signed,
+    successive_softmax_topk,
+    topk_cross_entropy,
+    topk_mask,
+    transport_topk,
+)
+from tests.oracle import cases, tensor
+
+EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
+KINDS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
+FENCHEL_YOUNG = [
+    case for name in ("sparse_topk_mask", "sparse_topk_magnitude") for case in cases(name) if "target" in case.values[0]
+]
+SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", FENCHEL_YOUNG)
+def test_oracle(case, dtype):
+    eps = torch.finfo(dtype).eps
+    x, target = tensor(case["x"], dtype).requires_grad_(), tensor(case["target"], dtype)
+    args = (case["k"], case["lam"], EXPONENTS[case["p"]], case.get("kind", "mask"))
+    scale = 1 + abs(case["f"]) + abs(case["fy_full"])
+    loss, paper = (fenchel_young_topk_loss(x, target, *args, unbounded=unbounded) for unbounded in (False, True))
+    assert abs(loss.item() - case["fy_full"]) <= 64 * eps * scale
+    assert abs(paper.item() - case["fy_paper"]) <= 64 * eps * scale
+    y = KINDS[args[-1]](x, *args[:-1])
+    for value in (loss, paper):
+        assert torch.equal(torch.autograd.grad(value, x)[0], y - target)
+    assert (y.double() - tensor(case["y"])).abs().max() <= 1e3 * eps * (1 + x[x.isfinite()].abs().max() / case["lam"])
+
+
+@pytest.mark.parametrize("case", SIGNED)
+def test_oracle_of_the_signed_map(case):
+    """With target 0 the loss is the conjugate itself."""
+    x, p = tensor(case["x"]), EXPONENTS[case["p"]]
+    loss = fenchel_young_topk_loss(x, torch.zeros_like(x), case["k"], case["lam"], p, kind="signed")
+    assert loss.item() == pytest.approx(case["f"], rel=1e-13)
+
+
+def feasible(kind, n=6, k=2.5, seed=0):
+    """A target in the interior of the domain, from another map than the one under test."""
+    if kind == "mask":
+        return sigmoid_topk(normal(4, n, seed=seed), k)
+    return 0.3 * normal(4, n, seed=seed).tanh() if kind == "signed" else normal(4, n, seed=seed)
+
+
+@pytest.mark.parametrize("p", [2.0, 1.5])
+@pytest.mark.parametrize("kind", KINDS)
+class TestFenchelYoung:
+    def test_is_positive_and_zero_at_its_own_target(self, kind, p):
+        for seed in range(20):
+            x = 2 * normal(4, 6, seed=seed)
+            loss = partial(fenchel_young_topk_loss, x, k=2.5, strength=0.7, p=p, kind=kind, reduction="none")
+            assert (loss(feasible(kind, seed=seed + 100)) > 0).all()
+            own = loss(KINDS[kind](x, 2.5, 0.7, p))
+            torch.testing.assert_close(own, torch.zeros_like(own), rtol=0, atol=1e-13)
+
+    def test_is_convex(self, kind, p):
+        target = feasible(kind, seed=7)
+        for seed in range(20):
+            a, b = normal(4, 6, seed=seed), 3 * normal(4, 6, seed=seed + 50)
+            left, right, middle = (
+                fenchel_young_topk_loss(x, target, 2.5, 0.7, p, kind, "none") for x in (a, b, (a + b) / 2)
+            )
+            assert (middle <= (left + right) / 2 + 1e-13).all()
+
+    def test_derivatives(self, kind, p):
+        x, strength = normal(4, 6, seed=3).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        target = feasible(kind)
+
+        def loss(x, strength):
+            return fenchel_young_topk_loss(x, target, 2.5, strength, p, kind, "none")
+
+        assert gradcheck(loss, (x, strength), check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(loss, (x, strength), check_fwd_over_rev=True, check_rev_over_rev=True)
+        jacobian = jacrev(lambda x: KINDS[kind](x, 2.5, 0.7, p))(x[0].detach())
+        for second in (hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))):
+            found = second(lambda x: fenchel_young_topk_loss(x, target[0], 2.5, 0.7, p, kind))(x[0].detach())
+            torch.testing.assert_close(found, jacobian)
+
+    def test_derivative_in_the_target(self, kind, p):
+        """Up to a constant for the mask, whose targets have one sum."""
+        x, target = normal(4, 6, seed=3), feasible(kind).requires_grad_()
+
+        def loss(target):
+            if kind == "mask":
+                target = target - target.mean(-1, keepdim=True) + 2.5 / 6
+            return fenchel_young_topk_loss(x, target, 2.5, 0.7, p, kind, "none")
+
+        assert gradcheck(loss, (target,))
+
+    def test_batches_and_reductions(self, kind, p):
+        x, target, strength = normal(4, 6, seed=3), feasible(kind), torch.linspace(0.5, 2, 4).double()
+        none = fenchel_young_topk_loss(x, target, 2.5, strength, p, kind, "none")
+        for i in range(4):
+            single = fenchel_young_topk_loss(x[i], target[i], 2.5, strength[i].item(), p, kind)
+            torch.testing.assert_close(none[i], single)
+        k = torch.full((4,), 2.5).double()
+        for reduction, expected in (("none", none), ("mean", none.mean()), ("sum", none.sum())):
+            for size in (2.5, k):
+                found = fenchel_young_topk_loss(x, target, size, strength, p, kind, reduction)
+                torch.testing.assert_close(found, expected)
+            module = FenchelYoungTopKLoss(2.5, strength, p, kind, reduction)
+            torch.testing.assert_close(module(x, target), expected)
+        mapped = vmap(lambda x, t, s: fenchel_young_topk_loss(x, t, 2.5, s, p, kind))(x, target, strength)
+        torch.testing.assert_close(mapped, none)
+
+
+class TestFenchelYoungDetails:
+    def test_offset_does_not_cost_digits(self):
+        x, target = normal(3, 50, dtype=torch.float32) + 1e4, topk_mask(normal(3, 50, seed=1), 5)
+        exact = fenchel_young_topk_loss(x.double(), target.double(), 5)
+        torch.testing.assert_close(fenchel_young_topk_loss(x, target, 5).double(), exact, rtol=1e-6, atol=1e-5)
+
+    def test_unbounded_targets(self):
+        """The paper's setting: one-hot target, k = 3. No lower bound along the vector of ones."""
+        x, target = normal(4, 8).requires_grad_(), torch.eye(8)[:4].double()
+        loss = fenchel_young_topk_loss(x, target, 3, reduction="none", unbounded=True)
+        shifted = fenchel_young_topk_loss(x - 10, target, 3, reduction="none", unbounded=True)
+        torch.testing.assert_close(shifted, loss - 20)
+        torch.testing.assert_close(torch.autograd.grad(loss.sum(), x)[0], sparse_topk(x, 3) - target)
+        y = sparse_topk(x, 3)
+        torch.testing.assert_close(loss, (x * y).sum(-1) - y.square().sum(-1) / 2 - (x * target).sum(-1))
+
+    def test_masked_items(self):
+        x = torch.tensor([0.3, -math.inf, 1.0, -0.5], dtype=torch.float64, requires_grad=True)
+        target = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)
+        loss = fenchel_young_topk_loss(x, target, 2, 2.0)
+        rest = fenchel_young_topk_loss(x[[0, 2, 3]], target[[0, 2, 3]], 2, 2.0)
+        torch.testing.assert_close(loss, rest)
+        assert torch.autograd.grad(loss, x)[0][1] == 0
+        with pytest.raises(ValueError, match="0 where `x` is -inf"):
+            fenchel_young_topk_loss(x, torch.tensor([0.0, 1, 1, 0]).double(), 2)
+
+    def test_half_types_and_integer_targets(self):
+        x, target = normal(3, 9, dtype=torch.bfloat16), topk_mask(normal(3, 9), 4).long()
+        loss = fenchel_young_topk_loss(x, target, 4)
+        exact = fenchel_young_topk_loss(x.double(), target, 4)
+        assert loss.dtype == torch.bfloat16 and abs(loss.item() - exact.item()) <= 2**-8 * exact.item()
+
+    def test_module_learns_its_strength(self):
+        module = FenchelYoungTopKLoss(2, torch.nn.Parameter(torch.tensor(5.0)))
+        module(normal(3, 5, dtype=torch.float32), topk_mask(normal(3, 5), 2)).backward()
+        (parameter,) = module.parameters()
+        assert parameter.grad.isfinite() and parameter.grad != 0
+        assert "kind='mask'" in repr(module)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", ["mask", "signed", "magnitude"])
+    def test_compile(self, kind):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x, t, s: fenchel_young_topk_loss(x, t, 2, s, kind=kind),
+            backend="aot_eager",
+            fullgraph=True,
+            dynamic=True,
+        )
+        for shape in ((2, 5), (3, 7)):
+            x, strength = normal(*shape).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+            target = topk_mask(normal(*shape, seed=1), 2)
+            pair = compiled(x, target, strength), fenchel_young_topk_loss(x, target, 2, strength, kind=kind)
+            torch.testing.assert_close(*pair)
+            torch.testing.assert_close(*(torch.autograd.grad(v, (x, strength)) for v in pair))
+
+    @pytest.mark.parametrize(
+        ("error", "match", "kwargs"),
+        [
+            (ValueError, "`kind` must be one of 'mask', 'magnitude', 'signed', but got 'sign'", {"kind": "sign"}),
+            (ValueError, "`reduction` must be .*'avg'", {"reduction": "avg"}),
+            (ValueError, r"`target` must be a tensor of the shape \(2, 4\).*\(4,\)", {"target": torch.zeros(4)}),
+            (ValueError, "`target` must be a tensor.*list", {"target": [1.0]}),
+            (ValueError, "`target` must sum to k.*k=2 by up to 1; pass `unbounded=True`", {"target": torch.eye(4)[:2]}),
+            (ValueError, r"`target` must lie in \[0, 1\]", {"target": torch.tensor([[2.0, 0, 0, 0]] * 2)}),
+            (ValueError, r"`target` must lie in \[-1, 1\]", {"target": torch.full((2, 4), -1.5), "kind": "signed"}),
+            (ValueError, "at most k", {"target": -torch.ones(2, 4), "kind": "signed"}),
+            (ValueError, "0 <= k <= n, but got k=5", {"k": 5}),
+            (ValueError, "`strength` must be positive", {"strength": 0.0}),
+            (ValueError, "1 < p <= 2", {"p": 3.0}),
+            (TypeError, "`x` must be a torch.Tensor", {"x": [1.0]}),
+        ],
+    )
+    def test_errors(self, error, match, kwargs):
+        good = {"x": torch.zeros(2, 4), "target": torch.tensor([[1.0, 1, 0, 0]] * 2), "k": 2}
+        with pytest.raises(error, match=match):
+            fenchel_young_topk_loss(**{**good, **kwargs})
+
+
+def defined(x, target, p_k, relaxation, softness):
+    """-log sum_j p_k[j] y^(j+1)_target, one size and one row after the other."""
+    return torch.stack(
+        [
+            -sum(p * relaxation(row, j + 1, softness)[t] for j, p in enumerate(p_k) if p).log()
+            for row, t in zip(x, target, strict=True)
+        ]
+    )
+
+
+MASKS = [lapsum_topk, sigmoid_topk, normal_topk, transport_topk, partial(sparse_topk, p=1.5), successive_softmax_topk]
+
+
+class TestTopKCrossEntropy:
+    @pytest.mark.parametrize("relaxation", MASKS, ids=lambda f: getattr(f, "__name__", "sparse_topk"))
+    def test_definition(self, relaxation):
+        x, target, p_k = normal(4, 6), torch.tensor([0, 5, 2, 2]), [0.5, 0.0, 0.3, 0.2]
+        expected = defined(x, target, p_k, relaxation, 2.0)
+        for weights in (p_k, torch.tensor(p_k, dtype=torch.float64)):
+            for reduction, value in (("none", expected), ("mean", expected.mean()), ("sum", expected.sum())):
+                torch.testing.assert_close(topk_cross_entropy(x, target, weights, relaxation, 2.0, reduction), value)
+                module = TopKCrossEntropy(weights, relaxation, 2.0, reduction)
+                torch.testing.assert_close(module(x, target), value)
+        softness = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+        per_row = topk_cross_entropy(x, target, p_k, relaxation, softness, "none")
+        torch.testing.assert_close(per_row[1], expected[1])
+        torch.testing.assert_close(topk_cross_entropy(x[1], target[1], p_k, relaxation, 2.0), expected[1])
+
+    def test_two_classes_and_top_one_are_cross_entropy(self):
+        x, target = normal(20, 2), torch.arange(20) % 2
+        torch.testing.assert_close(topk_cross_entropy(x, target, [1.0], sigmoid_topk, 0.5), cross_entropy(x, target))
+
+    @pytest.mark.parametrize("relaxation", [lapsum_topk, sigmoid_topk])
+    def test_far_below_the_threshold(self, relaxation):
+        """Where the mask underflows, its logarithm and its gradient do not."""
+        x = torch.tensor([[0.0, 3000.0, 3000.0]], requires_grad=True)
+        loss = topk_cross_entropy(x, torch.tensor([0]), [0.5, 0.5], relaxation)
+        grad = torch.autograd.grad(loss, x)[0]
+        assert loss > 1000 and grad[0, 0] < -0.4 and grad.isfinite().all()
+        first = topk_cross_entropy(x, torch.tensor([0]), torch.tensor([1.0, 0.0]), relaxation)
+        assert first > 2900 and first.isfinite()
+
+    def test_masks_without_a_logarithm_stay_finite(self):
+        x = torch.tensor([[0.0, 3000.0, 3000.0]], requires_grad=True)
+        loss = topk_cross_entropy(x, torch.tensor([0]), [1.0], sparse_topk)
+        assert loss.item() == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
+        assert torch.equal(torch.autograd.grad(loss, x)[0], torch.zeros(1, 3))
+
+    def test_sizes_of_weight_zero_are_not_evaluated(self):
+        sizes = []
+
+        def recording(x, k, softness):
+            sizes.append(k.flatten().tolist())
+            return sigmoid_topk(x, k, softness)
+
+        x, target = normal(2, 6), torch.tensor([0, 3])
+        topk_cross_entropy(x, target, [0.0, 0.7, 0.0, 0.0, 0.3], recording)
+        topk_cross_entropy(x, target, torch.tensor([0.0, 0.7, 0.3], requires_grad=True), recording)
+        assert sizes == [[2, 5], [1, 2, 3]]  # one call each; a weight that may be learnt is needed
+
+    @pytest.mark.parametrize("relaxation", [lapsum_topk, sigmoid_topk, normal_topk])
+    def test_derivatives(self, relaxation):
+        x, target = normal(3, 6).requires_grad_(), torch.tensor([0, 5, 2])
+        softness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        p_k = torch.tensor([0.4, 0.0, 0.6], dtype=torch.float64, requires_grad=True)
+
+        def loss(x, softness):
+            return topk_cross_entropy(x, target, [0.5, 0.0, 0.5], relaxation, softness, "none")
+
+        assert gradcheck(loss, (x, softness), check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(loss, (x, softness))
+        (grad,) = torch.autograd.grad(topk_cross_entropy(x, target, p_k, relaxation, reduction="sum"), p_k)
+        masks = torch.stack([relaxation(x, j).gather(-1, target[:, None])[:, 0] for j in (1, 2, 3)])
+        torch.testing.assert_close(grad, -(masks / (p_k @ masks)).sum(-1))
+        mapped = vmap(lambda x, t: topk_cross_entropy(x, t, [0.5, 0.5], relaxation))(x, target)
+        torch.testing.assert_close(mapped, topk_cross_entropy(x, target, [0.5, 0.5], relaxation, reduction="none"))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("relaxation", [lapsum_topk, normal_topk])
+    def test_compile(self, relaxation):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x, t, s: topk_cross_entropy(x, t, [0.5, 0.0, 0.5], relaxation, s),
+            backend="aot_eager",
+            fullgraph=True,
+            dynamic=True,
+        )
+        for batch, n in ((2, 5), (3, 7)):
+            x, target = normal(batch, n).requires_grad_(), torch.arange(batch)
+            softness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+            pair = compiled(x, target, softness), topk_cross_entropy(x, target, [0.5, 0.0, 0.5], relaxation, softness)
+            torch.testing.assert_close(*pair)
+            torch.testing.assert_close(*(torch.autograd.grad(v, (x, softness)) for v in pair))
+
+    def test_training_lifts_the_target_into_the_top_k(self):
+        """With weight on k = 3 only, gradient descent stops caring once the target is among the first three."""
+        x = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0], requires_grad=True)
+        optimiser = torch.optim.SGD([x], lr=1.0)
+        for _ in range(50):
+            optimiser.zero_grad()
+            TopKCrossEntropy([0.0, 0.0, 1.0], softness=0.2)(x, torch.tensor(4)).backward()
+            optimiser.step()
+        assert 4 in x.topk(3).indices and log_softmax(x, -1)[4] < -0.1
+
+    def test_module_learns_its_softness(self):
+        module = TopKCrossEntropy([0.5, 0.5], softness=torch.nn.Parameter(torch.tensor(1.0)))
+        module(normal(3, 5, dtype=torch.float32), torch.tensor([0, 1, 2])).backward()
+        (parameter,) = module.parameters()
+        assert parameter.grad.isfinite() and parameter.grad != 0
+        assert "relaxation=lapsum_topk" in repr(module)
+
+    @pytest.mark.parametrize(
+        ("error", "match", "kwargs"),
+        [
+            (TypeError, "`target` must be an int64 tensor.*float32", {"target": torch.zeros(2)}),
+            (TypeError, "`target` must be an int64 tensor.*list", {"target": [0, 1]}),
+            (ValueError, r"`target` must have the batch shape \(2,\)", {"target": torch.zeros(3, dtype=torch.int64)}),
+            (ValueError, r"`target` must lie in \[0, 3\]", {"target": torch.tensor([0, 4])}),
+            (ValueError, "`p_k` must hold between 1 and n=4 weights", {"p_k": [0.2] * 5}),
+            (ValueError, "`p_k` must hold between 1 and n=4 weights", {"p_k": []}),
+            (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": [0.5, -0.5]}),
+            (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": torch.zeros(2)}),
+            (ValueError, "`reduction`", {"reduction": None}),
+            (ValueError, "`scale` must be positive", {"softness": 0.0}),
+            (TypeError, "`x` must be a torch.Tensor", {"x": [[0.0]]}),
+        ],
+    )
+    def test_errors(self, error, match, kwargs):
+        good = {"x": torch.zeros(2, 4), "target": torch.tensor([0, 1]), "p_k": [1.0]}
+        with pytest.raises(error, match=match):
+            topk_cross_entropy(**{**good, **kwargs})
