@@ -212,8 +212,8 @@ def _is_tensor(value: object) -> bool:
 def _check_target(target: Tensor, k: float | Tensor, kind: str) -> None:
     if kind == "magnitude":
         return
-    lowest, size = (0, target) if kind == "mask" else (-1, target.abs())
-    excess = size.double().sum(-1) - k
+    lowest = 0 if kind == "mask" else -1
+    excess = target.abs().double().sum(-1) - k
     slack = 64 * torch.finfo(target.dtype).eps * (1 + torch.as_tensor(k).abs())
     if bool(((target < lowest) | (target > 1)).any()):
         raise ValueError(

@@ -81,7 +81,11 @@ def clipped_power(p: float) -> ClippedPower:
     return _clipped_powers[p]
 
 
-@torch.compiler.assume_constant_result  # Dynamo can look the link up, but not trace how it is made
 def _make_clipped_power(p: float) -> None:
     if p not in _clipped_powers:
         _clipped_powers[p] = ClippedPower(p)
+
+
+# Dynamo can look the link up, but not trace how it is made. This is torch.compiler.assume_constant_result without
+# importing the compiler, and with it Triton, where nothing is compiled.
+_make_clipped_power._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -119,8 +119,9 @@ def sorted_transport_thresholds(x: Tensor, epsilon: Tensor, k: int, tol: float, 
     if check:
         _check_contents(rows, epsilon.reshape(-1))
     t = x.new_empty(len(rows), size - 1)
-    for part in _chunks(rows, size):
-        t[part] = _solve_rows(rows[part], half[part], size, tol, max_iter)
+    with torch.autocast(x.device.type, enabled=False):  # it would round the float32 phase
+        for part in _chunks(rows, size):
+            t[part] = _solve_rows(rows[part], half[part], size, tol, max_iter)
     return t.reshape(*batch, size - 1)
 
 
@@ -192,7 +193,8 @@ def _rough(x: Tensor, half: Tensor, start: Tensor, centre: Tensor) -> Tensor:
     rows = (_rounding(t.float()) * t.abs().amax(-1) <= ROUGH).nonzero().squeeze(-1)
     if not len(rows):
         return start
-    u = ((x - centre) / unit)[rows].float()
+    bound = torch.finfo(torch.float32).max ** 0.5
+    u = ((x - centre) / unit)[rows].clamp(-bound, bound).float()
     t, failed, _ = _descend(u, torch.ones_like(half[rows]), t[rows], _rough_plan_into, 0.1 * ROUGH, ROUGH_STEPS)
     t = (centre[rows] + unit[rows] * t).index_copy(0, failed, start[rows[failed]])
     return start.index_copy(0, rows, t)
@@ -206,14 +208,14 @@ def _descend(
     plan, workspace = x.new_empty(rows, size, n), x.new_empty(rows, size - 1, n)
     result, open_rows, step = t, torch.arange(rows, device=x.device), torch.zeros_like(t)
     descent, last = torch.full_like(half, torch.inf), torch.full_like(half, torch.inf)
+    rounding = 4 * _rounding(plan) * (1 + t.abs().amax(-1) / half)  # of sums, and of the thresholds themselves
     for i in range(max_iter):
         current = plan_into(plan, workspace, x, t, half)
         sums = current.sum(-1).double()
         residual = 1 - sums[:, :-1]
         error = residual.abs().amax(-1)
         move = solve_dual(current, residual.to(x.dtype)).double()
-        close = 2 * move.square().amax(-1) <= tol  # a bound of the error that a small Newton step leaves
-        rounding = 4 * _rounding(current) * (1 + t.abs().amax(-1) / half)  # of sums, and of the thresholds themselves
+        close = move.abs().amax(-1) <= (tol / 2) ** 0.5  # a small Newton step h leaves an error below 2 max(h)^2
         there = (error <= tol) | ((error <= rounding) & (error >= 0.5 * last))
         if i == 0:
             sinkhorn = (sums[:, -1:] / (n - size + 1) / sums[:, :-1]).log()
@@ -228,15 +230,13 @@ def _descend(
             new_step = torch.where(too_far[:, None], share[:, None] * step, move)
             new_descent = torch.where(too_far, share * descent, new_descent)
             move = torch.where(too_far[:, None], new_step - step, move)
-        change = half[:, None] * pad(move, (0, 1)).diff(dim=-1)
-        t = t + change.masked_fill(there[:, None], 0)
-        step, descent, last = new_step, new_descent, error
+        moved = t + half[:, None] * pad(move, (0, 1)).diff(dim=-1)
         done = there | close
         if bool(done.any()):
-            result = result.index_copy(0, open_rows, t)
-            x, half, t, step, descent, last, open_rows = (
-                v[~done] for v in (x, half, t, step, descent, last, open_rows)
-            )
-            if not len(open_rows):
-                return result, open_rows, 0.0
+            result = result.index_copy(0, open_rows, torch.where(there[:, None], t, moved))
+            if bool(done.all()):
+                return result, open_rows[:0], 0.0
+            state = (x, half, moved, new_step, new_descent, error, rounding, open_rows)
+            x, half, moved, new_step, new_descent, error, rounding, open_rows = (v[~done] for v in state)
+        t, step, descent, last = moved, new_step, new_descent, error
     return result.index_copy(0, open_rows, t), open_rows, last.max().item()
