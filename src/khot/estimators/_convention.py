@@ -45,7 +45,7 @@ def check_call(design: Any, num_samples: Any, min_samples: int = 1) -> None:
 
 def evaluate(f: Loss, values: Tensor) -> Tensor:
     """``f(values)``, which must be one real number for each vector."""
-    losses = f(values)
+    losses: Any = f(values)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")
