@@ -40,7 +40,7 @@ def check_call(design: Any, num_samples: Any, min_samples: int = 1) -> None:
     if isinstance(num_samples, bool) or not hasattr(num_samples, "__index__"):
         raise TypeError(f"`num_samples` must be an int, but got {num_samples!r}")
     if operator.index(num_samples) < min_samples:
-        raise ValueError(f"`num_samples` must be at least {min_samples}, but got {num_samples}")
+        raise ValueError(f"`num_samples` must be at least {min_samples} here, but got {num_samples}")
 
 
 def evaluate(f: Loss, values: Tensor) -> Tensor:
