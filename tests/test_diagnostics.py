@@ -1,9 +1,7 @@
 """compare_estimators: what it reports equals what theory says of estimators whose law is known."""
 
 import math
-import subprocess
 import sys
-import textwrap
 from functools import partial
 
 import pytest
@@ -20,6 +18,7 @@ from khot import (
     score_function,
     straight_through,
 )
+from khot.diagnostics import Comparison
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1], dtype=torch.float64)
 WEIGHT = torch.tensor([0.3, 1.0, -0.5, 2.0], dtype=torch.float64)
@@ -39,7 +38,7 @@ def test_default_estimators_on_a_linear_loss():
     assert not LOGITS.requires_grad
     rows = {(row.estimator, row.num_samples): row for row in comparison.rows}
     assert {name for name, _ in rows} == {"straight_through", "score_function", "leave_one_out", "unordered_set"}
-    assert ("leave_one_out", 1) not in rows and "leave_one_out on ConditionalPoisson with 1" in comparison.skipped[0]
+    assert ("leave_one_out", 1) not in rows and "leave_one_out on ConditionalPoisson with num" in comparison.skipped[0]
     for num_samples in (1, 2):
         row = rows["straight_through", num_samples]
         assert row.bias < 1e-12 and row.variance < 1e-24 and row.cosine == pytest.approx(1)
@@ -117,7 +116,7 @@ def test_table_and_figure(tmp_path):
     lines = str(comparison).splitlines()
     assert lines[0].split()[2:] == ["samples", "bias", "±", "s.e.", "variance", "cosine", "signal/noise", "ms/call"]
     assert len(lines) == 1 + 7 + 1 and len({len(line) for line in lines[:-1]}) == 1
-    assert lines[-1].startswith("skipped: leave_one_out on ConditionalPoisson with 1 samples: `num_samples` must be")
+    assert lines[-1].startswith("skipped: leave_one_out on ConditionalPoisson with num_samples=1: `num_samples` must be")
     figure = comparison.plot()
     assert len(figure.axes) == 4 and all(len(axes.containers) == 4 for axes in figure.axes)
     figure.savefig(tmp_path / "figure.png")
@@ -129,23 +128,13 @@ def test_errors():
         compare_estimators(design, linear, num_repeats=1)
     with pytest.raises(TypeError, match=r"`design` must be a khot.distributions.SamplingDesign, but got Tensor"):
         compare_estimators(LOGITS, linear)
-    with pytest.raises(ValueError, match="there is nothing to compare:\nscore on ConditionalPoisson with 0 samples"):
+    with pytest.raises(ValueError, match="there is nothing to compare:\nscore on ConditionalPoisson with num_samples=0"):
         compare_estimators(design, linear, {"score": score_function}, num_samples=0)
     with pytest.raises(ValueError, match="`f` must return one loss for each vector"):
         compare_estimators(design, lambda x: x)
 
 
-def test_plot_without_matplotlib():
-    code = """
-        import sys
-        sys.modules["matplotlib"] = None
-        from khot.diagnostics import Comparison
-        try:
-            Comparison([], []).plot()
-        except ModuleNotFoundError as error:
-            assert "pip install matplotlib" in str(error), error
-        else:
-            raise AssertionError("a figure without matplotlib")
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+def test_plot_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import then finds missing
+    with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
+        Comparison([], []).plot()

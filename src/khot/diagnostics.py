@@ -75,7 +75,7 @@ class Comparison:
                 row.design,
                 row.estimator,
                 str(row.num_samples),
-                f"{row.bias:.2g} ± {row.bias_error:.1g}",
+                f"{row.bias:.2g} ± {row.bias_error:.2g}",
                 f"{row.variance:.3g}",
                 f"{row.cosine:.3f}",
                 f"{row.signal_to_noise:.3g}",
@@ -180,7 +180,7 @@ def compare_estimators(
             try:
                 one()  # untimed: first calls are slow
             except (NotImplementedError, ValueError) as error:
-                skipped.append(f"{name} on {design_name} with {size} samples: {error}")
+                skipped.append(f"{name} on {design_name} with num_samples={size}: {error}")
                 continue
             rows.append(Report(design_name, name, size, **_judge([one() for _ in range(num_repeats)], reference)))
     if not rows:
