@@ -2,8 +2,8 @@
 
     python examples/compare_estimators.py
 
-x is drawn from a conditional Poisson design, k = 5 of n = 10 with random logits, and the gradient of E[f(x)] with respect
-to the logits is compared with the exact one, the sum over all 252 subsets. The losses, with random b and A:
+x is drawn from a conditional Poisson design, k = 5 of n = 10 with random logits. Estimates of the gradient of E[f(x)]
+are compared with the exact one, which is a sum over all 252 subsets. The losses, with random b and A:
 
     linear     <b, x>
     distance   |x - b|², the loss of SIMPLE's toy. On binary x it equals a linear function, but its slope between them
