@@ -27,6 +27,12 @@ ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named
     "leave_one_out": partial(score_function, baseline="leave_one_out"),
     "unordered_set": unordered_set,
 }
+PANELS = {
+    "bias": "bias (dashed: its standard error)",
+    "variance": "variance",
+    "cosine": "cosine to the exact gradient",
+    "seconds": "seconds for each call",
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,8 @@ class Comparison:
     def plot(self) -> Any:
         """A matplotlib figure: bias, variance, cosine and time against the number of samples.
 
+        The standard error of the bias is drawn dashed: where the bias lies on it, or below, none was found.
+
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
         """
@@ -104,24 +112,19 @@ class Comparison:
             raise ModuleNotFoundError(message, name=error.name) from error
         figure = Figure(figsize=(10, 7), layout="constrained")
         panels = figure.subplots(2, 2).flat
-        titles = ("bias, with standard error", "variance", "cosine to the exact gradient", "seconds for each call")
-        designs = {row.design for row in self.rows}
-        for panel, title, name in zip(panels, titles, ("bias", "variance", "cosine", "seconds"), strict=True):
+        several = len({row.design for row in self.rows}) > 1
+        for panel, (name, title) in zip(panels, PANELS.items(), strict=True):
             for design, estimator in dict.fromkeys((row.design, row.estimator) for row in self.rows):
                 rows = [row for row in self.rows if (row.design, row.estimator) == (design, estimator)]
-                panel.errorbar(
-                    [row.num_samples for row in rows],
-                    [getattr(row, name) for row in rows],
-                    yerr=[row.bias_error for row in rows] if name == "bias" else None,
-                    marker="o",
-                    capsize=3,
-                    label=estimator if len(designs) == 1 else f"{design}, {estimator}",
-                )
-            panel.set(title=title, xlabel="samples for each call", xscale="log")
-            if name in ("variance", "seconds"):
+                sizes, label = [row.num_samples for row in rows], f"{design}, {estimator}" if several else estimator
+                (line,) = panel.plot(sizes, [getattr(row, name) for row in rows], marker="o", label=label)
+                if name == "bias":
+                    panel.plot(sizes, [row.bias_error for row in rows], linestyle="dashed", color=line.get_color())
+            panel.set(title=title, xlabel="samples for each call")
+            panel.set_xscale("log", base=2)
+            if name != "cosine":
                 panel.set_yscale("log", nonpositive="mask")
-        handles, labels = panel.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         return figure
 
 
