@@ -78,6 +78,15 @@ def test_reproduces_from_a_seed(case):
 
 
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_stays_on_the_device_of_the_design(case):
+    logits = LOGITS.clone().requires_grad_()
+    design = ConditionalPoisson(logits=logits, k=2)
+    with torch.device("meta"):  # the default device, where whatever is created without a device has no contents
+        surrogate = case.estimate(design, lambda x: x[..., 0] * x[..., 1], 2)
+    assert surrogate.device == torch.autograd.grad(surrogate.sum(), logits)[0].device == LOGITS.device
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_declares_what_it_is(case):
     function = case.estimate.func if isinstance(case.estimate, partial) else case.estimate
     assert function.unbiased is case.unbiased and function.min_samples == 1 and function.__name__ in case.name

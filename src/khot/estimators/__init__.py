@@ -1,4 +1,10 @@
-"""Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops."""
+"""Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops.
+
+The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values ``(num_samples,
+*batch_shape, n)`` to losses ``(num_samples, *batch_shape)``. The surrogate, of shape ``batch_shape``, is differentiated
+in place of E[f(x)], with respect to the parameters of the design and of f. Each function has the attributes
+``unbiased``, whether the expected gradient is exact for every f and design, and ``min_samples``.
+"""
 
 from .enumerated import enumerated
 from .pathwise import pathwise, straight_through

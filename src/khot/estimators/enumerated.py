@@ -39,7 +39,7 @@ def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: 
 
     Raises:
         TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
-        ValueError: If there are more than ``MAX_SUPPORT`` vectors, ``chunk_size`` < 1, or f returns the wrong shape.
+        ValueError: If there are more than a million vectors, ``chunk_size`` < 1, or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``log_prob``, or its rows differ in k.
 
     Example:
@@ -86,19 +86,20 @@ def _stretches(design: Distribution, chunk_size: int) -> Iterator[Stretch]:
         raise ValueError(
             f"enumerated sums over at most {MAX_SUPPORT} vectors, but {terms} = {count}; score_function draws some"
         )
-    like = design.mean.detach()
+    mean = design.mean.detach()
     for k in sizes:
         count = math.comb(n, k)
         for start in range(0, count, chunk_size):
-            yield partial(_listed, n, k, start, min(start + chunk_size, count), like)
+            yield partial(_listed, k, start, min(start + chunk_size, count), mean)
 
 
-def _listed(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor:
-    return k_hot_vectors(n, k, start, stop, like).view(-1, *(1,) * (like.dim() - 1), n)
+def _listed(k: int, start: int, stop: int, like: Tensor) -> Tensor:
+    *batch_shape, n = like.shape
+    return k_hot_vectors(n, k, start, stop, like).view(-1, *(1,) * len(batch_shape), n)
 
 
 def _sizes(support: k_hot) -> range:
-    lower, upper = (torch.as_tensor(k).unique().tolist() or [0] for k in (support.k, support.upper))
+    lower, upper = (torch.as_tensor(k, device="cpu").unique().tolist() or [0] for k in (support.k, support.upper))
     if len(lower) > 1 or len(upper) > 1:
         raise NotImplementedError(f"enumerated needs the same k in all rows, but got k in {sorted({*lower, *upper})}")
     return range(lower[0], upper[0] + 1)

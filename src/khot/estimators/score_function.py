@@ -67,7 +67,8 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
 
     Parameters inside f get the mean of their gradients. Second and higher derivatives of the surrogate are unbiased
     too. On :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's
-    own loss, which shrinks the expected gradient to (S - 1) / S of the exact one.
+    own loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a design that is a site by
+    itself is estimated like this; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of the site.
 
     Args:
         design: A distribution over vectors with ``log_prob``.

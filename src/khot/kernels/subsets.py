@@ -17,8 +17,9 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
 
     Ranks are below C(n, k), which has to fit into 63 bits.
     """
+    values = torch.zeros(stop - start, n, dtype=like.dtype, device=like.device)
     if k == 0:
-        return like.new_zeros(stop - start, n)
+        return values
     if 2 * k > n:  # complements come in the opposite order
         count = math.comb(n, k)
         return 1 - k_hot_vectors(n, n - k, count - stop, count - start, like).flip(0)
@@ -27,7 +28,6 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
     containing_unit = torch.tensor(counts, dtype=torch.long, device=like.device)
     rank = torch.arange(start, stop, device=like.device)
     left = torch.full_like(rank, k)
-    values = like.new_empty(stop - start, n)
     for i in range(n):
         containing = containing_unit[i][left]
         inside = rank < containing
