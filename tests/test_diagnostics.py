@@ -49,16 +49,16 @@ def test_moments_of_the_score_function():
     """Its law is known: the loss times the score x - π, whose mean over the draws has the variance / num_samples."""
     torch.manual_seed(0)
     design = ConditionalPoisson(logits=LOGITS, k=2)
-    rows = compare_estimators(design, linear, {"score": score_function}, num_samples=(1, 3), num_repeats=200).rows
+    rows = compare_estimators(design, linear, {"score": score_function}, num_samples=(1, 3), num_repeats=120).rows
     support = design.enumerate_support()
     weight = design.log_prob(support).exp()
     estimates = linear(support)[:, None] * (support - design.mean)
     mean = weight @ estimates
     variance = (weight @ (estimates - mean).square()).sum().item()
     for row in rows:
-        assert row.variance == pytest.approx(variance / row.num_samples, rel=0.3)
-        assert row.bias_error == pytest.approx(math.sqrt(row.variance / 200))
-        assert row.signal_to_noise == pytest.approx(mean.norm().item() / math.sqrt(row.variance), rel=0.3)
+        assert row.variance == pytest.approx(variance / row.num_samples, rel=0.35)
+        assert row.bias_error == pytest.approx(math.sqrt(row.variance / 120))
+        assert row.signal_to_noise == pytest.approx(mean.norm().item() / math.sqrt(row.variance), rel=0.35)
     exact_cosine = weight @ torch.cosine_similarity(estimates, mean[None], dim=-1)
     assert rows[0].cosine == pytest.approx(exact_cosine.item(), abs=0.25)
 
@@ -106,11 +106,11 @@ def test_batches_baselines_and_computed_parameters():
     scores = torch.stack((LOGITS, -LOGITS)).requires_grad_()
     design = ConditionalPoisson(logits=2 * scores, k=2)
     with_memory = partial(score_function, baseline=MovingAverage())
-    comparison = compare_estimators(design, curved, {"moving average": with_memory}, [4], num_repeats=50)
+    comparison = compare_estimators(design, curved, {"moving average": with_memory}, [4], num_repeats=30)
     assert comparison.rows[0].num_samples == 4 and comparison.rows[0].bias < 6 * comparison.rows[0].bias_error
 
 
-def test_table_and_figure(tmp_path):
+def test_table_and_figure():
     design = ConditionalPoisson(logits=LOGITS, k=2)
     comparison = compare_estimators(design, curved, num_samples=(1, 2), num_repeats=3)
     lines = str(comparison).splitlines()
@@ -119,7 +119,6 @@ def test_table_and_figure(tmp_path):
     assert lines[-1].startswith("skipped: leave_one_out on ConditionalPoisson with num_samples=1: `num_samples` must")
     figure = comparison.plot()
     assert [len(axes.lines) for axes in figure.axes] == [8, 4, 4, 4]  # four estimators, and errors of the bias
-    figure.savefig(tmp_path / "figure.png")
 
 
 def test_errors():
