@@ -1,6 +1,17 @@
 """Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops."""
 
+from .imle import IMLE, AdaptiveStep
+from .perturbed_topk import PerturbedTopK, perturbed_topk
+from .rao_blackwell import RaoBlackwellStraightThrough
 from .reinmax import ReinMax
 from .straight_through import StraightThrough
 
-__all__ = ["ReinMax", "StraightThrough"]
+__all__ = [
+    "IMLE",
+    "AdaptiveStep",
+    "PerturbedTopK",
+    "RaoBlackwellStraightThrough",
+    "ReinMax",
+    "StraightThrough",
+    "perturbed_topk",
+]

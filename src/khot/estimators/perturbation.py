@@ -11,6 +11,8 @@ from khot._validation import checked_positive
 from khot.distributions import SamplingDesign
 from khot.relaxations import topk_mask
 
+from .wrapper import DesignWrapper, column
+
 GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit falls as 1 / terms
 
 Noise = Callable[["PerturbedScores", torch.Size], Tensor]
@@ -41,20 +43,13 @@ def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
     return (total - torch.log(term[-1])) / k.squeeze(-1)
 
 
-NOISES: dict[str, Noise] = {
-    "gaussian": gaussian_noise,
-    "gumbel": gumbel_noise,
-    "sum_of_gamma": sum_of_gamma_noise,
-}
-
-
 class PerturbedScores(SamplingDesign):
     """The law of the top k of ``logits + scale * noise``, which is known by its draws only.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
         k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
-        noise: A key of ``NOISES``.
+        noise: What draws the noise.
         scale: Scale of the noise; a positive number, or a tensor that broadcasts to the batch shape.
         name: What error messages call the scale.
         validate_args: Whether to check the contents of tensors.
@@ -64,12 +59,50 @@ class PerturbedScores(SamplingDesign):
         self,
         logits: Tensor,
         k: int | Tensor,
-        noise: str,
+        noise: Noise,
         scale: float | Tensor = 1.0,
         name: str = "scale",
         validate_args: bool | None = None,
     ) -> None:
-        self.noise = noise
         super().__init__(logits=logits, k=k, validate_args=validate_args)
-        self.scale = checked_positive(name, scale, self.batch_shape)
-        self.name = name
+        self.noise, self.scale = noise, checked_positive(name, scale, self.batch_shape)
+
+    def _validate_contents(self) -> None:
+        super()._validate_contents()
+        self._validate_infinite_logits()
+
+    @property
+    def mean(self) -> Tensor:
+        raise NotImplementedError(
+            "the inclusion probabilities of the top k of perturbed scores are not known: estimate them by draws, "
+            "sample((1000,)).mean(0)"
+        )
+
+    @property
+    def mode(self) -> Tensor:
+        """The top k of the unperturbed scores, the most probable vector where units have the same noise."""
+        return self.top(self.logits)
+
+    @torch.no_grad()
+    def perturb(self, shape: torch.Size) -> Tensor:
+        """Perturbed scores of this shape, without gradient."""
+        return self.logits + column(self.scale) * self.noise(self, shape)
+
+    def top(self, scores: Tensor) -> Tensor:
+        """The k-hot vectors of the largest scores."""
+        return topk_mask(scores, self._size)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.top(self.perturb(self._extended_shape(sample_shape)))
+
+
+class PerturbedWrapper(DesignWrapper):
+    """A wrapper of perturbed scores."""
+
+    design: PerturbedScores
+    stand_in = "ConditionalPoisson(logits=logits, k=k)), a law that is close"
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether draws are asked for a gradient, rather than only for values."""
+        return torch.is_grad_enabled() and self.design.logits.requires_grad

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.types import _size as SizeLike
 
 from khot._validation import checked_positive
 from khot.distributions import ConditionalPoisson, SamplingDesign
@@ -15,7 +16,7 @@ from khot.kernels.conditional_poisson_inverse import solve_logits
 from khot.kernels.links import Link
 from khot.relaxations.linked import link_of
 
-from .wrapper import DesignWrapper, Scorer, substitute_gradient
+from .wrapper import DesignWrapper, Scorer, column, substitute_gradient
 
 
 class ReinMax(DesignWrapper):
@@ -87,7 +88,11 @@ class ReinMax(DesignWrapper):
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # whose errors are due now
 
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.attach_gradient(self.design.sample(sample_shape))
+
     def attach_gradient(self, value: Tensor) -> Tensor:
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         value = value.detach()
         tangent = self._tangent()
         unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
@@ -114,7 +119,7 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
     logits, k = design.logits, design.k
 
     def softened(temperature: float | Tensor) -> Tensor:
-        return inclusion_probabilities(logits / _column(temperature), k).to(logits.dtype)
+        return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
 
     def pull_back_covariance(g: Tensor, probs: Tensor) -> Tensor:
         return 2 * pull_back(inclusion_probabilities, solve_logits(probs, k), k)[1](g.double()).to(g.dtype)
@@ -127,7 +132,7 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
     if relaxation is None:
         relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
         finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
-        scores = finite / _column(softness)
+        scores = finite / column(softness)
     else:  # scores of which the relaxation makes these probabilities
         probs, softness = design.mean, 1.0
         logits = link.inverse(probs.detach())
@@ -145,10 +150,6 @@ def _pull_back_mask(g: Tensor, probs: Tensor, link: Link) -> Tensor:
     total = slope.sum(-1, keepdim=True)
     mean = (slope * g).sum(-1, keepdim=True) / total.clamp(min=torch.finfo(total.dtype).tiny)
     return 2 * slope * (g - mean)
-
-
-def _column(value: float | Tensor) -> float | Tensor:
-    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
 
 def _link_for(design: SamplingDesign, relaxation: Relaxation | None) -> Link:

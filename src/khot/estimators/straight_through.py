@@ -1,6 +1,8 @@
 """Straight-through: a hard k-hot sample forward, the inclusion probabilities backward."""
 
+import torch
 from torch import Tensor
+from torch.types import _size as SizeLike
 
 from .wrapper import DesignWrapper
 
@@ -43,6 +45,10 @@ class StraightThrough(DesignWrapper):
         tensor([ 0.2500, -0.0833, -0.0833, -0.0833])
     """
 
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.attach_gradient(self.design.sample(sample_shape))
+
     def attach_gradient(self, value: Tensor) -> Tensor:
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         mean = self.design.mean
         return value + (mean - mean.detach())

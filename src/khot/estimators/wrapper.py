@@ -1,6 +1,5 @@
 """What the pathwise estimators have in common: the draws and the score of a design, and a gradient put onto values."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,8 +18,7 @@ Scorer = SamplingDesign | Literal["none"] | None
 class DesignWrapper(TorchDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
-    A subclass says by ``attach_gradient`` which gradient, or defines ``rsample``. A tensor among its own attributes
-    starts with ``batch_shape``.
+    A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
 
     Args:
         design: The design to draw from.
@@ -81,13 +79,6 @@ class DesignWrapper(TorchDistribution):
     def mode(self) -> Tensor:
         return self.design.mode
 
-    @abstractmethod
-    def attach_gradient(self, value: Tensor) -> Tensor:
-        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
-
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""
         if self._validate_args:
@@ -145,3 +136,8 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
     Where ``pull_back`` is differentiable, in g and in constants that have a gradient, so is the result, twice and more.
     """
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
+
+
+def column(value: float | Tensor) -> float | Tensor:
+    """A number, or a tensor of the batch shape with a last dimension for the units."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
