@@ -1,6 +1,7 @@
 """Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops."""
 
 from .imle import IMLE, AdaptiveStep
+from .pathwise import pathwise, reinmax, straight_through
 from .perturbed_topk import PerturbedTopK, perturbed_topk
 from .rao_blackwell import RaoBlackwellStraightThrough
 from .reinmax import ReinMax
@@ -13,5 +14,8 @@ __all__ = [
     "RaoBlackwellStraightThrough",
     "ReinMax",
     "StraightThrough",
+    "pathwise",
     "perturbed_topk",
+    "reinmax",
+    "straight_through",
 ]

@@ -97,7 +97,8 @@ class ReinMax(DesignWrapper):
         tangent = self._tangent()
         unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
-        doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, (value + softened) / 2)
+        shifted = (value + softened) / 2
+        doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, self.design.k)
         return doubled - (tangent.probs - tangent.probs.detach()) / 2
 
     def _tangent(self) -> "_Tangent":
@@ -112,7 +113,7 @@ class _Tangent(NamedTuple):
     scores: Tensor  # in which J is a derivative
     probs: Tensor  # value of the map
     softened: Callable[[float | Tensor], Tensor]  # its value at a temperature
-    pull_back: Callable[[Tensor, Tensor], Tensor]  # (g, probs) -> 2 J(probs) g
+    pull_back: Callable[[Tensor, Tensor, Tensor], Tensor]  # (g, probs, k) -> 2 J(probs) g
 
 
 def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
@@ -121,10 +122,11 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
     def softened(temperature: float | Tensor) -> Tensor:
         return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
 
-    def pull_back_covariance(g: Tensor, probs: Tensor) -> Tensor:
-        return 2 * pull_back(inclusion_probabilities, solve_logits(probs, k), k)[1](g.double()).to(g.dtype)
+    return _Tangent(logits, design.mean, softened, _pull_back_covariance)
 
-    return _Tangent(logits, design.mean, softened, pull_back_covariance)
+
+def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
+    return 2 * pull_back(inclusion_probabilities, solve_logits(probs, k), k)[1](g.double()).to(g.dtype)
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:
@@ -145,7 +147,7 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
     return _Tangent(scores, probs, softened, partial(_pull_back_mask, link=link))
 
 
-def _pull_back_mask(g: Tensor, probs: Tensor, link: Link) -> Tensor:
+def _pull_back_mask(g: Tensor, probs: Tensor, k: Tensor, *, link: Link) -> Tensor:
     slope = link.slope_at(probs)
     total = slope.sum(-1, keepdim=True)
     mean = (slope * g).sum(-1, keepdim=True) / total.clamp(min=torch.finfo(total.dtype).tiny)
