@@ -29,7 +29,14 @@ from khot import (
     transport_topk,
 )
 from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
-from khot.estimators import StraightThrough
+from khot.estimators import (
+    IMLE,
+    AdaptiveStep,
+    PerturbedTopK,
+    RaoBlackwellStraightThrough,
+    ReinMax,
+    StraightThrough,
+)
 from khot.relaxations import Link
 
 
@@ -293,4 +300,29 @@ class EstimatorCase:
     exact_for_linear: bool = True
 
 
-ESTIMATORS = [EstimatorCase("straight_through", StraightThrough)]
+ESTIMATORS = [
+    EstimatorCase("straight_through", StraightThrough),
+    EstimatorCase("reinmax", ReinMax, exact_for_linear=False),
+]
+
+
+@dataclass(frozen=True)
+class PerturbedCase:
+    """A pathwise gradient estimator under test that draws the top k of perturbed logits.
+
+    Attributes:
+        name: Identifier of the test.
+        make: Called as ``make(logits=..., k=...)``, with further keyword arguments.
+    """
+
+    name: str
+    make: Callable[..., Any]
+
+
+PERTURBED = [
+    PerturbedCase("perturbed_topk", PerturbedTopK),
+    PerturbedCase("imle", IMLE),
+    PerturbedCase("imle_adaptive", lambda **kwargs: IMLE(step=AdaptiveStep(), **kwargs)),
+    PerturbedCase("imle_sum_of_gamma", partial(IMLE, noise="sum_of_gamma")),
+    PerturbedCase("rao_blackwell_straight_through", partial(RaoBlackwellStraightThrough, 0.5)),
+]

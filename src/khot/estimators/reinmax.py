@@ -137,9 +137,10 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
         scores = finite / column(softness)
     else:  # scores of which the relaxation makes these probabilities
         probs, softness = design.mean, 1.0
-        logits = link.inverse(probs.detach())
-        inside = (probs > 0) & (probs < 1)
+        constant, inside = probs.detach(), (probs > 0) & (probs < 1)  # units of probability 0 and 1 get no gradient
+        logits = link.inverse(constant)
         scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
+        probs = probs.where(inside, constant)
 
     def softened(temperature: float | Tensor) -> Tensor:
         return relaxation(logits, design.k, temperature * softness)
