@@ -7,9 +7,9 @@ from .rao_blackwell import RaoBlackwellStraightThrough
 from .reinmax import ReinMax
 from .straight_through import StraightThrough
 
-__all__ = [
-    "IMLE",
+__all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put first)
     "AdaptiveStep",
+    "IMLE",
     "PerturbedTopK",
     "RaoBlackwellStraightThrough",
     "ReinMax",
