@@ -272,6 +272,13 @@ def test_rao_blackwell_has_the_mean_of_the_plain_estimator_and_less_variance():
     assert (ours.var(0) < 0.8 * plain.var(0)).all()
 
 
+def test_rao_blackwell_learns_its_temperature():
+    temperature = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    x = RaoBlackwellStraightThrough(temperature, logits=LOGITS, k=2).rsample((3,))
+    (gradient,) = torch.autograd.grad((x @ WEIGHTS).sum(), temperature)
+    assert gradient.isfinite() and gradient != 0
+
+
 def test_enters_custom_loops():
     logits = LOGITS.clone().requires_grad_()
     surrogate = pathwise(IMLE(logits=logits, k=2), lambda x: (x @ WEIGHTS) ** 2, num_samples=30)

@@ -104,5 +104,5 @@ class PerturbedWrapper(DesignWrapper):
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether draws are asked for a gradient, rather than only for values."""
+        """Whether draws shall carry a gradient of the logits, rather than be mere values."""
         return torch.is_grad_enabled() and self.design.logits.requires_grad

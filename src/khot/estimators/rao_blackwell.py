@@ -76,7 +76,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         value, logits = self.design.top(scores), self.design.logits
-        if not self.needs_gradient:
+        if not torch.is_grad_enabled():
             return value
         others = resample_scores(logits, scores, self.design.k, self.num_conditional)
         zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
