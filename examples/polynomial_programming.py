@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Curve]:
     parser.add_argument("--power", type=float, default=1.5, help="exponent p of the loss")
     parser.add_argument("--problems", type=int, default=128, help="number of independent problems")
     parser.add_argument("--samples", type=int, default=256, help="draws per step and problem")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that it runs")
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the figure and the tables")

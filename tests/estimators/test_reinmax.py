@@ -203,10 +203,15 @@ def test_units_of_probability_zero_and_one_get_no_gradient(relaxation):
 
 
 def test_phantom_unit():
-    logits = LOGITS.clone().requires_grad_()
-    x = ReinMax(PhantomUnit(Pivotal, probs=sigmoid_topk(logits, 2.3)), relaxation=sigmoid_topk).rsample((9,))
-    (gradient,) = torch.autograd.grad((x * LOGITS).square().sum(), logits)
-    assert gradient.abs().max() > 0 and gradient.sum().abs() < 1e-12
+    """Its size is real; the definition, with the relaxation's Jacobian at probabilities that sum to neither size."""
+    logits = LOGITS[:4].clone().requires_grad_()
+    design = PhantomUnit(Pivotal, probs=sigmoid_topk(logits, 1.6))
+    value, cotangent = torch.tensor([1.0, 0, 1, 0]).double(), torch.tensor([0.7, -1.1, 0.2, 2.0]).double()
+    x = ReinMax(design, 1.5, relaxation=sigmoid_topk).attach_gradient(value)
+    shifted = (value + sigmoid_topk(logits, 1.6, 1.5)).detach() / 2
+    jacobians = [relaxed_jacobian_at(probs, sigmoid_topk, 1.0) for probs in (shifted, design.mean.detach())]
+    expected = (2 * jacobians[0] - jacobians[1] / 2) @ cotangent
+    torch.testing.assert_close(torch.autograd.grad(x @ cotangent, logits)[0], expected)
 
 
 def test_temperature_of_the_design_gets_the_gradient_of_the_scale():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import checked_positive
-from khot.distributions import ConditionalPoisson, SamplingDesign
+from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.design import Relaxation
 from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
 from khot.kernels.conditional_poisson_inverse import solve_logits
@@ -130,7 +130,7 @@ def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:
-    link = _link_for(design, relaxation)
+    link, size = _link_for(design, relaxation), design.k
     if relaxation is None:
         relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
         finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
@@ -141,9 +141,11 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
         logits = link.inverse(constant)
         scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
         probs = probs.where(inside, constant)
+        if isinstance(design, PhantomUnit):  # whose k is the sum rounded down
+            size = constant.sum(-1)
 
     def softened(temperature: float | Tensor) -> Tensor:
-        return relaxation(logits, design.k, temperature * softness)
+        return relaxation(logits, size, temperature * softness)
 
     return _Tangent(scores, probs, softened, partial(_pull_back_mask, link=link))
 
