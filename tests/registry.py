@@ -29,7 +29,19 @@ from khot import (
     transport_topk,
 )
 from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
-from khot.estimators import StraightThrough, enumerated, score_function, straight_through, unordered_set
+from khot.estimators import (
+    IMLE,
+    AdaptiveStep,
+    PerturbedTopK,
+    RaoBlackwellStraightThrough,
+    ReinMax,
+    StraightThrough,
+    enumerated,
+    reinmax,
+    score_function,
+    straight_through,
+    unordered_set,
+)
 from khot.relaxations import Link
 
 
@@ -293,7 +305,32 @@ class EstimatorCase:
     exact_for_linear: bool = True
 
 
-ESTIMATORS = [EstimatorCase("straight_through", StraightThrough)]
+ESTIMATORS = [
+    EstimatorCase("straight_through", StraightThrough),
+    EstimatorCase("reinmax", ReinMax, exact_for_linear=False),
+]
+
+
+@dataclass(frozen=True)
+class PerturbedCase:
+    """A pathwise gradient estimator under test that draws the top k of perturbed logits.
+
+    Attributes:
+        name: Identifier of the test.
+        make: Called as ``make(logits=..., k=...)``, with further keyword arguments.
+    """
+
+    name: str
+    make: Callable[..., Any]
+
+
+PERTURBED = [
+    PerturbedCase("perturbed_topk", PerturbedTopK),
+    PerturbedCase("imle", IMLE),
+    PerturbedCase("imle_adaptive", lambda **kwargs: IMLE(step=AdaptiveStep(), **kwargs)),
+    PerturbedCase("imle_sum_of_gamma", partial(IMLE, noise="sum_of_gamma")),
+    PerturbedCase("rao_blackwell_straight_through", partial(RaoBlackwellStraightThrough, 0.5)),
+]
 
 
 @dataclass(frozen=True)
@@ -308,6 +345,7 @@ class FunctionCase:
         needs_log_prob: Whether the design has to have a log_prob.
         plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
         distinct: Whether the draws differ from each other.
+        needs_relaxation: Whether the design has to have a relaxation, which PhantomUnit has not.
     """
 
     name: str
@@ -317,6 +355,7 @@ class FunctionCase:
     needs_log_prob: bool = True
     plain_mean: bool = True
     distinct: bool = False
+    needs_relaxation: bool = False
 
 
 FUNCTIONS = [
@@ -326,4 +365,5 @@ FUNCTIONS = [
     FunctionCase("unordered_set", unordered_set, plain_mean=False, distinct=True),
     FunctionCase("enumerated", enumerated, plain_mean=False),
     FunctionCase("straight_through", straight_through, unbiased=False, needs_log_prob=False),
+    FunctionCase("reinmax", reinmax, unbiased=False, needs_log_prob=False, needs_relaxation=True),
 ]

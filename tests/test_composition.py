@@ -1,14 +1,22 @@
-"""Every relaxation with every design and straight-through: k-hot draws, the right means, finite gradients."""
+"""Every relaxation with every design and estimator: k-hot draws, right means, finite gradients or a stated error."""
 
 import pytest
 import torch
 
-from khot import StraightThrough, rescaled_sigmoid_topk
+from khot import (
+    ConditionalPoisson,
+    RaoBlackwellStraightThrough,
+    ReinMax,
+    StraightThrough,
+    rescaled_sigmoid_topk,
+    sigmoid_topk,
+)
 from tests import gof
 from tests.registry import DESIGNS, RELAXATIONS
 
 MAPS = {case.name: case.map for case in RELAXATIONS}
 MAPS["rescaled_sigmoid_topk"] = rescaled_sigmoid_topk
+HAVE_SLOPE = {case.name for case in RELAXATIONS if not case.compact}
 SCORES = torch.tensor([[2.0, 0.3, -1.0, 0.5, 1.1, -0.2], [0.1, 0.0, 0.2, -0.1, 3.0, 0.05]], dtype=torch.float64)
 
 
@@ -32,3 +40,40 @@ def test_relaxation_design_estimator(case, relaxation):
             log_prob = design.log_prob(value.detach())
             (gradient,) = torch.autograd.grad(log_prob.mean(), scores, retain_graph=True)
             assert log_prob.isfinite().all() and gradient.isfinite().all()
+
+
+def check_gradient(estimator, scores):
+    value = estimator.rsample((50,))
+    gof.check_k_hot(value.detach(), 3)
+    (gradient,) = torch.autograd.grad((value.mean(0) ** 2).sum(), scores, retain_graph=True)
+    assert gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_relaxation_design_reinmax(case, name):
+    """Needs the slope of the relaxation, or another map's in its place; conditional Poisson needs neither."""
+    torch.manual_seed(0)
+    scores = SCORES.clone().requires_grad_()
+    given = case.make(probs=MAPS[name](scores, 3, 0.8))
+    check_gradient(ReinMax(given, relaxation=sigmoid_topk), scores)
+    if isinstance(given, ConditionalPoisson):
+        check_gradient(ReinMax(given), scores)
+        return
+    with pytest.raises(NotImplementedError, match="name it"):
+        ReinMax(given)
+    made = case.make(logits=scores, k=3, relaxation=MAPS[name], temperature=0.8)
+    check_gradient(ReinMax(made, relaxation=sigmoid_topk), scores)
+    if name in HAVE_SLOPE:
+        check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
+        check_gradient(ReinMax(made), scores)
+    else:
+        with pytest.raises(NotImplementedError, match="needs the slope"):
+            ReinMax(made)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_relaxation_rao_blackwell(name):
+    torch.manual_seed(0)
+    scores = SCORES.clone().requires_grad_()
+    check_gradient(RaoBlackwellStraightThrough(0.8, logits=scores, k=3, relaxation=MAPS[name]), scores)

@@ -89,3 +89,27 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
     value = torch.as_tensor(softness)
     if not bool(((value > 0) & (value < torch.inf)).all()):
         raise ValueError(f"`{name}` must be positive and finite, but got {softness}")
+
+
+def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
+    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
+    if isinstance(value, Tensor):
+        try:
+            return value.expand(batch_shape)
+        except RuntimeError:
+            raise ValueError(
+                f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
+            ) from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number or a tensor, but got {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+    return value
+
+
+def check_count(name: str, value: Any) -> None:
+    """A Python integer, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an int, but got {value!r}")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, but got {value}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from khot.distributions import PhantomUnit, SamplingDesign
-from khot.estimators import enumerated, score_function, straight_through, unordered_set
+from khot.estimators import enumerated, reinmax, score_function, straight_through, unordered_set
 
 __all__ = ["compare_estimators"]
 
@@ -23,6 +23,7 @@ Estimator = Callable[..., Tensor]
 
 ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named
     "straight_through": straight_through,
+    "reinmax": reinmax,
     "score_function": score_function,
     "leave_one_out": partial(score_function, baseline="leave_one_out"),
     "unordered_set": unordered_set,
@@ -146,8 +147,8 @@ def compare_estimators(
     Args:
         design: A design, or designs by name.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
-        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None: straight-through, the score
-            function without and with leave-one-out baseline, unordered set.
+        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None: straight-through, ReinMax, the
+            score function without and with leave-one-out baseline, unordered set.
         num_samples: Number of draws for each call, or several of them.
         num_repeats: Number of calls that an estimator is judged by.
         exact: Exact gradient of the shape of the design's parameter, by name if ``design`` is; for designs without

@@ -113,8 +113,8 @@ def check_trains_under_elbos(case, design_case):
             scorer = None if design_case.has_log_prob else ConditionalPoisson(probs=design.mean)
             pyro.sample("x", case.wrap(design, log_prob=scorer))
 
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.3}), elbo)
-        for _ in range(60):
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.5}), elbo)
+        for _ in range(30):
             svi.step()
         best = design_case.make(logits=pyro.param("logits").detach(), k=2).mean.topk(2).indices
         assert set(best.tolist()) == {0, 3}

@@ -1,11 +1,18 @@
 """Straight-through against what is known of it: SIMPLE's definition, its bias, the exact gradient of the entropy."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
-from torch.distributions import kl_divergence
+from torch.distributions import OneHotCategoricalStraightThrough, kl_divergence
 
 from khot import ConditionalPoisson, Pivotal, StraightThrough
+
+
+def softmax(x, k, temperature):
+    return torch.softmax(x / temperature, -1)
+
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1], dtype=torch.float64)
 
@@ -21,6 +28,19 @@ def test_is_simple_on_conditional_poisson():
     mean = weight @ support
     covariance = support.T @ (weight[:, None] * support) - torch.outer(mean, mean)
     torch.testing.assert_close(gradient, covariance @ cotangent)
+
+
+@pytest.mark.parametrize("design_class", [ConditionalPoisson, partial(Pivotal, relaxation=softmax)])
+def test_is_categorical_straight_through_for_one_unit(design_class):
+    logits, cotangent = LOGITS.clone().requires_grad_(), torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad(estimator.rsample() @ cotangent, logits)[0]
+        for estimator in (
+            StraightThrough(design_class(logits=logits, k=1)),
+            OneHotCategoricalStraightThrough(logits=logits),
+        )
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("make", [ConditionalPoisson, Pivotal, lambda **kw: Pivotal(order="fixed", **kw)])

@@ -118,6 +118,11 @@ class SamplingDesign(TorchDistribution):
         """k as an int where it is known to be the same in all rows."""
         return self.k if self._shared_k is None else self._shared_k
 
+    @property
+    def relaxes_logits(self) -> bool:
+        """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
+        return self._given == "logits" and type(self).probs.fget is SamplingDesign.probs.fget
+
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
         if not ((k >= 0) & (k <= n)).all():
@@ -132,6 +137,16 @@ class SamplingDesign(TorchDistribution):
                     f"each row of `probs` must sum to its integer k, but got the sum {total:.9g} for k={k[wrong][0]} "
                     f"(probs of shape {tuple(self._param.shape)}); round or rescale it"
                 )
+
+    def _validate_infinite_logits(self) -> None:
+        """For logits that are natural parameters: ``inf`` includes a unit and ``-inf`` excludes it, k in between."""
+        included, possible = (self.logits == torch.inf).sum(-1), (self.logits > -torch.inf).sum(-1)
+        wrong = (included > self.k) | (possible < self.k)
+        if wrong.any():
+            raise ValueError(
+                f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
+                f"and of those above -inf, {possible[wrong][0]}, but got k={self.k[wrong][0]}"
+            )
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)

@@ -7,16 +7,27 @@ in place of E[f(x)], with respect to the parameters of the design and of f. Each
 """
 
 from .enumerated import enumerated
-from .pathwise import pathwise, straight_through
+from .imle import IMLE, AdaptiveStep
+from .pathwise import pathwise, reinmax, straight_through
+from .perturbed_topk import PerturbedTopK, perturbed_topk
+from .rao_blackwell import RaoBlackwellStraightThrough
+from .reinmax import ReinMax
 from .score_function import MovingAverage, score_function
 from .straight_through import StraightThrough
 from .unordered_set import unordered_set
 
-__all__ = [
+__all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put first)
+    "AdaptiveStep",
+    "IMLE",
     "MovingAverage",
+    "PerturbedTopK",
+    "RaoBlackwellStraightThrough",
+    "ReinMax",
     "StraightThrough",
     "enumerated",
     "pathwise",
+    "perturbed_topk",
+    "reinmax",
     "score_function",
     "straight_through",
     "unordered_set",

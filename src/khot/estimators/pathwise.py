@@ -4,8 +4,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot.distributions import SamplingDesign
+from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
+from .reinmax import ReinMax
 from .straight_through import StraightThrough
 
 
@@ -74,3 +76,38 @@ def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> T
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
     return pathwise(StraightThrough(design), f, num_samples)
+
+
+@declares(unbiased=False)
+def reinmax(
+    design: SamplingDesign,
+    f: Loss,
+    num_samples: int = 1,
+    *,
+    temperature: float | Tensor = 1.0,
+    relaxation: Relaxation | None = None,
+) -> Tensor:
+    """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
+
+    Args:
+        design: A sampling design; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        num_samples: Number of independent draws.
+        temperature: As in :class:`~khot.ReinMax`.
+        relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
+
+    Returns:
+        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+
+    Raises:
+        TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
+        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
+        NotImplementedError: If the Jacobian is not known, as in :class:`~khot.ReinMax`.
+
+    Example:
+        >>> logits = torch.zeros(2, requires_grad=True)
+        >>> surrogate = reinmax(Pivotal(logits=logits, k=1), lambda x: x[..., 0] ** 2)
+        >>> torch.autograd.grad(surrogate, logits)[0].sum()
+        tensor(0.)
+    """
+    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples)

@@ -100,7 +100,7 @@ class Link(ABC):
 
     @abstractmethod
     def inverse(self, p: Tensor) -> Tensor:
-        """The z with F(z) = p for p in (0, 1); it only brackets the root, so a few digits are enough."""
+        """The z with F(z) = p for p in (0, 1); to bracket the root a few digits are enough, ReinMax uses them all."""
 
     def log_value(self, z: Tensor) -> Tensor:
         """log F(z)."""
@@ -117,6 +117,11 @@ class Link(ABC):
     def slope_(self, z: Tensor) -> Tensor:
         """:meth:`slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""
         return self.slope(z)
+
+    def slope_at(self, p: Tensor) -> Tensor:
+        """F'(z) where F(z) = p, for p in [0, 1]: 0 at both ends."""
+        inside = (p > 0) & (p < 1)
+        return self.slope(self.inverse(torch.where(inside, p, 0.5))) * inside
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
@@ -165,6 +170,9 @@ class Logistic(Link):
     def inverse(self, p: Tensor) -> Tensor:
         return torch.logit(p)
 
+    def slope_at(self, p: Tensor) -> Tensor:
+        return p * (1 - p)
+
     def log_value(self, z: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(z)
 
@@ -209,6 +217,9 @@ class Laplace(Link):
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.where(p <= 0.5, (2 * p).log(), -(2 - 2 * p).log())
+
+    def slope_at(self, p: Tensor) -> Tensor:
+        return torch.minimum(p, 1 - p)
 
     def log_value(self, z: Tensor) -> Tensor:
         return torch.where(z <= 0, z.clamp(max=0) - LOG_2, torch.log1p(-0.5 * torch.exp(-z.clamp(min=0))))

@@ -5,8 +5,10 @@ from torch import Tensor
 from khot.kernels.links import NORMAL
 
 from .engine import relaxed_mask
+from .linked import with_link
 
 
+@with_link(NORMAL)
 def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k.
 

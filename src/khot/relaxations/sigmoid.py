@@ -5,8 +5,10 @@ from torch import Tensor
 from khot.kernels.links import LOGISTIC
 
 from .engine import relaxed_mask
+from .linked import with_link
 
 
+@with_link(LOGISTIC)
 def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation on the capped simplex.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from khot.kernels.links import Logistic, TailSums
 
 from .engine import relaxed_mask
+from .linked import with_link
 
 
 class _TwoAnchors(Logistic):
@@ -27,6 +28,9 @@ class _TwoAnchors(Logistic):
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.logit(p) / 2
+
+    def slope_at(self, p: Tensor) -> Tensor:
+        return 2 * super().slope_at(p)
 
     def log_value(self, z: Tensor) -> Tensor:
         return super().log_value(2 * z)
@@ -48,6 +52,7 @@ class _TwoAnchors(Logistic):
 _TWO_ANCHORS = _TwoAnchors()
 
 
+@with_link(_TWO_ANCHORS)
 def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 

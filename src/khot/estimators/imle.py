@@ -1,0 +1,148 @@
+"""Implicit maximum likelihood: perturb-and-MAP forward, a finite difference between two MAP states backward."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.types import _size as SizeLike
+
+from khot._validation import checked_positive
+
+from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
+from .wrapper import Scorer, column, substitute_gradient
+
+NOISES = {"gumbel": gumbel_noise, "sum_of_gamma": sum_of_gamma_noise}
+
+
+class AdaptiveStep:
+    r"""A step for :class:`IMLE` that follows the scale of scores and cotangents, and how many entries the gradient has.
+
+    .. math:: \lambda = \alpha \, \lVert\theta + \epsilon\rVert \, / \, \lVert g\rVert
+
+    over the whole batch. After each backward pass :math:`\alpha` grows by ``increment`` if a running mean of the number
+    of nonzero entries of the gradient per draw is below ``target``, and shrinks by it otherwise, not below 0: the
+    smallest step that lets gradients through has the least bias. Unlike in the paper the norm is that of the perturbed
+    scores, so that it does not vanish where learning starts from zeros.
+
+    Args:
+        initial: First :math:`\alpha`.
+        increment: Change of :math:`\alpha` per backward pass.
+        target: Number of nonzero entries of the gradient per draw to aim at.
+        decay: Weight of the past in the running mean, which starts at ``target``.
+
+    References:
+        [1] Minervini, Franceschi, Niepert (2023), "Adaptive perturbation-based gradient estimation for discrete latent
+            variable models", arXiv:2209.04862.
+
+    Example:
+        >>> logits = torch.zeros(5, requires_grad=True)
+        >>> step = AdaptiveStep()
+        >>> IMLE(logits=logits, k=2, step=step).rsample().sum().backward()  # of a constant: no entries
+        >>> step.alpha
+        1.001
+    """
+
+    def __init__(self, initial: float = 1.0, increment: float = 1e-3, target: float = 1.0, decay: float = 0.9) -> None:
+        for name, value in (("initial", initial), ("increment", increment), ("target", target)):
+            checked_positive(name, value, torch.Size())
+        if not 0 <= decay < 1:
+            raise ValueError(f"`decay` must satisfy 0 <= decay < 1, but got {decay}")
+        self.alpha, self.increment, self.target, self.decay = float(initial), increment, target, decay
+        self.entries = float(target)  # running mean
+
+    def step(self, scores: Tensor, g: Tensor) -> float:
+        """The step for these perturbed scores and this cotangent; 0 where that is 0."""
+        norm = torch.linalg.vector_norm(g).item()
+        size = torch.linalg.vector_norm(scores.masked_fill(scores.isinf(), 0)).item()
+        return self.alpha * size / norm if norm > 0 else 0.0
+
+    def update(self, gradient: Tensor) -> None:
+        """Adapts to a gradient ``(..., n)`` of many draws."""
+        draws = max(gradient.shape[:-1].numel(), 1)
+        self.entries = self.decay * self.entries + (1 - self.decay) * int(gradient.count_nonzero()) / draws
+        change = self.increment if self.entries < self.target else -self.increment
+        self.alpha = max(self.alpha + change, 0.0)
+
+
+class IMLE(PerturbedWrapper):
+    r"""The top k of perturbed logits; backward, how it changes when the logits take a step against the cotangent.
+
+    .. math:: x = \mathrm{top}_k(\theta + \epsilon), \qquad \text{cotangent of } \theta :=
+        \frac{1}{\lambda} \big(x - \mathrm{top}_k(\theta - \lambda g + \epsilon)\big), \quad g = \nabla f(x)
+
+    with the same noise in both. As :math:`\lambda \to 0` its mean tends to the product of g with the Jacobian of E[x],
+    if g does not depend on x: exact for linear f in that limit, biased otherwise and for finite steps. Small steps give
+    rare and large gradients, large steps frequent and biased ones. The published estimator has no factor
+    :math:`1/\lambda`, which makes the gradient's scale that of f.
+
+    ``noise="gumbel"`` draws without replacement (Gumbel top-k); ``"sum_of_gamma"`` noise brings the draws close to
+    those of :class:`~khot.ConditionalPoisson` with ``logits / temperature``. ``rsample`` returns exact k-hot vectors.
+    Differentiable once.
+
+    ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
+    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+
+    Args:
+        logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        step: :math:`\lambda`, a positive number, a tensor that broadcasts to the batch shape, or an
+            :class:`AdaptiveStep`, whose state the backward passes change.
+        noise: ``"gumbel"`` or ``"sum_of_gamma"``.
+        temperature: Scale of the noise, without gradient; a positive number, or a tensor that broadcasts to the batch
+            shape.
+        log_prob: What scores a draw.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If shapes or values are out of range.
+
+    References:
+        [1] Niepert, Minervini, Franceschi (2021), "Implicit MLE: backpropagating through discrete exponential family
+            distributions", arXiv:2106.01798.
+
+    Example:
+        >>> logits = torch.tensor([0.0, 20.0, 40.0], requires_grad=True)
+        >>> x = IMLE(logits=logits, k=2, step=100.0).rsample()
+        >>> torch.autograd.grad(x[1], logits)[0]  # 20 - 100 + noise is no longer among the top two
+        tensor([-0.0100,  0.0100,  0.0000])
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        k: int | Tensor,
+        step: float | Tensor | AdaptiveStep = 1.0,
+        *,
+        noise: str = "gumbel",
+        temperature: float | Tensor = 1.0,
+        log_prob: Scorer = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if noise not in NOISES:
+            raise ValueError(f"`noise` must be 'gumbel' or 'sum_of_gamma', but got {noise!r}")
+        design = PerturbedScores(logits, k, NOISES[noise], temperature, "temperature", validate_args)
+        super().__init__(design, log_prob, validate_args)
+        adaptive = isinstance(step, AdaptiveStep)
+        self.step = step if adaptive else checked_positive("step", step, self.batch_shape)
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+
+    def from_scores(self, scores: Tensor) -> Tensor:
+        """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        value = self.design.top(scores)
+        if not self.needs_gradient:
+            return value
+        pull_back = partial(_pull_back, design=self.design, step=self.step)
+        return substitute_gradient(value, self.design.logits, pull_back, value, scores)
+
+
+def _pull_back(g: Tensor, value: Tensor, scores: Tensor, design: PerturbedScores, step: Any) -> Tensor:
+    if not isinstance(step, AdaptiveStep):
+        return (value - design.top(scores - column(step) * g)) / column(step)
+    size = step.step(scores, g)
+    gradient = (value - design.top(scores - size * g)) / (size or 1.0)
+    step.update(gradient)
+    return gradient

@@ -1,0 +1,108 @@
+"""The top k of randomly perturbed scores: the noise, and the law of the k-hot vectors that come of it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Gamma
+from torch.types import _size as SizeLike
+
+from khot._validation import checked_positive
+from khot.distributions import SamplingDesign
+from khot.relaxations import topk_mask
+
+from .wrapper import DesignWrapper, column
+
+GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit falls as 1 / terms
+
+Noise = Callable[["PerturbedScores", torch.Size], Tensor]
+
+
+def gaussian_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+    """Standard normal noise."""
+    return torch.randn(shape, dtype=design.logits.dtype, device=design.logits.device)
+
+
+def gumbel_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+    """Standard Gumbel noise."""
+    return -torch.empty(shape, dtype=design.logits.dtype, device=design.logits.device).exponential_().log_()
+
+
+def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+    r"""Noise whose sum over k units tends to standard Gumbel noise (Niepert, Minervini, Franceschi 2021).
+
+    .. math:: \frac1k \Big(\sum_{i=1}^s \gamma_i - \log s\Big), \qquad \gamma_i \sim \mathrm{Gamma}(1/k, k/i)
+
+    with shape 1/k and scale k/i. Perturb-and-MAP is then close to the exponential family over k-hot vectors.
+    """
+    logits = design.logits
+    k = design.k.clamp(min=1).to(logits.dtype)[..., None, None]
+    term = torch.arange(1, GAMMA_TERMS + 1, dtype=logits.dtype, device=logits.device)
+    gamma = Gamma((1 / k).expand(*design.shape(), GAMMA_TERMS), term / k, validate_args=False)
+    total = gamma.sample(shape[: len(shape) - len(design.shape())]).sum(-1)
+    return (total - torch.log(term[-1])) / k.squeeze(-1)
+
+
+class PerturbedScores(SamplingDesign):
+    """The law of the top k of ``logits + scale * noise``, which is known by its draws only.
+
+    Args:
+        logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        noise: What draws the noise.
+        scale: Scale of the noise; a positive number, or a tensor that broadcasts to the batch shape.
+        name: What error messages call the scale.
+        validate_args: Whether to check the contents of tensors.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        k: int | Tensor,
+        noise: Noise,
+        scale: float | Tensor = 1.0,
+        name: str = "scale",
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(logits=logits, k=k, validate_args=validate_args)
+        self.noise, self.scale = noise, checked_positive(name, scale, self.batch_shape)
+
+    def _validate_contents(self) -> None:
+        super()._validate_contents()
+        self._validate_infinite_logits()
+
+    @property
+    def mean(self) -> Tensor:
+        raise NotImplementedError(
+            "the inclusion probabilities of the top k of perturbed scores are not known: estimate them by draws, "
+            "sample((1000,)).mean(0)"
+        )
+
+    @property
+    def mode(self) -> Tensor:
+        """The top k of the unperturbed scores, the most probable vector where units have the same noise."""
+        return self.top(self.logits)
+
+    @torch.no_grad()
+    def perturb(self, shape: torch.Size) -> Tensor:
+        """Perturbed scores of this shape, without gradient."""
+        return self.logits + column(self.scale) * self.noise(self, shape)
+
+    def top(self, scores: Tensor) -> Tensor:
+        """The k-hot vectors of the largest scores."""
+        return topk_mask(scores, self._size)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.top(self.perturb(self._extended_shape(sample_shape)))
+
+
+class PerturbedWrapper(DesignWrapper):
+    """A wrapper of perturbed scores."""
+
+    design: PerturbedScores
+    stand_in = "ConditionalPoisson(logits=logits, k=k)), a law that is close"
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether draws shall carry a gradient of the logits, rather than be mere values."""
+        return torch.is_grad_enabled() and self.design.logits.requires_grad

@@ -1,0 +1,115 @@
+"""Straight-through Gumbel top-k, averaged over the noise that is left when the hard sample is known."""
+
+import torch
+from torch import Tensor
+from torch.types import _size as SizeLike
+
+from khot._validation import check_count, checked_positive
+from khot.distributions.design import Relaxation
+from khot.relaxations import sigmoid_topk
+
+from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
+from .wrapper import Scorer
+
+
+class RaoBlackwellStraightThrough(PerturbedWrapper):
+    r"""The top k of Gumbel-perturbed logits; backward, the mean Jacobian of a relaxation given the draw.
+
+    .. math:: x = \mathrm{top}_k(\theta + G), \qquad \frac{\partial x}{\partial \theta} := \frac1M \sum_{m=1}^M
+        J_T(\theta + G_m), \quad G_m \sim G \mid \text{the top } k \text{ of } \theta + G \text{, in their order}
+
+    J_T is the Jacobian of ``relaxation(·, k, T)``. It is the conditional expectation, estimated with M draws, of the
+    straight-through Gumbel estimator, which has M = 1 and the noise of x itself: its mean is the same and its variance
+    not larger. Biased as that is: by the relaxation, the less the smaller T, and to first order in the curvature of f.
+    The G_m carry no gradient, as conditional expectations of a Jacobian do not.
+
+    ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw. ``mean`` and
+    ``log_prob`` of the law are not known here. Under an ELBO name what scores a draw: ``log_prob=`` a design of the
+    same shape, or ``"none"``, which scores 0 and drops the entropy.
+
+    Args:
+        temperature: Softness of the relaxation, T, with gradient; a positive number, or a tensor that broadcasts to the
+            batch shape.
+        logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        num_conditional: Number of conditional draws of the noise, M.
+        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex.
+        log_prob: What scores a draw.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If shapes or values are out of range.
+
+    References:
+        [1] Paulus, Maddison, Krause (2021), "Rao-Blackwellizing the straight-through Gumbel-softmax gradient
+            estimator", arXiv:2010.04838, for k = 1.
+
+    Example:
+        >>> logits = torch.tensor([0.0, 10.0, 20.0], requires_grad=True)
+        >>> RaoBlackwellStraightThrough(0.5, logits=logits, k=2).rsample().detach()
+        tensor([0., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        temperature: float | Tensor,
+        logits: Tensor,
+        k: int | Tensor,
+        num_conditional: int = 10,
+        *,
+        relaxation: Relaxation = sigmoid_topk,
+        log_prob: Scorer = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        check_count("num_conditional", num_conditional)
+        if not callable(relaxation):
+            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        design = PerturbedScores(logits, k, gumbel_noise, validate_args=validate_args)
+        super().__init__(design, log_prob, validate_args)
+        self.temperature = checked_positive("temperature", temperature, self.batch_shape)
+        self.num_conditional, self.relaxation = num_conditional, relaxation
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+
+    def from_scores(self, scores: Tensor) -> Tensor:
+        """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        value, logits = self.design.top(scores), self.design.logits
+        if not torch.is_grad_enabled():
+            return value
+        others = resample_scores(logits, scores, self.design.k, self.num_conditional)
+        zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
+        relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
+        return value + (relaxed - relaxed.detach())
+
+
+@torch.no_grad()
+def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Tensor:
+    r"""Gumbel-perturbed logits given that their k largest are those of ``scores``, in the same order.
+
+    :math:`e^{-u_i}` of perturbed logits u are independent exponential arrival times of rates :math:`e^{\theta_i}`. Who
+    arrives next is independent of when: so, given the order of the first k, the gaps between them are exponential with
+    the rates of all who have not yet arrived, and after the last one the others start afresh. Calculated in logarithms.
+
+    Args:
+        logits: Log-weights ``(*batch, n)``.
+        scores: Perturbed logits ``(*sample, *batch, n)``.
+        k: Integer tensor of the batch shape.
+        count: Number of draws.
+
+    Returns:
+        ``(count, *sample, *batch, n)``.
+    """
+    order = scores.argsort(-1, descending=True)
+    rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as all that follows
+    rate_left = rate.flip(-1).logcumsumexp(-1).flip(-1)
+    wait = torch.empty((count, *scores.shape), dtype=scores.dtype, device=scores.device).exponential_().log_()
+    arrival = (wait - rate_left).logcumsumexp(-1)
+
+    size = k.unsqueeze(-1)
+    index = (size - 1).clamp(min=0).expand(*arrival.shape[:-1], 1)
+    last = arrival.gather(-1, index).masked_fill(size == 0, -torch.inf)
+    first_k = torch.arange(scores.shape[-1], device=scores.device) < size
+    time = torch.where(first_k, arrival, torch.logaddexp(last, wait - rate))
+    return torch.empty_like(time).scatter_(-1, order.expand(time.shape), -time)

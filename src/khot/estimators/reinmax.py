@@ -1,0 +1,174 @@
+"""ReinMax: a hard k-hot sample forward, a Jacobian of second-order accuracy backward."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.types import _size as SizeLike
+
+from khot._validation import checked_positive
+from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
+from khot.distributions.design import Relaxation
+from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
+from khot.kernels.conditional_poisson_inverse import solve_logits
+from khot.kernels.links import Link
+from khot.relaxations.linked import link_of
+
+from .wrapper import DesignWrapper, Scorer, column, substitute_gradient
+
+
+class ReinMax(DesignWrapper):
+    r"""A sampling design whose draws carry a gradient of second-order accuracy.
+
+    .. math:: x \sim \text{design}, \qquad \frac{\partial x}{\partial \theta} := 2 J(\pi_1) - \tfrac12 J(\pi_0), \quad
+        \pi_1 = \tfrac12 (x + \pi_\tau), \quad J(\pi) = \frac1T \Big(\mathrm{diag}(d) - \frac{d d^\top}{\sum_i d_i}\Big)
+
+    :math:`\pi_0` are the inclusion probabilities that the relaxation makes of the logits :math:`\theta` at the softness
+    T of the design, :math:`\pi_\tau` those at ``temperature`` times T, and :math:`d = F'(F^{-1}(\pi))` is the slope of
+    the relaxation's link, :math:`\pi(1-\pi)` for :func:`~khot.sigmoid_topk`: J is the relaxation's Jacobian where its
+    value is :math:`\pi`. ``rsample`` returns exact k-hot vectors.
+
+    With the logistic link, ``temperature = 1``, n = 2 and k = 1 the gradient of E[f(x)] is exact for quadratic f. It
+    is biased otherwise, for n > 2 by a little even for linear f, because :math:`dd^\top / \sum d` is not linear in x;
+    in return it feels the curvature of f, which :class:`~khot.StraightThrough` leaves out. Behind it is an identity of
+    quadratic d, :math:`E[2d(\pi_1) - \frac12 d(\pi_0)] = d(\pi_0)`: it holds for the logistic link, and for softmax,
+    where this is Liu et al.'s estimator. With another link the bias can exceed that of straight-through. Then pass
+    ``relaxation=sigmoid_topk``: J is taken with respect to the log-odds of :math:`\pi_0`, to whatever map they are due,
+    and the second order is back. A ``temperature`` above 1 trades bias for variance.
+
+    On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design of
+    inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` is that of other logits for every draw, which are solved for:
+    exact, but several times the cost of a draw.
+
+    Gradients go to the logits and to the design's temperature; none to ``temperature``, which enters :math:`\pi_1`
+    only, and the size is constant. Second derivatives are those of the estimate.
+
+    Args:
+        design: The design to draw from.
+        temperature: Softness of :math:`\pi_\tau` as a multiple of the design's own; a positive number, or a tensor that
+            broadcasts to the batch shape.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
+        relaxation: The map whose Jacobian is meant, for designs that do not know it: those made from ``probs``, such as
+            ``probs=relaxation(logits, k, T)``, and those whose mean is no relaxation of their logits. The gradient wrt
+            ``probs`` is such that through that relaxation it is the one above. Overrides what the design knows.
+        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If ``temperature`` is out of range or a shape does not fit.
+        NotImplementedError: If the design knows no relaxation and none is given, or its slope at given probabilities is
+            not known: that takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
+            slope vanishes at the cap.
+
+    References:
+        [1] "Differentiable top-k: from one-hot to k-hot", algorithm 5.
+        [2] Liu, Dong, Liu, Yu, Gao (2023), "Bridging discrete and backpropagation: straight-through and beyond".
+
+    Example:
+        >>> logits = torch.zeros(2, requires_grad=True)
+        >>> x = ReinMax(Pivotal(logits=logits, k=1)).rsample()
+        >>> torch.autograd.grad(x[0], logits)[0]  # 2 * 3/4 - 1/2 = 1 times that of the probability
+        tensor([ 0.1250, -0.1250])
+    """
+
+    def __init__(
+        self,
+        design: SamplingDesign,
+        temperature: float | Tensor = 1.0,
+        log_prob: Scorer = None,
+        *,
+        relaxation: Relaxation | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(design, log_prob, validate_args)
+        self.temperature = checked_positive("temperature", temperature, design.batch_shape)
+        self.relaxation = relaxation
+        if relaxation is not None or not isinstance(design, ConditionalPoisson):
+            _link_for(design, relaxation)  # whose errors are due now
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self.attach_gradient(self.design.sample(sample_shape))
+
+    def attach_gradient(self, value: Tensor) -> Tensor:
+        """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        value = value.detach()
+        tangent = self._tangent()
+        unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
+        softened = tangent.probs if unchanged else tangent.softened(self.temperature)
+        shifted = (value + softened) / 2
+        doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, self.design.k)
+        return doubled - (tangent.probs - tangent.probs.detach()) / 2
+
+    def _tangent(self) -> "_Tangent":
+        if self.relaxation is None and isinstance(self.design, ConditionalPoisson):
+            return _covariance_tangent(self.design)
+        return _link_tangent(self.design, self.relaxation)
+
+
+class _Tangent(NamedTuple):
+    """A map at its scores, and twice its Jacobian J where the value is another."""
+
+    scores: Tensor  # in which J is a derivative
+    probs: Tensor  # value of the map
+    softened: Callable[[float | Tensor], Tensor]  # its value at a temperature
+    pull_back: Callable[[Tensor, Tensor, Tensor], Tensor]  # (g, probs, k) -> 2 J(probs) g
+
+
+def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
+    logits, k = design.logits, design.k
+
+    def softened(temperature: float | Tensor) -> Tensor:
+        return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
+
+    return _Tangent(logits, design.mean, softened, _pull_back_covariance)
+
+
+def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
+    return 2 * pull_back(inclusion_probabilities, solve_logits(probs, k), k)[1](g.double()).to(g.dtype)
+
+
+def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:
+    link, size = _link_for(design, relaxation), design.k
+    if relaxation is None:
+        relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
+        finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
+        scores = finite / column(softness)
+    else:  # scores of which the relaxation makes these probabilities
+        probs, softness = design.mean, 1.0
+        constant, inside = probs.detach(), (probs > 0) & (probs < 1)  # units of probability 0 and 1 get no gradient
+        logits = link.inverse(constant)
+        scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
+        probs = probs.where(inside, constant)
+        if isinstance(design, PhantomUnit):  # whose k is the sum rounded down
+            size = constant.sum(-1)
+
+    def softened(temperature: float | Tensor) -> Tensor:
+        return relaxation(logits, size, temperature * softness)
+
+    return _Tangent(scores, probs, softened, partial(_pull_back_mask, link=link))
+
+
+def _pull_back_mask(g: Tensor, probs: Tensor, k: Tensor, *, link: Link) -> Tensor:
+    slope = link.slope_at(probs)
+    total = slope.sum(-1, keepdim=True)
+    mean = (slope * g).sum(-1, keepdim=True) / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return 2 * slope * (g - mean)
+
+
+def _link_for(design: SamplingDesign, relaxation: Relaxation | None) -> Link:
+    if relaxation is None and not design.relaxes_logits:
+        raise NotImplementedError(
+            f"ReinMax needs the relaxation that made the inclusion probabilities; {type(design).__name__} knows none "
+            "where they are given or a law of its own: name it, as in ReinMax(design, relaxation=sigmoid_topk)"
+        )
+    wanted = design.relaxation if relaxation is None else relaxation
+    link = link_of(wanted)
+    if link is None or link.compact:
+        raise NotImplementedError(
+            f"ReinMax needs the slope of the relaxation at any probabilities, which it does not get from {wanted!r}: "
+            "sigmoid_topk, lapsum_topk, normal_topk, transport_topk and functools.partial(capped_simplex_map, "
+            "link=...) have one; that of sparse links vanishes at the cap"
+        )
+    return link

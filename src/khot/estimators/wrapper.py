@@ -1,0 +1,143 @@
+"""What the pathwise estimators have in common: the draws and the score of a design, and a gradient put onto values."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.autograd import Function
+from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.types import _size as SizeLike
+
+from khot.distributions import SamplingDesign
+
+Scorer = SamplingDesign | Literal["none"] | None
+
+
+class DesignWrapper(TorchDistribution):
+    """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
+
+    A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
+
+    Args:
+        design: The design to draw from.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
+        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+
+    Raises:
+        TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
+        ValueError: If the two designs differ in shape.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    has_rsample = True
+    # Where the design has no log_prob, a law that stands in for it.
+    stand_in = "ConditionalPoisson(probs=design.mean)), a law with the same inclusion probabilities"
+
+    def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
+        if not isinstance(design, SamplingDesign):
+            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+        if isinstance(log_prob, SamplingDesign):
+            if log_prob.shape() != design.shape():
+                raise ValueError(
+                    f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
+                    f"but has {tuple(log_prob.shape())}"
+                )
+        elif log_prob not in (None, "none"):
+            raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
+        self.design = design
+        self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
+        super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
+        new = self._get_checked_instance(type(self), _instance)
+        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        for name, value in self.__dict__.items():
+            if isinstance(value, SamplingDesign):
+                value = value.expand(batch_shape)
+            elif isinstance(value, Tensor):
+                value = value.expand(batch_shape + value.shape[batch_dim:])
+            new.__dict__[name] = value
+        super(DesignWrapper, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return self.design.support
+
+    @property
+    def mean(self) -> Tensor:
+        return self.design.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return self.design.variance
+
+    @property
+    def mode(self) -> Tensor:
+        return self.design.mode
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""
+        if self._validate_args:
+            self._validate_sample(value)
+        if self.scorer is None:
+            return value.new_zeros(torch.broadcast_shapes(value.shape[:-1], self.batch_shape))
+        return self._delegate("log_prob", value)
+
+    def entropy(self) -> Tensor:
+        if self.scorer is None:
+            raise NotImplementedError(f"{type(self).__name__}(log_prob='none') drops the entropy of its draws")
+        return self._delegate("entropy")
+
+    def _delegate(self, method: str, *args: Any) -> Tensor:
+        try:
+            return getattr(self.scorer, method)(*args)
+        except NotImplementedError as error:
+            name = type(self).__name__
+            raise NotImplementedError(
+                f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
+                f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
+            ) from error
+
+
+@register_kl(DesignWrapper, Distribution)
+def _kl_wrapper(p: DesignWrapper, q: Distribution) -> Tensor:
+    if p.scorer is None:
+        raise NotImplementedError(
+            f"{type(p).__name__}(log_prob='none') has no divergence: it drops the entropy of its draws"
+        )
+    return kl_divergence(p.scorer, q)
+
+
+class _Substitute(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, ctx.pull_back, *constants = inputs
+        ctx.save_for_backward(*constants)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = ctx.pull_back(grad_output, *ctx.saved_tensors)
+        return None, gradient, None, *(None,) * len(ctx.saved_tensors)
+
+
+def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
+    """``value`` as if it were a function of ``x`` that takes its cotangents g to ``pull_back(g, *constants)``.
+
+    Where ``pull_back`` is differentiable, in g and in constants that have a gradient, so is the result, twice and more.
+    """
+    return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
+
+
+def column(value: float | Tensor) -> float | Tensor:
+    """A number, or a tensor of the batch shape with a last dimension for the units."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value

@@ -1,0 +1,303 @@
+"""The wrappers of perturbed scores: what all of them promise, and each gradient against its definition."""
+
+import copy
+import math
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from scipy import stats
+
+from khot import (
+    IMLE,
+    AdaptiveStep,
+    ConditionalPoisson,
+    PerturbedTopK,
+    Pivotal,
+    RaoBlackwellStraightThrough,
+    pathwise,
+    perturbed_topk,
+    sigmoid_topk,
+    topk_mask,
+)
+from khot.estimators.perturbation import GAMMA_TERMS, sum_of_gamma_noise
+from khot.estimators.rao_blackwell import resample_scores
+from tests import gof
+from tests.registry import PERTURBED
+
+LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
+
+every_case = pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def check_mean(draws, expected):
+    """The mean of independent draws along the first dimension, at level 1e-6."""
+    error = draws.std(0) / math.sqrt(len(draws))
+    assert ((draws.mean(0) - expected).abs() <= gof.Z_LIMIT * error + 1e-12).all()
+
+
+@every_case
+def test_draws_are_hard_and_reproducible(case):
+    for dtype in (torch.float32, torch.float64):
+        estimator = case.make(logits=LOGITS.to(dtype).requires_grad_(), k=2)
+        assert estimator.has_rsample and estimator.batch_shape == (2,) and estimator.event_shape == (5,)
+        torch.manual_seed(0)
+        value = estimator.rsample((30,))
+        torch.manual_seed(0)
+        assert torch.equal(value, estimator.sample((30,))) and value.dtype == dtype
+        gof.check_k_hot(value.detach(), 2)
+        assert value.requires_grad and estimator.support.check(value).all() and not estimator.sample().requires_grad
+    assert torch.equal(estimator.mode, topk_mask(LOGITS, 2))
+    with pytest.raises(NotImplementedError, match="estimate them by draws"):
+        _ = estimator.mean
+
+
+@every_case
+@pytest.mark.parametrize("k", [0, 5, torch.tensor([0, 3]), torch.tensor([5, 1])])
+def test_sizes(case, k):
+    logits = LOGITS.clone().requires_grad_()
+    x = case.make(logits=logits, k=k).rsample((7,))
+    gof.check_k_hot(x.detach(), k)
+    (gradient,) = torch.autograd.grad((x @ WEIGHTS).square().sum(), logits)
+    fixed = (torch.as_tensor(k).expand(2) % 5 == 0)[:, None].expand(2, 5)
+    assert gradient.isfinite().all() and not gradient[fixed].any()
+
+
+@every_case
+def test_excluded_and_included_units(case):
+    logits = torch.tensor([-torch.inf, 0.3, torch.inf, 100.0, -2.0], requires_grad=True)
+    x = case.make(logits=logits, k=3).rsample((20,))
+    assert not x[:, 0].any() and x[:, 2].all()
+    (gradient,) = torch.autograd.grad((x @ WEIGHTS.float()).square().sum(), logits)
+    assert gradient.isfinite().all() and gradient[0] == 0 and gradient[2] == 0
+    with pytest.raises(ValueError, match="`k` must lie between"):
+        case.make(logits=logits, k=5)
+
+
+@every_case
+def test_constants_get_no_gradient(case):
+    logits = LOGITS.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(3.0 * case.make(logits=logits, k=2).rsample((5,)).sum(), logits)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
+
+
+@every_case
+def test_expand_and_copies(case):
+    estimator = case.make(logits=LOGITS, k=2)
+    expanded = estimator.expand((3, 2))
+    assert type(expanded) is type(estimator) and expanded.rsample((4,)).shape == (4, 3, 2, 5)
+    assert estimator.to_event(1).rsample().shape == (2, 5)
+    for twin in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
+        assert torch.equal(twin.mode, estimator.mode)
+
+
+@every_case
+def test_score(case):
+    value = ConditionalPoisson(logits=LOGITS, k=2).sample((3,))
+    scorer = ConditionalPoisson(logits=2 * LOGITS, k=2)
+    for method, arguments in (("log_prob", (value,)), ("entropy", ())):
+        with pytest.raises(NotImplementedError, match=r"ConditionalPoisson\(logits=logits, k=k\).*log_prob='none'"):
+            getattr(case.make(logits=LOGITS, k=2), method)(*arguments)
+    torch.testing.assert_close(case.make(logits=LOGITS, k=2, log_prob=scorer).log_prob(value), scorer.log_prob(value))
+    assert not case.make(logits=LOGITS, k=2, log_prob="none").log_prob(value).any()
+    with pytest.raises(ValueError, match="`log_prob` must have the shape"):
+        case.make(logits=LOGITS[0], k=2, log_prob=scorer)
+
+
+@every_case
+@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO])
+def test_trains_under_elbos(case, elbo):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+
+    def model():
+        x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(5, dtype=torch.float64), k=2))
+        pyro.factor("gain", 10 * x @ WEIGHTS)
+
+    def guide():
+        logits = pyro.param("logits", lambda: torch.zeros(5, dtype=torch.float64))
+        scorer = ConditionalPoisson(logits=logits, k=2)
+        pyro.sample("x", case.make(logits=logits, k=2, log_prob=scorer))
+
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.3}), elbo(num_particles=4, vectorize_particles=True))
+    for _ in range(30):
+        svi.step()
+    assert set(pyro.param("logits").topk(2).indices.tolist()) == {0, 3}
+    pyro.clear_param_store()
+
+
+def test_perturbed_topk_by_its_definition():
+    logits, cotangent = LOGITS.clone().requires_grad_(), torch.randn(2, 5, dtype=torch.float64)
+    torch.manual_seed(0)
+    y = perturbed_topk(logits, 2, 0.7, num_samples=9)
+    torch.manual_seed(0)
+    noise = torch.randn(9, 2, 5, dtype=torch.float64)
+    drawn = topk_mask(LOGITS + 0.7 * noise, 2)
+    torch.testing.assert_close(y, drawn.mean(0))
+    gain = ((drawn - topk_mask(LOGITS, 2)) * cotangent).sum(-1)
+    expected = torch.einsum("mb,mbi->bi", gain, noise) / (9 * 0.7)
+    torch.testing.assert_close(torch.autograd.grad(y, logits, cotangent)[0], expected)
+    torch.manual_seed(0)
+    torch.testing.assert_close(
+        perturbed_topk(LOGITS.T, 2, 0.7, num_samples=9, dim=0).sum(0), torch.full((2,), 2.0).double()
+    )
+
+
+@pytest.mark.parametrize("face", ["map", "distribution"])
+def test_perturbed_topk_is_unbiased_where_the_mean_is_known(face):
+    """Of two units with normal noise one wins with probability Phi(difference / (sigma sqrt 2))."""
+    logits, scale = torch.tensor([0.3, -0.4], dtype=torch.float64), 0.8
+    rows = logits.expand(20_000, 2).clone().requires_grad_()
+    law = dist.Normal(torch.tensor(0.0, dtype=torch.float64), scale * math.sqrt(2))
+    if face == "map":
+        y = perturbed_topk(rows, 1, scale, num_samples=3)
+    else:
+        y = PerturbedTopK(logits=rows, k=1, scale=scale, num_samples=3).rsample()
+    check_mean(y.detach()[:, 0], law.cdf(torch.tensor(0.7)).item())
+    (gradient,) = torch.autograd.grad(y[:, 0].sum(), rows)
+    check_mean(gradient, law.log_prob(torch.tensor(0.7)).exp() * torch.tensor([1.0, -1.0]))
+
+
+def test_perturbed_topk_is_a_relaxation():
+    logits = LOGITS.clone().requires_grad_()
+    design = Pivotal(logits=logits, k=2, relaxation=perturbed_topk)
+    gof.check_k_hot(design.sample((9,)), 2)
+    assert torch.autograd.grad((design.mean @ WEIGHTS).sum(), logits)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("step", [0.5, torch.tensor([0.5, 3.0], dtype=torch.float64)])
+def test_imle_by_its_definition(step):
+    logits, cotangent = LOGITS.clone().requires_grad_(), torch.randn(40, 2, 5, dtype=torch.float64)
+    scores = LOGITS + torch.randn(40, 2, 5, dtype=torch.float64)
+    x = IMLE(logits=logits, k=2, step=step).from_scores(scores)
+    assert torch.equal(x, topk_mask(scores, 2))
+    size = step[:, None] if isinstance(step, torch.Tensor) else step
+    expected = ((topk_mask(scores, 2) - topk_mask(scores - size * cotangent, 2)) / size).sum(0)
+    torch.testing.assert_close(torch.autograd.grad(x, logits, cotangent)[0], expected)
+
+
+def test_imle_is_a_finite_difference_in_expectation():
+    """Of two units with Gumbel noise one wins with a logistic probability; f is linear."""
+    rows = torch.tensor([0.3, -0.4], dtype=torch.float64).expand(20_000, 2).clone().requires_grad_()
+    x = IMLE(logits=rows, k=1, step=0.6).rsample()
+    check_mean(x.detach()[:, 0], torch.sigmoid(torch.tensor(0.7)).item())
+    (gradient,) = torch.autograd.grad(2 * x[:, 0].sum(), rows)
+    before, after = torch.sigmoid(torch.tensor([0.7, 0.7 - 0.6 * 2], dtype=torch.float64))
+    check_mean(gradient, (before - after) / 0.6 * torch.tensor([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_sum_of_gamma_noise_adds_up_to_gumbel_noise(k):
+    design = IMLE(logits=torch.zeros(k + 1, dtype=torch.float64), k=k, noise="sum_of_gamma").design
+    total = sum_of_gamma_noise(design, torch.Size((40_000, k + 1)))[:, :k].sum(-1)
+    terms = torch.arange(1, GAMMA_TERMS + 1, dtype=torch.float64)
+    check_mean(total, ((1 / terms).sum() - math.log(GAMMA_TERMS)).item())
+    check_mean((total - total.mean()).square(), (1 / terms.square()).sum().item())
+    # The terms left out shift the sum by about 1 / (2 GAMMA_TERMS), and so the distribution function by a third of it.
+    assert stats.kstest(total.numpy(), "gumbel_r").statistic < 0.5 / GAMMA_TERMS
+
+
+def test_adaptive_step_by_its_definition():
+    step = AdaptiveStep(initial=0.8, increment=0.01, target=1.0, decay=0.5)
+    logits, cotangent = LOGITS.clone().requires_grad_(), torch.randn(40, 2, 5, dtype=torch.float64)
+    scores = LOGITS + torch.randn(40, 2, 5, dtype=torch.float64)
+    x = IMLE(logits=logits, k=2, step=step).from_scores(scores)
+    size = 0.8 * scores.norm() / cotangent.norm()
+    per_draw = (topk_mask(scores, 2) - topk_mask(scores - size * cotangent, 2)) / size
+    torch.testing.assert_close(torch.autograd.grad(x, logits, cotangent)[0], per_draw.sum(0))
+    assert step.entries == pytest.approx(0.5 + 0.5 * int(per_draw.count_nonzero()) / 80)
+    assert step.alpha == pytest.approx(0.79 if step.entries >= 1 else 0.81)
+    for _ in range(5):  # a zero cotangent has zero gradient, which asks for larger steps
+        alpha = step.alpha
+        x = IMLE(logits=logits, k=2, step=step).from_scores(scores)
+        assert not torch.autograd.grad(0.0 * x.sum(), logits)[0].any()
+    assert step.alpha == pytest.approx(alpha + 0.01)
+    with pytest.raises(ValueError, match="`decay` must satisfy"):
+        AdaptiveStep(decay=1.0)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 4])
+def test_conditional_noise_reproduces_the_unconditional_law(k):
+    """Drawn given the order of the top k of random scores, on average over these, it is Gumbel noise again."""
+    logits, size = torch.tensor([0.4, -1.2, 2.0, 0.1]), torch.tensor(k)
+    scores = logits - torch.empty(100_000, 4).exponential_().log()
+    others = resample_scores(logits, scores, size, 1)[0]
+    assert torch.equal(topk_mask(others, k), topk_mask(scores, k))
+    order = [rows.argsort(-1, descending=True)[:, :k] for rows in (scores, others)]
+    assert torch.equal(*order)
+    noise = (others - logits).double()
+    for i in range(4):
+        assert stats.kstest(noise[:, i].numpy(), "gumbel_r").pvalue > gof.LEVEL
+    correlation = torch.corrcoef(torch.cat((noise, noise.square()), -1).T) * math.sqrt(len(noise))
+    across = torch.ones(4, 4).triu(1).repeat(2, 2).bool()  # of different units, themselves and their squares
+    assert correlation[across].abs().max() < gof.Z_LIMIT
+
+
+def test_conditional_noise_against_rejection():
+    """Gumbel noise, kept where the order of the top two happens to be the given one."""
+    logits = torch.tensor([0.4, -0.6, 1.0, 0.1], dtype=torch.float64)
+    scores = logits - torch.empty(200_000, 4, dtype=torch.float64).exponential_().log()
+    order = scores.argsort(-1, descending=True)
+    kept = scores[(order[:, 0] == 0) & (order[:, 1] == 3)]
+    drawn = resample_scores(logits, kept[0], torch.tensor(2), 20_000)
+    assert len(kept) > 5000
+    for projection in (*torch.eye(4).double(), torch.ones(4).double(), torch.tensor([1.0, 0, 0, -1]).double()):
+        assert stats.ks_2samp((kept @ projection).numpy(), (drawn @ projection).numpy()).pvalue > gof.LEVEL
+
+
+def test_rao_blackwell_has_the_mean_of_the_plain_estimator_and_less_variance():
+    rows = LOGITS[:1, :4].expand(20_000, 4).clone().requires_grad_()
+    weights = WEIGHTS[:4]
+
+    def gradients(x):
+        return torch.autograd.grad(((x @ weights) - 1).square().sum(), rows)[0]
+
+    estimator = RaoBlackwellStraightThrough(0.3, logits=rows, k=2, num_conditional=16)
+    ours = gradients(estimator.rsample())
+    scores = estimator.design.perturb(rows.shape)
+    relaxed = sigmoid_topk(scores + (rows - rows.detach()), 2, 0.3)
+    plain = gradients(topk_mask(scores, 2) + (relaxed - relaxed.detach()))
+    difference = ours.mean(0) - plain.mean(0)
+    error = ((ours.var(0) + plain.var(0)) / len(rows)).sqrt()
+    assert (difference.abs() <= gof.Z_LIMIT * error).all()
+    assert (ours.var(0) < 0.8 * plain.var(0)).all()
+
+
+def test_rao_blackwell_learns_its_temperature():
+    temperature = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    x = RaoBlackwellStraightThrough(temperature, logits=LOGITS, k=2).rsample((3,))
+    (gradient,) = torch.autograd.grad((x @ WEIGHTS).sum(), temperature)
+    assert gradient.isfinite() and gradient != 0
+
+
+def test_enters_custom_loops():
+    logits = LOGITS.clone().requires_grad_()
+    surrogate = pathwise(IMLE(logits=logits, k=2), lambda x: (x @ WEIGHTS) ** 2, num_samples=30)
+    assert surrogate.shape == (2,) and torch.autograd.grad(surrogate.sum(), logits)[0].abs().sum() > 0
+
+
+def test_bad_arguments():
+    for make, error, message in (
+        (lambda: PerturbedTopK(logits=LOGITS, k=2, scale=0.0), ValueError, "`scale` must be positive"),
+        (lambda: PerturbedTopK(logits=LOGITS, k=2, num_samples=0), ValueError, "`num_samples` must be at least 1"),
+        (lambda: perturbed_topk(LOGITS, 2, 1.0, 2.5), TypeError, "`num_samples` must be an int"),
+        (lambda: perturbed_topk(LOGITS, 6), ValueError, "`k` must satisfy"),
+        (lambda: IMLE(logits=LOGITS, k=2, step=-1.0), ValueError, "`step` must be positive"),
+        (lambda: IMLE(logits=LOGITS, k=2, noise="normal"), ValueError, "`noise` must be 'gumbel' or 'sum_of_gamma'"),
+        (lambda: IMLE(logits=LOGITS, k=2, temperature=torch.ones(3)), ValueError, "`temperature` must broadcast"),
+        (lambda: RaoBlackwellStraightThrough(0.0, logits=LOGITS, k=2), ValueError, "`temperature` must be positive"),
+        (lambda: RaoBlackwellStraightThrough(1.0, LOGITS, 2, True), TypeError, "`num_conditional` must be an int"),
+        (lambda: RaoBlackwellStraightThrough(1.0, LOGITS, 2, relaxation=3), TypeError, "`relaxation` must be"),
+        (lambda: IMLE(logits=LOGITS, k=2.0), TypeError, "`k` must be an int"),
+    ):
+        with pytest.raises(error, match=message):
+            make()
