@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         packages = [losses, relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
         names = [name for package in packages for name in package.__all__]
-        return sorted([*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO])
+        return sorted({*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO})
     if not name.startswith("_"):
         for package in _BUILT_ON_PYRO:
             module = _load(package, wanted=name)

@@ -17,7 +17,8 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
-from khot.relaxations import log_sigmoid_topk, sigmoid_topk
+from khot.relaxations import sigmoid_topk
+from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
 __all__ = ["capped_simplex", "k_hot"]
 
@@ -147,7 +148,10 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
 
 
 class _CappedSimplexBijection(_CappedSimplexTransform):
-    """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0."""
+    """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0.
+
+    Values stay in the interior, by rounding, and remember their scores for the densities that need them.
+    """
 
     bijective = True
 
@@ -157,7 +161,10 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return torch.nn.functional.pad(u, (0, 1)).expand(shape)
 
     def _call(self, u: Tensor) -> Tensor:
-        return sigmoid_topk(self._scores(u), self.k)
+        scores = self._scores(u)
+        y = inside(sigmoid_topk(scores, self.k))
+        remember_scores(y, scores, self.k)
+        return y
 
     def _inverse(self, y: Tensor) -> Tensor:
         self._check_size(y.shape[-1])
@@ -165,14 +172,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return logit[..., :-1] - logit[..., -1:]
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        # From u, not from y, which has lost 1 - y where it is close to 1. With z = x - t: log d = log y + log(1 - y)
-        # = 2 log y - z, and z is known from the smallest y, whose logarithm has all digits.
-        x = self._scores(u)
-        log_y = log_sigmoid_topk(x, self.k)
-        smallest = log_y.amin(-1, keepdim=True)
-        z = x - x.amin(-1, keepdim=True) + smallest - (-smallest.expm1()).log()
-        log_slope = 2 * log_y - z
-        return log_slope.sum(-1) - log_slope.logsumexp(-1)
+        return log_volume(sigmoid_topk_log_odds(self._scores(u), self.k))  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] + 1])
