@@ -17,11 +17,12 @@ from khot.losses import *
 from khot.relaxations import *
 
 if TYPE_CHECKING:
-    from khot import distributions, estimators
+    from khot import distributions, estimators, infer
     from khot.distributions import *
     from khot.estimators import *
+    from khot.infer import *
 
-_BUILT_ON_PYRO = ("distributions", "estimators")
+_BUILT_ON_PYRO = ("distributions", "estimators", "infer")
 
 try:
     __version__ = metadata.version("khot")

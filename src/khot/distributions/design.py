@@ -139,6 +139,15 @@ class SamplingDesign(TorchDistribution):
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
         return {name: value for name, value in self.__dict__.items() if name == self._given or name not in lazy}
 
+    def _validate_sample(self, value: Tensor) -> None:
+        try:
+            super()._validate_sample(value)
+        except ValueError as error:
+            if not ((value > 0) & (value < 1)).any():
+                raise
+            message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
+            raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
+
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
         shape = Size(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"])

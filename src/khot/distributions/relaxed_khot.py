@@ -153,8 +153,8 @@ class RelaxedKHot(TorchDistribution):
         on_boundary = z.isinf().any(-1) | ~self._varies
         if self._validate_args and on_boundary.any():
             raise ValueError(
-                "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; if hard vectors are meant, "
-                "RelaxedKHotStraightThrough scores its own samples, and a sampling design any"
+                "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
+                "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
         n, z = z.shape[-1], z.masked_fill(on_boundary.unsqueeze(-1), 0.0)
         temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
