@@ -66,6 +66,7 @@ class _CappedSimplex(constraints.Constraint):
     is_discrete = False
     event_dim = 1
     relative_tolerance = 16.0  # in units of eps: rounding n entries that sum to k, after a rescaling in the same dtype
+    smallest_tolerance = 1e-6  # as torch's simplex: a mask of temperature T is off by up to eps |x| / T
     largest_tolerance = 0.25  # in half precision as well, an integer k is told from the next one
 
     def __init__(self, k: float | Tensor) -> None:
@@ -79,7 +80,7 @@ class _CappedSimplex(constraints.Constraint):
         k = torch.as_tensor(self.k, dtype=torch.float64, device=value.device)
         tolerance = self.relative_tolerance * torch.finfo(value.dtype).eps * k.clamp(min=1)
         error = (value.sum(-1, dtype=torch.float64) - k).abs()
-        return inside & (error <= tolerance.clamp(max=self.largest_tolerance))
+        return inside & (error <= tolerance.clamp(self.smallest_tolerance, self.largest_tolerance))
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"

@@ -285,6 +285,29 @@ def test_other_relaxations_have_samples_and_no_density(relaxation):
 
 
 @both
+def test_transforms_of_functions(cls):
+    def sample_and_score(logits):
+        relaxed = cls(0.5, logits=logits, k=2, validate_args=False)
+        value = relaxed.rsample()
+        return value, relaxed.log_prob(value)
+
+    torch.manual_seed(0)
+    value, log_prob = torch.vmap(sample_and_score, randomness="different")(LOGITS)
+    torch.manual_seed(0)
+    expected, expected_log_prob = sample_and_score(LOGITS)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(log_prob, expected_log_prob)
+
+    def density(logits, value):
+        return RelaxedKHot(0.5, logits=logits, k=2, validate_args=False).log_prob(value)
+
+    value = sigmoid_topk(LOGITS.flip(0), 2)
+    hessian = torch.vmap(torch.func.hessian(density))(LOGITS, value)
+    share = torch.softmax(LOGITS - 0.5 * value.logit(), -1)
+    torch.testing.assert_close(hessian, 5 * (share.unsqueeze(-1) * share.unsqueeze(-2) - torch.diag_embed(share)))
+
+
+@both
 def test_bad_arguments(cls):
     good = {"temperature": 0.5, "logits": LOGITS, "k": 2}
     for error, match, bad in (
@@ -352,7 +375,7 @@ def test_nuts_recovers_the_law():
     def model():
         pyro.sample("y", relaxed)
 
-    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_samples=400, warmup_steps=100, disable_progbar=True)
+    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_samples=200, warmup_steps=80, disable_progbar=True)
     mcmc.run()
     found, exact = (torch.cat([y, y.logit()], -1) for y in (mcmc.get_samples()["y"], relaxed.sample((100_000,))))
     error = (found.var(0) / effective_sample_size(found[None]) + exact.var(0) / len(exact)).sqrt()

@@ -143,7 +143,7 @@ class SamplingDesign(TorchDistribution):
         try:
             super()._validate_sample(value)
         except ValueError as error:
-            if not ((value > 0) & (value < 1)).any():
+            if "support" not in str(error) or not ((value > 0) & (value < 1)).any():
                 raise
             message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
             raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None

@@ -30,7 +30,8 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
     except NotImplementedError:
         return _enumerated(p, q)
     cross_entropy = -log_prob(q.logits, q.k, p.mean).to(entropy.dtype)
-    return torch.where((p.k == q.k) & (_largest_k(p) == q.k), cross_entropy - entropy, torch.inf)
+    largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
+    return torch.where((p.k == q.k) & (largest_k == q.k), cross_entropy - entropy, torch.inf)
 
 
 @register_kl(PhantomUnit, PhantomUnit)
@@ -48,12 +49,12 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 
 @register_kl(SamplingDesign, SamplingDesign)
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
-    n, k = p.event_shape[0], _largest_k(p)
-    largest = max((math.comb(n, size) for size in k.unique().tolist()), default=0)
-    if largest > MAX_TERMS:
+    fixed = p._wrapped if isinstance(p, PhantomUnit) else p
+    terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.k.unique().tolist()), default=0)
+    if terms > MAX_TERMS:
         raise NotImplementedError(
             f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
-            f"but here are {largest}; that of a design with an entropy from ConditionalPoisson is known at any size"
+            f"but here are {terms}; that of a design with an entropy from ConditionalPoisson is known at any size"
         )
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
@@ -63,7 +64,3 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)
-
-
-def _largest_k(design: SamplingDesign) -> Tensor:
-    return design.largest_k if isinstance(design, PhantomUnit) else design.k

@@ -125,9 +125,10 @@ class RelaxedKHot(TorchDistribution):
 
     def _scores(self, sample_shape: SizeLike) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
-        # In float64, as the largest noise comes from the smallest numbers; an exact 0 would be infinite.
-        noise = torch.empty(shape, dtype=torch.float64, device=self.logits.device).exponential_()
-        return self.logits.to(dtype) - noise.clamp(min=torch.finfo(noise.dtype).tiny).log().to(dtype)
+        # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
+        uniform = torch.rand(shape, dtype=torch.float64, device=self.logits.device)
+        exponential = -uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()
+        return self.logits.to(dtype) - exponential.log().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
