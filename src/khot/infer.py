@@ -52,8 +52,9 @@ class KHotReparam(Reparam):
 
     Example:
         >>> import pyro
+        >>> logits = torch.zeros(4, requires_grad=True)
         >>> def guide():
-        ...     return pyro.sample("x", ConditionalPoisson(logits=pyro.param("logits", torch.zeros(4)), k=2))
+        ...     return pyro.sample("x", ConditionalPoisson(logits=logits, k=2))
         >>> x = pyro.poutine.reparam(guide, {"x": KHotReparam()})()
         >>> x.sum(), x.requires_grad
         (tensor(2., grad_fn=<SumBackward0>), True)

@@ -175,7 +175,7 @@ def test_autoguides_join_a_guide_of_the_site():
 @pytest.mark.slow
 def test_nuts_sums_k_hot_sites_out():
     model = hierarchy(ConditionalPoisson)
-    mcmc = MCMC(NUTS(model, max_plate_nesting=1), num_samples=400, warmup_steps=100, disable_progbar=True)
+    mcmc = MCMC(NUTS(model, max_plate_nesting=1), num_samples=200, warmup_steps=80, disable_progbar=True)
     mcmc.run()
     shift = mcmc.get_samples()["shift"]
     grid = torch.linspace(-8, 8, 4001, dtype=torch.float64)
