@@ -5,44 +5,35 @@ soft_rank and soft_sort, forward, where rows or batches are long enough that Pyt
 The second table repeats figure 4 of Sander et al. (2023): the isotonic problem of a sparse top-k mask.
 """
 
-import importlib.util
+from collections.abc import Callable
 
 import torch
-from timing import arguments, interleaved, write_csv
+from timing import arguments, interleaved, optional, write_csv
+from torch import Tensor
 
 from khot import isotonic_l2, permutahedron_rank, permutahedron_sort, soft_permutation, soft_rank, soft_sort
 
+Map = Callable[[Tensor], Tensor]
 SHAPES = [(1, 1000), (128, 1000), (16, 10**5), (1, 10**6)]
-LARGEST_MATRIX = 10**7  # entries of a soft permutation that are still timed
-LARGEST_PEER_MATRIX = 10**6  # difftopk stores a matrix for each of its layers
+LARGEST_MATRIX = 10**7  # entries of an n x n result that are still timed
 ISOTONIC_SIZES = [10, 100, 1000, 10**4, 10**5]
 DYKSTRA_SWEEPS = 500  # what the paper runs, exact or not
 
 
-def peers(n: int, batch: int) -> dict[str, object]:
+def peers() -> dict[str, Map]:
     """Other packages' functions, where they are installed."""
-    calls: dict[str, object] = {}
-    if importlib.util.find_spec("torchsort"):
-        import torchsort
-
-        calls["torchsort.soft_rank"] = torchsort.soft_rank
-        calls["torchsort.soft_sort"] = torchsort.soft_sort
-    if importlib.util.find_spec("fast_soft_sort"):
-        from fast_soft_sort.pytorch_ops import soft_rank as fast_rank
-
-        calls["fast_soft_sort.soft_rank"] = fast_rank
-    if importlib.util.find_spec("difftopk") and batch * n * n <= LARGEST_PEER_MATRIX:
-        import difftopk
-
-        network = difftopk.DiffTopkNet("bitonic", n, 1)
-        calls["difftopk"] = lambda x: network(x)[1]
+    calls: dict[str, Map] = {}
+    if torchsort := optional("torchsort"):
+        calls |= {"torchsort.soft_rank": torchsort.soft_rank, "torchsort.soft_sort": torchsort.soft_sort}
+    if fast_soft_sort := optional("fast_soft_sort.pytorch_ops"):
+        calls["fast_soft_sort.soft_rank"] = fast_soft_sort.soft_rank
     return calls
 
 
-def report_absent_peers() -> None:
-    for package in ("torchsort", "fast_soft_sort", "difftopk"):
-        if not importlib.util.find_spec(package):
-            print(f"skipped: {package} is not installed")
+def matrix_peers() -> dict[str, Map]:
+    """Those whose result is a relaxed permutation."""
+    difftopk = optional("difftopk")
+    return {"difftopk.NeuralSort": difftopk.NeuralSort(), "difftopk.SoftSort": difftopk.SoftSort()} if difftopk else {}
 
 
 def check(x: torch.Tensor) -> None:
@@ -59,6 +50,7 @@ def check(x: torch.Tensor) -> None:
 
 def order_table(seconds: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
+    others, matrices = peers(), {"soft_permutation": soft_permutation, **matrix_peers()}
     for batch, n in SHAPES:
         x = torch.randn(batch, n)
         check(x)
@@ -69,10 +61,9 @@ def order_table(seconds: float) -> list[dict[str, object]]:
             "soft_sort": soft_sort,
             "permutahedron_rank": lambda v: permutahedron_rank(v, 0.1),
             "permutahedron_sort": lambda v: permutahedron_sort(v, 0.1),
-            **peers(n, batch),
+            **others,
+            **(matrices if batch * n * n <= LARGEST_MATRIX else {}),
         }
-        if batch * n * n <= LARGEST_MATRIX:
-            functions["soft_permutation"] = soft_permutation
 
         def both(function, leaf=leaf):
             leaf.grad = None
@@ -117,7 +108,6 @@ def row(batch: int, n: int, name: str, call: str, timing) -> dict[str, object]:
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "order_cpu.csv")
     torch.manual_seed(0)
-    report_absent_peers()
     write_csv(options.csv, order_table(options.seconds) + isotonic_table(options.seconds))
 
 

@@ -11,12 +11,11 @@ growth  time against n = 10 ... 10^7 and against k, as a table and a plot: linea
 """
 
 import argparse
-import importlib
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from timing import RESULTS, interleaved, write_csv
+from timing import RESULTS, interleaved, optional, write_csv
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -50,22 +49,16 @@ FOR_SMALL_K: dict[str, Map] = {
 
 
 def peers() -> dict[str, Map]:
-    """What other packages have for the same job; says which are not installed."""
+    """What other packages have for the same job, where they are installed."""
     found: dict[str, Map] = {}
-    makers: dict[str, Callable[[object], dict[str, Map]]] = {
-        # n x n relaxed permutations, of which the first k rows add up to a mask
-        "difftopk": lambda m: {
-            "difftopk NeuralSort": lambda x, k: m.NeuralSort()(x)[:, :k].sum(1),
-            "difftopk SoftSort": lambda x, k: m.SoftSort()(x)[:, :k].sum(1),
-        },
-        "torchsort": lambda m: {"torchsort soft_rank": lambda x, k: m.soft_rank(x)},
-        "entmax": lambda m: {"entmax sparsemax (k = 1)": lambda x, k: m.sparsemax(x, -1)},
-    }
-    for name, make in makers.items():
-        try:
-            found.update(make(importlib.import_module(name)))
-        except ImportError:
-            print(f"(without {name}: not installed)")
+    if difftopk := optional("difftopk"):  # n x n relaxed permutations, of which the first k rows add up to a mask
+        neural_sort, soft_sort = difftopk.NeuralSort(), difftopk.SoftSort()
+        found["difftopk NeuralSort"] = lambda x, k: neural_sort(x)[:, :k].sum(1)
+        found["difftopk SoftSort"] = lambda x, k: soft_sort(x)[:, :k].sum(1)
+    if torchsort := optional("torchsort"):
+        found["torchsort soft_rank"] = lambda x, k: torchsort.soft_rank(x)
+    if entmax := optional("entmax"):
+        found["entmax sparsemax (k = 1)"] = lambda x, k: entmax.sparsemax(x, -1)
     return found
 
 

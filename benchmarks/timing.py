@@ -2,10 +2,12 @@
 
 import argparse
 import csv
+import importlib
 import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -67,6 +69,15 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
         writer = csv.DictWriter(file, fieldnames=[*rows[0], *environment()], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, **environment()} for row in rows)
+
+
+def optional(name: str) -> ModuleType | None:
+    """A peer's module; where it cannot be imported, None and a line that says why."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print(f"without {name}: {error}")
+        return None
 
 
 def arguments(description: str, default_csv: str) -> argparse.Namespace:

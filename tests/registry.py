@@ -29,7 +29,7 @@ from khot import (
     transport_topk,
 )
 from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
-from khot.estimators import StraightThrough
+from khot.estimators import StraightThrough, enumerated, score_function, straight_through, unordered_set
 from khot.relaxations import Link
 
 
@@ -294,3 +294,36 @@ class EstimatorCase:
 
 
 ESTIMATORS = [EstimatorCase("straight_through", StraightThrough)]
+
+
+@dataclass(frozen=True)
+class FunctionCase:
+    """An estimator for custom loops under test.
+
+    Attributes:
+        name: Identifier of the test, which contains the name of the function.
+        estimate: Called as ``estimate(design, f, num_samples)``.
+        unbiased: Whether the expected gradient is exact.
+        min_samples: The least ``num_samples`` with these settings.
+        needs_log_prob: Whether the design has to have a log_prob.
+        plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
+        distinct: Whether the draws differ from each other.
+    """
+
+    name: str
+    estimate: Callable[..., Tensor]
+    unbiased: bool = True
+    min_samples: int = 1
+    needs_log_prob: bool = True
+    plain_mean: bool = True
+    distinct: bool = False
+
+
+FUNCTIONS = [
+    FunctionCase("score_function", score_function),
+    FunctionCase("score_function_moving_average", partial(score_function, baseline="moving_average")),
+    FunctionCase("score_function_leave_one_out", partial(score_function, baseline="leave_one_out"), min_samples=2),
+    FunctionCase("unordered_set", unordered_set, plain_mean=False, distinct=True),
+    FunctionCase("enumerated", enumerated, plain_mean=False),
+    FunctionCase("straight_through", straight_through, unbiased=False, needs_log_prob=False),
+]

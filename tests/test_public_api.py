@@ -9,7 +9,7 @@ import pytest
 
 import khot
 
-PACKAGES = ("relaxations", "losses", "distributions", "estimators", "infer")
+PACKAGES = ("relaxations", "losses", "distributions", "estimators", "diagnostics", "infer")
 MODULES = {name: importlib.import_module(f"khot.{name}") for name in (*PACKAGES, "constraints")}
 PUBLIC = [(package, name) for package, module in MODULES.items() for name in module.__all__]
 

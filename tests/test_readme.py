@@ -10,10 +10,14 @@ import torch
 SNIPPETS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("snippet", "result"),
-    list(zip(SNIPPETS, (torch.tensor([0.0, 0, 1, 0, 0, 1, 0, 1]), torch.tensor(10.0)), strict=True)),
+RESULTS = (
+    torch.tensor([0.0, 0, 1, 0, 0, 1, 0, 1]),
+    torch.tensor(10.0),
+    torch.tensor([0.0, 0, 0, 0, 0, 1, 1, 1]),
 )
+
+
+@pytest.mark.parametrize(("snippet", "result"), list(zip(SNIPPETS, RESULTS, strict=True)))
 def test_snippet(snippet, result, capsys):
     pyro.clear_param_store()
     torch.manual_seed(0)

@@ -17,12 +17,13 @@ from khot.losses import *
 from khot.relaxations import *
 
 if TYPE_CHECKING:
-    from khot import distributions, estimators, infer
+    from khot import diagnostics, distributions, estimators, infer
+    from khot.diagnostics import *
     from khot.distributions import *
     from khot.estimators import *
     from khot.infer import *
 
-_BUILT_ON_PYRO = ("distributions", "estimators", "infer")
+_BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
 
 try:
     __version__ = metadata.version("khot")

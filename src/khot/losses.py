@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
 from khot._validation import check_scores, looks_at_contents
 from khot.kernels.capped_simplex import compute_dtype
+from khot.kernels.forward_mode import with_forward_mode
 from khot.relaxations import (
     lapsum_topk,
     log_lapsum_topk,
@@ -82,15 +83,15 @@ class _Conjugate(Function):
         return None, grad.unsqueeze(-1) * y, -grad * penalty, None, None
 
 
-class _ConjugateForwardMode(_Conjugate):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
+def _conjugate_jvp(
+    ctx: Any, saved: list[Tensor], _: Tensor | None, dx: Tensor | None, dstrength: Tensor | None, *unused: Any
+) -> Tensor:
+    y, penalty = saved
+    change = torch.zeros_like(penalty) if dx is None else (dx * y).sum(-1)
+    return change if dstrength is None else change - dstrength * penalty
 
-    @staticmethod
-    def jvp(ctx: Any, _: Tensor | None, dx: Tensor | None, dstrength: Tensor | None, *unused: Any) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):  # see khot.relaxations.engine
-            y, penalty = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
-            change = torch.zeros_like(penalty) if dx is None else (dx * y).sum(-1)
-            return change if dstrength is None else change - dstrength * penalty
+
+_conjugate = with_forward_mode(_Conjugate, _conjugate_jvp)
 
 
 def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
@@ -188,8 +189,7 @@ def fenchel_young_topk_loss(
         return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
 
     value = ((x * y).sum(-1) - strength * penalty(y) - norm(y)).detach()
-    function = _Conjugate if torch.compiler.is_compiling() else _ConjugateForwardMode
-    losses = function.apply(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
+    losses = _conjugate(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
     if not unbounded:
         losses = losses + strength * penalty(target) + norm(target)
     elif kind == "mask":

@@ -69,6 +69,7 @@ def test_oracle(case: dict[str, Any]) -> None:
         close(cps.covariance(logits, k), covariance)
         close(torch.func.jacfwd(cps.inclusion_probabilities)(logits.detach(), k), covariance)
         close(torch.func.hessian(cps.log_partition)(logits.detach(), k), covariance)
+        close(torch.func.jacfwd(torch.func.jacfwd(cps.log_partition))(logits.detach(), k), covariance)
 
 
 @pytest.mark.parametrize("case", oracle.cases("cps_inverse"))
@@ -341,3 +342,12 @@ def test_huge_rows_against_closed_forms(n: int, k: int) -> None:
     close(probs.sum(), float(k), 1e-13)
     assert cps.sample(logits, k).sum() == k
     close(solve_logits(probs, k), logits - logits.mean(), 1e-9)
+
+
+@pytest.mark.slow
+def test_compiles_without_graph_breaks() -> None:
+    compiled = torch.compile(cps.inclusion_probabilities, backend="aot_eager", fullgraph=True)
+    logits, cotangent = normal(3, 60).requires_grad_(), normal(3, 60, seed=1)
+    means = [f(logits, 20) for f in (compiled, cps.inclusion_probabilities)]
+    close(*means)
+    close(*(torch.autograd.grad(mean, logits, cotangent)[0] for mean in means))

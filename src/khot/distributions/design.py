@@ -7,10 +7,8 @@ moments that follow from the first two orders of inclusion probabilities. A desi
 import math
 import operator
 from collections.abc import Callable
-from itertools import chain, combinations
 from typing import Any, cast
 
-import numpy as np
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
@@ -19,6 +17,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot.constraints import capped_simplex, k_hot
+from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import Vector, checked_param, checked_size, checked_temperature
@@ -219,9 +218,7 @@ class SamplingDesign(TorchDistribution):
         count, batch_shape, param = math.comb(n, k), self.batch_shape, self._param
         if count > MAX_SUPPORT:
             raise ValueError(f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}")
-        subsets = np.fromiter(chain.from_iterable(combinations(range(n), k)), dtype=np.int64, count=count * k)
-        positions = torch.from_numpy(subsets).view(count, k).to(param.device)
-        values = torch.zeros(count, n, dtype=param.dtype, device=param.device).scatter_(-1, positions, 1)
+        values = k_hot_vectors(n, k, 0, count, like=param.detach())
         values = values.view(count, *(1,) * len(batch_shape), n)
         return values.expand(count, *batch_shape, n) if expand else values
 

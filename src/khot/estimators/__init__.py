@@ -1,7 +1,26 @@
-"""Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops."""
+"""Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops.
+
+The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values ``(num_samples,
+*batch_shape, n)`` to losses ``(num_samples, *batch_shape)``. The surrogate, of shape ``batch_shape``, is differentiated
+in place of E[f(x)], with respect to the parameters of the design and of f. Each function has the attributes
+``unbiased``, whether the expected gradient is exact for every f and design, and ``min_samples``.
+"""
 
 from khot.distributions import RelaxedKHotStraightThrough
 
+from .enumerated import enumerated
+from .pathwise import pathwise, straight_through
+from .score_function import MovingAverage, score_function
 from .straight_through import StraightThrough
+from .unordered_set import unordered_set
 
-__all__ = ["RelaxedKHotStraightThrough", "StraightThrough"]
+__all__ = [
+    "MovingAverage",
+    "RelaxedKHotStraightThrough",
+    "StraightThrough",
+    "enumerated",
+    "pathwise",
+    "score_function",
+    "straight_through",
+    "unordered_set",
+]

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from .forward_mode import with_forward_mode
+
 DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
 
 
@@ -63,10 +65,25 @@ def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
     return _compact(torch.fft.irfft(product, size, dim=0)[:width])
 
 
+# For compiled graphs, which keep an operator whole. Called directly it would cost short rows much of their time.
+_merge_op = torch.library.custom_op("khot::pair_merge", _merge, mutates_args=())
+_split_op = torch.library.custom_op("khot::pair_split", _split, mutates_args=())
+
+
+@_merge_op.register_fake
+def _(x: Tensor, start: int, length: int) -> Tensor:
+    return x.new_empty(length, *x.shape[2:])
+
+
+@_split_op.register_fake
+def _(g: Tensor, x: Tensor, start: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 class _Merge(Function):
     @staticmethod
     def forward(x: Tensor, start: int, length: int) -> Tensor:
-        return _merge(x, start, length)
+        return (_merge_op if torch.compiler.is_compiling() else _merge)(x, start, length)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,11 +97,6 @@ class _Merge(Function):
         return split(grad_output, x, ctx.start), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return _merge_polar(tangent, x, ctx.start, ctx.length)
-
-    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, start: int, length: int) -> tuple[Tensor, int]:
         out = merge(x.movedim(in_dims[0], -1), start, length)
         return out, out.ndim - 1
@@ -93,7 +105,7 @@ class _Merge(Function):
 class _Split(Function):
     @staticmethod
     def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
-        return _split(g, x, start)
+        return (_split_op if torch.compiler.is_compiling() else _split)(g, x, start)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -109,11 +121,6 @@ class _Split(Function):
         return grad_g, grad_x, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent_g: Tensor, tangent_x: Tensor, _: None) -> Tensor:
-        g, x = ctx.saved_tensors
-        return split(tangent_g, x, ctx.start) + split(g, tangent_x, ctx.start)
-
-    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], g: Tensor, x: Tensor, start: int) -> tuple[Tensor, int]:
         def batch_last(tensor: Tensor, dim: int | None) -> Tensor:
             if dim is None:
@@ -124,14 +131,27 @@ class _Split(Function):
         return out, out.ndim - 1
 
 
+def _merge_jvp(ctx: Any, saved: list[Tensor], dx: Tensor, *_: None) -> Tensor:
+    return _merge_polar(dx, saved[0], ctx.start, ctx.length)
+
+
+def _split_jvp(ctx: Any, saved: list[Tensor], dg: Tensor, dx: Tensor, _: None) -> Tensor:
+    g, x = saved
+    return split(dg, x, ctx.start) + split(g, dx, ctx.start)
+
+
+_apply_merge = with_forward_mode(_Merge, _merge_jvp)
+_apply_split = with_forward_mode(_Split, _split_jvp)
+
+
 def merge(x: Tensor, start: int, length: int) -> Tensor:
     """Convolves ``x[:, 0]`` with ``x[:, 1]`` along dim 0, ``(width, 2, ...)`` to ``(length, ...)``."""
-    return _Merge.apply(x, start, length)
+    return _apply_merge(x, start, length)
 
 
 def split(g: Tensor, x: Tensor, start: int) -> Tensor:
     """Gives each child the correlation of ``g`` with its sibling, ``(length, ...)`` to ``(width, 2, ...)``."""
-    return _Split.apply(g, x, start)
+    return _apply_split(g, x, start)
 
 
 def _merge_polar(u: Tensor, x: Tensor, start: int, length: int) -> Tensor:

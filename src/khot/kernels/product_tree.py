@@ -20,7 +20,6 @@ after a convolution is the same for all nodes of a level.
 Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -54,7 +53,6 @@ def _radius(size: int, n: int, bound: int) -> int:
     return math.ceil(min(hoeffding, bernstein)) + 2  # the centre is rounded
 
 
-@functools.lru_cache(maxsize=256)
 def _plan(n: int, bound: int) -> tuple[_Level, ...]:
     levels: list[_Level] = []
     nodes, size, width, centred = n, 1, 2, False

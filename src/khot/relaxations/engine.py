@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import compute_dtype, mask_gradient, move_batch_first, standardise
+from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
 
 _Grads = tuple[Tensor | None, ...]
@@ -102,51 +103,30 @@ class _CappedSimplexMap(Function):
         return _apply(x, k, scale, link, log, softness, False), (0, 0)
 
 
-class _CappedSimplexMapForwardMode(_CappedSimplexMap):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-        # torch switches forward mode off inside a jvp rule, which would silently turn forward-over-forward derivatives
-        # into zeros. Switched on again, the saved tensors must shed the tangent of this very level.
-        with forward_ad._set_fwd_grad_enabled(True):
-            x, scale, threshold = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
-            return _CappedSimplexMapForwardMode._jvp(ctx, x, scale, threshold, dx, dk, dscale)
-
-    @staticmethod
-    def _jvp(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        threshold: Tensor,
-        dx: Tensor | None,
-        dk: Tensor | None,
-        dscale: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
-        link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
-        moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
-        if dscale is not None:
-            moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
-        mean = (share * moved).sum(-1)
-        dt = mean.double()
-        if dk is not None:
-            dt = dt - dk / density
-        if ctx.log:
-            dy = _log_ratio(link, z) / column * (moved - dt.to(z.dtype).unsqueeze(-1))
-            dy = dy.masked_fill(x == -torch.inf, 0)
-        else:
-            dy = slope * (moved - mean.unsqueeze(-1))
-            if dk is not None:
-                dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
-        return dy.to(x.dtype), dt
-
-
-def _apply(
-    x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
+def _jvp(
+    ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    function = _CappedSimplexMap if torch.compiler.is_compiling() else _CappedSimplexMapForwardMode
-    return function.apply(x, k, scale, link, log, softness, check)
+    x, scale, threshold = saved
+    z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
+    link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
+    moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
+    if dscale is not None:
+        moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
+    mean = (share * moved).sum(-1)
+    dt = mean.double()
+    if dk is not None:
+        dt = dt - dk / density
+    if ctx.log:
+        dy = _log_ratio(link, z) / column * (moved - dt.to(z.dtype).unsqueeze(-1))
+        dy = dy.masked_fill(x == -torch.inf, 0)
+    else:
+        dy = slope * (moved - mean.unsqueeze(-1))
+        if dk is not None:
+            dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
+    return dy.to(x.dtype), dt
+
+
+_apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
 def _row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size) -> Tensor:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from khot.kernels.capped_simplex import move_batch_first
+from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.lapsum import laplace_quantiles, laplace_sums
 
 
@@ -111,54 +112,39 @@ def _density(z: Tensor, t: Tensor) -> Tensor:
     return 0.5 * (-(t.unsqueeze(-2) - z.unsqueeze(-1)).abs()).exp()
 
 
-def _primals(ctx: Any) -> list[Tensor]:
-    """What was saved, without the tangent of this level; see :mod:`khot.relaxations.engine`."""
-    return [forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors]
+def _sums_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, dleft: Tensor, dright: Tensor) -> tuple[Tensor, Tensor]:
+    z, left, right, before, after = saved
+    d_before, d_after = sums(z, dleft + left * dz, dright - right * dz)
+    return d_before - before * dz, d_after + after * dz
 
 
-class _SumsForwardMode(_Sums):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dz: Tensor, dleft: Tensor, dright: Tensor) -> tuple[Tensor, Tensor]:
-        with forward_ad._set_fwd_grad_enabled(True):
-            z, left, right, before, after = _primals(ctx)
-            d_before, d_after = sums(z, dleft + left * dz, dright - right * dz)
-            return d_before - before * dz, d_after + after * dz
+def _quantiles_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, _: None) -> tuple[Tensor, None]:
+    z, t, below = saved
+    lower, upper, on_left, on_right = _quantile_shares(z, t, below)
+    before, after = sums(z, dz, dz)
+    return on_left * (dz + before).gather(-1, lower) + on_right * (dz + after).gather(-1, upper), None
 
 
-class _QuantilesForwardMode(_Quantiles):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dz: Tensor, _: None) -> tuple[Tensor, None]:
-        with forward_ad._set_fwd_grad_enabled(True):
-            z, t, below = _primals(ctx)
-            lower, upper, on_left, on_right = _quantile_shares(z, t, below)
-            before, after = sums(z, dz, dz)
-            return on_left * (dz + before).gather(-1, lower) + on_right * (dz + after).gather(-1, upper), None
+def _slices_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, dt: Tensor) -> Tensor:
+    flow = _density(*saved) * (dt.unsqueeze(-2) - dz.unsqueeze(-1))
+    return torch.nn.functional.pad(flow, (1, 1)).diff(dim=-1)
 
 
-class _SlicesForwardMode(_Slices):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dz: Tensor, dt: Tensor) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):
-            flow = _density(*_primals(ctx)) * (dt.unsqueeze(-2) - dz.unsqueeze(-1))
-            return torch.nn.functional.pad(flow, (1, 1)).diff(dim=-1)
+_apply_sums = with_forward_mode(_Sums, _sums_jvp)
+_apply_quantiles = with_forward_mode(_Quantiles, _quantiles_jvp)
+_apply_slices = with_forward_mode(_Slices, _slices_jvp)
 
 
 def sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`khot.kernels.lapsum.laplace_sums`, differentiable in z and the weights."""
-    return (_Sums if torch.compiler.is_compiling() else _SumsForwardMode).apply(z, left, right)
+    return _apply_sums(z, left, right)
 
 
 def quantiles(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     """:func:`khot.kernels.lapsum.laplace_quantiles`, differentiable in z."""
-    return (_Quantiles if torch.compiler.is_compiling() else _QuantilesForwardMode).apply(z, between)
+    return _apply_quantiles(z, between)
 
 
 def slices(z: Tensor, t: Tensor) -> Tensor:
     """P[i, j] = Lap(t_j - z_i) - Lap(t_{j-1} - z_i), with t_0 = -inf and t_n = inf: (..., n, n); z in any order."""
-    return (_Slices if torch.compiler.is_compiling() else _SlicesForwardMode).apply(z, t)
+    return _apply_slices(z, t)

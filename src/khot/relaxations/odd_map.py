@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import compute_dtype, move_batch_first
 from khot.kernels.clipped_power import ClippedPower
+from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.odd_threshold import odd_threshold
 
 
@@ -99,28 +100,22 @@ class _OddFunction(Function):
         return _apply(x, k, strength, args[3], False), (0, 0)
 
 
-class _OddFunctionForwardMode(_OddFunction):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-        # As in khot.relaxations.engine: forward mode on again, for forward-over-forward derivatives.
-        with forward_ad._set_fwd_grad_enabled(True):
-            x, strength, threshold = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
-            wide = x.to(compute_dtype(x))
-            sign, shape = wide.sign(), ctx.map.local_shape(wide.abs(), threshold, strength)
-            moved = torch.zeros_like(wide) if dx is None else dx.to(wide.dtype) * sign
-            if ds is not None:
-                moved = moved - shape.lever * ds.to(wide.dtype).unsqueeze(-1)
-            push = (shape.following * moved).sum(-1).double()
-            dt = _solve_linear(shape, push if dk is None else push - shape.unit * dk)
-            dy = sign * (shape.slope * moved - shape.following * dt.to(wide.dtype).unsqueeze(-1))
-            return dy.to(x.dtype), dt
+def _jvp(
+    ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    x, strength, threshold = saved
+    wide = x.to(compute_dtype(x))
+    sign, shape = wide.sign(), ctx.map.local_shape(wide.abs(), threshold, strength)
+    moved = torch.zeros_like(wide) if dx is None else dx.to(wide.dtype) * sign
+    if ds is not None:
+        moved = moved - shape.lever * ds.to(wide.dtype).unsqueeze(-1)
+    push = (shape.following * moved).sum(-1).double()
+    dt = _solve_linear(shape, push if dk is None else push - shape.unit * dk)
+    dy = sign * (shape.slope * moved - shape.following * dt.to(wide.dtype).unsqueeze(-1))
+    return dy.to(x.dtype), dt
 
 
-def _apply(x: Tensor, k: Tensor, strength: Tensor, map: OddMap, check: bool) -> tuple[Tensor, Tensor]:
-    function = _OddFunction if torch.compiler.is_compiling() else _OddFunctionForwardMode
-    return function.apply(x, k, strength, map, check)
+_apply = with_forward_mode(_OddFunction, _jvp)
 
 
 def odd_map(x: Tensor, k: float | Tensor, strength: float | Tensor, dim: int, map: OddMap) -> Tensor:

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn.functional import pad
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import move_batch_first
+from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.sorted_transport import place_scores, solve_dual, threshold_distances
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
@@ -84,28 +85,20 @@ class _SortedTransport(Function):
         return _apply(x, half, k, tol, max_iter, False), (0, 0)
 
 
-class _SortedTransportForwardMode(_SortedTransport):
-    """Adds forward-mode derivatives, which Dynamo cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dhalf: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-        # As in the engine: forward mode, off inside a jvp rule, is needed for forward-over-forward derivatives.
-        with forward_ad._set_fwd_grad_enabled(True):
-            x, half, t = (forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors)
-            scores, plan = _scores_and_plan(x, half, t)
-            moved = torch.zeros_like(plan)
-            if dx is not None:
-                moved = moved + _anchors(plan) * (dx / half.unsqueeze(-1)).unsqueeze(-2)
-            if dhalf is not None:
-                moved = moved - scores * (dhalf / half)[..., None, None]
-            dg = pad(-solve_dual(plan, _centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
-            dt = half.unsqueeze(-1) * dg.diff(dim=-1)
-            return _centred(plan, moved + dg.unsqueeze(-1)), dt
+def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    x, half, t = saved
+    scores, plan = _scores_and_plan(x, half, t)
+    moved = torch.zeros_like(plan)
+    if dx is not None:
+        moved = moved + _anchors(plan) * (dx / half.unsqueeze(-1)).unsqueeze(-2)
+    if dhalf is not None:
+        moved = moved - scores * (dhalf / half)[..., None, None]
+    dg = pad(-solve_dual(plan, _centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
+    dt = half.unsqueeze(-1) * dg.diff(dim=-1)
+    return _centred(plan, moved + dg.unsqueeze(-1)), dt
 
 
-def _apply(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-    function = _SortedTransport if torch.compiler.is_compiling() else _SortedTransportForwardMode
-    return function.apply(x, half, k, tol, max_iter, check)
+_apply = with_forward_mode(_SortedTransport, _jvp)
 
 
 def _check_sorted(k: object, tol: object, max_iter: object) -> None:

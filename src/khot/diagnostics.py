@@ -1,0 +1,245 @@
+"""Which gradient estimator for which design: bias, variance and cost of each, measured against the exact gradient."""
+
+import copy
+import math
+import operator
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot.distributions import PhantomUnit, SamplingDesign
+from khot.estimators import enumerated, score_function, straight_through, unordered_set
+
+__all__ = ["compare_estimators"]
+
+Loss = Callable[[Tensor], Tensor]
+Estimator = Callable[..., Tensor]
+
+ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named
+    "straight_through": straight_through,
+    "score_function": score_function,
+    "leave_one_out": partial(score_function, baseline="leave_one_out"),
+    "unordered_set": unordered_set,
+}
+PANELS = {
+    "bias": "bias (dashed: its standard error)",
+    "variance": "variance",
+    "cosine": "cosine to the exact gradient",
+    "seconds": "seconds for each call",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    r"""What is known of one estimator's gradient g, from ``num_repeats`` calls that gave the mean :math:`\bar g`.
+
+    Attributes:
+        design: Name of the design.
+        estimator: Name of the estimator.
+        num_samples: Draws for each call.
+        bias: Length of :math:`\bar g` minus the exact gradient.
+        bias_error: What ``bias`` is, as a root mean square, where the estimator is unbiased: its standard error.
+        variance: :math:`E|g - E g|^2`, the sum of the variances of all entries.
+        cosine: Mean cosine of the angle between g and the exact gradient.
+        signal_to_noise: Length of :math:`\bar g` over the root of ``variance``; infinite where there is no noise.
+        seconds: Median time of a call with its backward pass.
+    """
+
+    design: str
+    estimator: str
+    num_samples: int
+    bias: float
+    bias_error: float
+    variance: float
+    cosine: float
+    signal_to_noise: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare_estimators` returns: ``print`` shows it as a table, :meth:`plot` as a figure.
+
+    Attributes:
+        rows: One :class:`Report` for each design, estimator and number of samples.
+        skipped: What could not be compared, and why.
+    """
+
+    rows: list[Report]
+    skipped: list[str]
+
+    def __str__(self) -> str:
+        head = ("design", "estimator", "samples", "bias ± s.e.", "variance", "cosine", "signal/noise", "ms/call")
+        body = [
+            (
+                row.design,
+                row.estimator,
+                str(row.num_samples),
+                f"{row.bias:.2g} ± {row.bias_error:.2g}",
+                f"{row.variance:.3g}",
+                f"{row.cosine:.3f}",
+                f"{row.signal_to_noise:.3g}",
+                f"{row.seconds * 1e3:.2f}",
+            )
+            for row in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = []
+        for cells in (head, *body):
+            names = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+            numbers = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+            lines.append("  ".join(names + numbers))
+        return "\n".join([*lines, *(f"skipped: {line}" for line in self.skipped)])
+
+    def plot(self) -> Any:
+        """A matplotlib figure: bias, variance, cosine and time against the number of samples.
+
+        The standard error of the bias is drawn dashed: where the bias lies on it, or below, none was found.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            message = "plot needs matplotlib, which is not installed: pip install matplotlib"
+            raise ModuleNotFoundError(message, name=error.name) from error
+        figure = Figure(figsize=(10, 7), layout="constrained")
+        panels = figure.subplots(2, 2).flat
+        several = len({row.design for row in self.rows}) > 1
+        for panel, (name, title) in zip(panels, PANELS.items(), strict=True):
+            for design, estimator in dict.fromkeys((row.design, row.estimator) for row in self.rows):
+                rows = [row for row in self.rows if (row.design, row.estimator) == (design, estimator)]
+                sizes, label = [row.num_samples for row in rows], f"{design}, {estimator}" if several else estimator
+                (line,) = panel.plot(sizes, [getattr(row, name) for row in rows], marker="o", label=label)
+                if name == "bias":
+                    panel.plot(sizes, [row.bias_error for row in rows], linestyle="dashed", color=line.get_color())
+            panel.set(title=title, xlabel="samples for each call")
+            panel.set_xscale("log", base=2)
+            if name != "cosine":
+                panel.set_yscale("log", nonpositive="mask")
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        return figure
+
+
+def compare_estimators(
+    design: SamplingDesign | Mapping[str, SamplingDesign],
+    f: Loss,
+    estimators: Mapping[str, Estimator] | None = None,
+    num_samples: int | Iterable[int] = (1, 4),
+    num_repeats: int = 300,
+    exact: Tensor | Mapping[str, Tensor] | None = None,
+) -> Comparison:
+    """Measures bias, variance, direction and cost of gradient estimators, to choose one by.
+
+    Gradients are those of E[f(x)], summed over the batch, with respect to the parameter that a design was made from,
+    ``probs`` or ``logits``; of ``probs``, whose sum is fixed, only the part along which the sum does not change counts.
+    The exact gradient is that of :func:`~khot.enumerated`, where it is not given. Draws come from torch's global
+    generator.
+
+    Args:
+        design: A design, or designs by name.
+        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None: straight-through, the score
+            function without and with leave-one-out baseline, unordered set.
+        num_samples: Number of draws for each call, or several of them.
+        num_repeats: Number of calls that an estimator is judged by.
+        exact: Exact gradient of the shape of the design's parameter, by name if ``design`` is; for designs without
+            log_prob and for large C(n, k).
+
+    Returns:
+        A :class:`Comparison`. What an estimator does not take (a design without log_prob, too small a number of
+        samples) is left out of its rows and listed as skipped.
+
+    Raises:
+        TypeError: If a design is no SamplingDesign.
+        ValueError: If ``num_repeats`` < 2, or no estimator takes any of the designs and numbers of samples.
+        NotImplementedError: If an exact gradient is neither given nor found by enumeration.
+
+    Example:
+        >>> design = ConditionalPoisson(logits=torch.zeros(4), k=2)
+        >>> comparison = compare_estimators(design, lambda x: x[..., 0], num_samples=2, num_repeats=10)
+        >>> comparison.rows[0].estimator, round(comparison.rows[0].cosine, 6)  # f is linear
+        ('straight_through', 1.0)
+    """
+    designs = design if isinstance(design, Mapping) else {type(design).__name__: design}
+    references = exact if isinstance(exact, Mapping) else dict.fromkeys(designs, exact)
+    sizes = list(num_samples) if isinstance(num_samples, Iterable) else [operator.index(num_samples)]
+    if num_repeats < 2:
+        raise ValueError(f"`num_repeats` must be at least 2, but got {num_repeats}")
+    rows, skipped = [], []
+    for design_name, member in designs.items():
+        differentiable = _differentiable(member)
+        reference = references.get(design_name)
+        reference = _exact_gradient(differentiable, f) if reference is None else _flat(reference, member)
+        for (name, estimator), size in product((ESTIMATORS if estimators is None else estimators).items(), sizes):
+            one = partial(_gradient, differentiable, f, estimator, size)
+            try:
+                one()  # untimed: first calls are slow
+            except (NotImplementedError, ValueError) as error:
+                skipped.append(f"{name} on {design_name} with num_samples={size}: {error}")
+                continue
+            rows.append(Report(design_name, name, size, **_judge([one() for _ in range(num_repeats)], reference)))
+    if not rows:
+        raise ValueError("\n".join(["there is nothing to compare:", *skipped]))
+    return Comparison(rows, skipped)
+
+
+def _differentiable(design: Any) -> SamplingDesign:
+    """The design, or a copy of it, with a parameter that requires a gradient."""
+    if not isinstance(design, SamplingDesign):
+        raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+    if not design._param.requires_grad:
+        design = copy.deepcopy(design)
+        design._param.requires_grad_()
+    return design
+
+
+def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples: int) -> tuple[Tensor, float]:
+    """One estimate on the CPU, and the seconds that it took."""
+    design = copy.copy(design)  # without what it has computed from its parameter so far, which is part of the cost
+    start = time.perf_counter()
+    surrogate = estimator(design, f, num_samples)
+    (gradient,) = torch.autograd.grad(surrogate.sum(), design._param)
+    gradient = _flat(gradient, design)
+    return gradient, time.perf_counter() - start
+
+
+def _flat(gradient: Tensor, design: SamplingDesign) -> Tensor:
+    """As a vector, without the part that would change a fixed sum."""
+    if gradient.shape != design._param.shape:
+        raise ValueError(
+            f"`exact` must have the shape of the design's parameter, {tuple(design._param.shape)}, "
+            f"but has {tuple(gradient.shape)}"
+        )
+    gradient = gradient.detach().double().cpu()
+    if design._given == "probs" and not isinstance(design, PhantomUnit):
+        gradient = gradient - gradient.mean(-1, keepdim=True)
+    return gradient.flatten()
+
+
+def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
+    try:
+        return _gradient(design, f, enumerated, 1)[0]
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{error}. Give the exact gradient as `exact`") from error
+
+
+def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, float]:
+    gradients, seconds = torch.stack([gradient for gradient, _ in estimates]), [spent for _, spent in estimates]
+    mean, variance = gradients.mean(0), gradients.var(0).sum().item()
+    signal = mean.norm().item()
+    return {
+        "bias": (mean - exact).norm().item(),
+        "bias_error": math.sqrt(variance / len(gradients)),
+        "variance": variance,
+        "cosine": torch.cosine_similarity(gradients, exact.unsqueeze(0), dim=-1, eps=1e-300).mean().item(),
+        "signal_to_noise": signal / math.sqrt(variance) if variance > 0 else math.inf,
+        "seconds": torch.tensor(seconds).median().item(),
+    }

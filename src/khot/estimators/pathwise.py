@@ -1,0 +1,76 @@
+"""Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from khot.distributions import SamplingDesign
+
+from ._convention import Loss, check_call, declares, evaluate
+from .straight_through import StraightThrough
+
+
+@declares(unbiased=False)
+def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
+    r"""The mean of f over draws by ``rsample``, whose gradient is whatever these draws carry.
+
+    .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \nabla f(x_s), \qquad x_s = x(\theta, \text{noise}_s)
+
+    For a continuous relaxation that is the exact gradient in expectation, of the relaxed objective; for a hard sample
+    with a substitute gradient, such as :class:`~khot.StraightThrough`, it is biased as the class of ``design`` says. f
+    has to be differentiable in x; parameters inside f get their gradient too.
+
+    Args:
+        design: A distribution over vectors with ``has_rsample``.
+        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        num_samples: Number of independent draws, S.
+
+    Returns:
+        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+
+    Raises:
+        TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
+        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
+        NotImplementedError: If ``design`` has no ``rsample``.
+
+    Example:
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> design = StraightThrough(ConditionalPoisson(logits=logits, k=2))
+        >>> surrogate = pathwise(design, lambda x: (x * torch.arange(4.0)).sum(-1), num_samples=8)
+        >>> torch.autograd.grad(surrogate, logits)[0]
+        tensor([-0.5000, -0.1667,  0.1667,  0.5000])
+    """
+    check_call(design, num_samples)
+    if not design.has_rsample:
+        raise NotImplementedError(
+            f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
+            "StraightThrough(design), or use score_function, which needs only log_prob"
+        )
+    return evaluate(f, design.rsample((num_samples,))).mean(0)
+
+
+@declares(unbiased=False)
+def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> Tensor:
+    """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
+
+    The gradient is exact for linear f and biased to first order in the curvature of f. On
+    :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
+
+    Args:
+        design: A sampling design; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        num_samples: Number of independent draws.
+
+    Returns:
+        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+
+    Raises:
+        TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
+        ValueError: If ``num_samples`` < 1, or f returns the wrong shape.
+
+    Example:
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> surrogate = straight_through(Pivotal(logits=logits, k=2), lambda x: x[..., 0])
+        >>> torch.autograd.grad(surrogate, logits)[0]
+        tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
+    """
+    return pathwise(StraightThrough(design), f, num_samples)

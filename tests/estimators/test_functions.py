@@ -1,0 +1,113 @@
+"""What every estimator function promises on every design: a matrix of which each cell works or says why not."""
+
+from functools import partial
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+from khot import ConditionalPoisson, PhantomUnit
+from tests.registry import DESIGNS, FUNCTIONS, DesignCase
+
+LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
+WEIGHT = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
+PHANTOM = DesignCase("phantom_unit", lambda logits, k: PhantomUnit(ConditionalPoisson, logits=logits), None)
+
+
+def recorded(f):
+    """f, and the list of (values, losses) that it will have been called with."""
+    calls = []
+
+    def g(x):
+        calls.append((x.detach(), f(x)))
+        return calls[-1][1]
+
+    return g, calls
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("design_case", [*DESIGNS, PHANTOM], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_every_cell_works_or_says_why_not(case, design_case, num_samples):
+    logits, weight = LOGITS.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    design = design_case.make(logits=logits, k=2)
+    f, calls = recorded(lambda x: ((x * weight).sum(-1) - 0.3).square() + x[..., 0] * x[..., 1])
+    if num_samples < case.min_samples:
+        with pytest.raises(ValueError, match=f"`num_samples` must be at least {case.min_samples} here, but got"):
+            case.estimate(design, f, num_samples)
+        return
+    if case.needs_log_prob and not design_case.has_log_prob:
+        with pytest.raises(NotImplementedError, match="has no log_prob; ConditionalPoisson, Sampford"):
+            case.estimate(design, f, num_samples)
+        return
+    surrogate = case.estimate(design, f, num_samples=num_samples)
+    assert surrogate.shape == (2,) and surrogate.dtype == torch.float64
+    values, losses = calls[0]
+    assert design.support.check(values).all()
+    if case.plain_mean:
+        torch.testing.assert_close(surrogate, losses.mean(0))
+        assert values.shape == (num_samples, 2, 5)
+    for gradient in torch.autograd.grad(surrogate.sum(), (logits, weight)):
+        assert gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_shapes_and_dtypes(case):
+    for dtype in (torch.float32, torch.float64):
+        for batch_shape in ((), (3,), (0,), (2, 0), (4, 1)):
+            logits = torch.zeros(*batch_shape, 5, dtype=dtype, requires_grad=True)
+            surrogate = case.estimate(ConditionalPoisson(logits=logits, k=2), lambda x: x[..., 0] * x[..., 1], 2)
+            assert surrogate.shape == batch_shape and surrogate.dtype == dtype
+            assert torch.autograd.grad(surrogate.sum(), logits)[0].shape == logits.shape
+    for n, k in ((5, 0), (5, 5), (1, 0), (1, 1)):  # one vector only: no gradient, and no two distinct draws
+        logits = torch.zeros(n, requires_grad=True)
+        design = ConditionalPoisson(logits=logits, k=k)
+        surrogate = case.estimate(design, lambda x: (x + 1).prod(-1), 1 if case.distinct else 2)
+        assert surrogate.item() == 2**k and torch.autograd.grad(surrogate, logits)[0].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_reproduces_from_a_seed(case):
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        logits = LOGITS.clone().requires_grad_()
+        surrogate = case.estimate(ConditionalPoisson(logits=logits, k=2), lambda x: (x * WEIGHT).sum(-1).exp(), 2)
+        results.append((surrogate.detach(), torch.autograd.grad(surrogate.sum(), logits)[0]))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_stays_on_the_device_of_the_design(case):
+    logits = LOGITS.clone().requires_grad_()
+    design = ConditionalPoisson(logits=logits, k=2)
+    with torch.device("meta"):  # the default device, where whatever is created without a device has no contents
+        surrogate = case.estimate(design, lambda x: x[..., 0] * x[..., 1], 2)
+    assert surrogate.device == torch.autograd.grad(surrogate.sum(), logits)[0].device == LOGITS.device
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_declares_what_it_is(case):
+    function = case.estimate.func if isinstance(case.estimate, partial) else case.estimate
+    assert function.unbiased is case.unbiased and function.min_samples == 1 and function.__name__ in case.name
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_errors(case):
+    design = ConditionalPoisson(logits=LOGITS, k=2)
+    for num_samples, error in ((0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="`num_samples` must be"):
+            case.estimate(design, lambda x: x.sum(-1), num_samples)
+    with pytest.raises(TypeError, match="`design` must be a"):
+        case.estimate(LOGITS, lambda x: x.sum(-1), 2)
+    with pytest.raises(ValueError, match=r"`f` must return one loss for each vector.*but got \(\)"):
+        case.estimate(design, lambda x: x.sum(), 2)
+    with pytest.raises(TypeError, match="`f` must return a floating-point tensor, but got float"):
+        case.estimate(design, lambda x: 1.0, 2)
+    with pytest.raises(TypeError, match="floating-point tensor, but got dtype torch.int64"):
+        case.estimate(design, lambda x: x.sum(-1).long(), 2)
+    if case.needs_log_prob:
+        with pytest.raises(ValueError, match=r"event_shape \(n,\), but got event_shape \(\)"):
+            case.estimate(dist.Categorical(logits=LOGITS), lambda x: x.float(), 2)
+        one_hot = dist.OneHotCategorical(logits=LOGITS)
+        assert case.estimate(one_hot, lambda x: x[..., 0], 2).shape == (2,)

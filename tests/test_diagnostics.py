@@ -1,0 +1,139 @@
+"""compare_estimators: what it reports equals what theory says of estimators whose law is known."""
+
+import math
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from khot import (
+    ConditionalPoisson,
+    MovingAverage,
+    PhantomUnit,
+    Pivotal,
+    Sampford,
+    compare_estimators,
+    enumerated,
+    score_function,
+    straight_through,
+)
+from khot.diagnostics import Comparison
+
+LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1], dtype=torch.float64)
+WEIGHT = torch.tensor([0.3, 1.0, -0.5, 2.0], dtype=torch.float64)
+
+
+def linear(x):
+    return x @ WEIGHT
+
+
+def curved(x):
+    return (x @ WEIGHT - 1).square()
+
+
+def test_default_estimators_on_a_linear_loss():
+    torch.manual_seed(0)
+    comparison = compare_estimators(ConditionalPoisson(logits=LOGITS, k=2), linear, num_samples=(1, 2), num_repeats=20)
+    assert not LOGITS.requires_grad
+    rows = {(row.estimator, row.num_samples): row for row in comparison.rows}
+    assert {name for name, _ in rows} == {"straight_through", "score_function", "leave_one_out", "unordered_set"}
+    assert ("leave_one_out", 1) not in rows and "leave_one_out on ConditionalPoisson with num" in comparison.skipped[0]
+    for num_samples in (1, 2):
+        row = rows["straight_through", num_samples]
+        assert row.bias < 1e-12 and row.variance < 1e-24 and row.cosine == pytest.approx(1)
+    assert all(row.seconds > 0 and row.bias <= 5.5 * row.bias_error + 1e-12 for row in rows.values())
+
+
+def test_moments_of_the_score_function():
+    """Its law is known: the loss times the score x - π, whose mean over the draws has the variance / num_samples."""
+    torch.manual_seed(0)
+    design = ConditionalPoisson(logits=LOGITS, k=2)
+    rows = compare_estimators(design, linear, {"score": score_function}, num_samples=(1, 3), num_repeats=120).rows
+    support = design.enumerate_support()
+    weight = design.log_prob(support).exp()
+    estimates = linear(support)[:, None] * (support - design.mean)
+    mean = weight @ estimates
+    variance = (weight @ (estimates - mean).square()).sum().item()
+    for row in rows:
+        assert row.variance == pytest.approx(variance / row.num_samples, rel=0.35)
+        assert row.bias_error == pytest.approx(math.sqrt(row.variance / 120))
+        assert row.signal_to_noise == pytest.approx(mean.norm().item() / math.sqrt(row.variance), rel=0.35)
+    exact_cosine = weight @ torch.cosine_similarity(estimates, mean[None], dim=-1)
+    assert rows[0].cosine == pytest.approx(exact_cosine.item(), abs=0.25)
+
+
+def halved(design, f, num_samples):
+    return enumerated(design, f) / 2
+
+
+def test_bias_is_measured():
+    logits = LOGITS.clone().requires_grad_()
+    designs = {"poisson": ConditionalPoisson(logits=logits, k=2), "pivotal": Pivotal(logits=logits, k=2, order="fixed")}
+    comparison = compare_estimators(designs, curved, {"halved": halved, "exact": enumerated}, 1, num_repeats=3)
+    for row in comparison.rows:
+        (exact,) = torch.autograd.grad(enumerated(designs[row.design], curved), logits, retain_graph=True)
+        assert row.bias == pytest.approx(exact.norm().item() / 2 if row.estimator == "halved" else 0, abs=1e-12)
+        assert row.cosine == pytest.approx(1) and row.variance < 1e-24
+    assert [row.design for row in comparison.rows] == ["poisson", "poisson", "pivotal", "pivotal"]
+
+
+@pytest.mark.parametrize("make", [ConditionalPoisson, Sampford])
+def test_probabilities_are_compared_where_their_sum_stays(make):
+    """Given probs, straight-through is exact for a linear loss up to a constant, which no change of probs sees."""
+    probs = torch.tensor([0.3, 0.9, 0.2, 0.6], dtype=torch.float64)
+    (row,) = compare_estimators(make(probs=probs), linear, {"st": straight_through}, 1, num_repeats=2).rows
+    assert row.bias < 1e-9
+    phantom = PhantomUnit(make, probs=torch.tensor([0.3, 0.9, 0.2, 0.3], dtype=torch.float64))
+    (row,) = compare_estimators(phantom, linear, {"st": straight_through}, 1, num_repeats=2).rows
+    assert row.bias < 1e-9
+
+
+def test_exact_gradients_may_be_given():
+    logits = LOGITS.clone().requires_grad_()
+    design = Pivotal(logits=logits, k=2)
+    (exact,) = torch.autograd.grad(design.mean @ WEIGHT, logits)
+    for given in (exact, {"Pivotal": exact}):
+        (row,) = compare_estimators(design, linear, num_samples=1, num_repeats=2, exact=given).rows
+        assert row.estimator == "straight_through" and row.bias < 1e-12
+    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob.*Give the exact gradient as `exact`"):
+        compare_estimators(design, linear)
+    with pytest.raises(ValueError, match=r"`exact` must have the shape of the design's parameter, \(4,\)"):
+        compare_estimators(design, linear, exact=exact[:2])
+
+
+def test_batches_baselines_and_computed_parameters():
+    scores = torch.stack((LOGITS, -LOGITS)).requires_grad_()
+    design = ConditionalPoisson(logits=2 * scores, k=2)
+    with_memory = partial(score_function, baseline=MovingAverage())
+    comparison = compare_estimators(design, curved, {"moving average": with_memory}, [4], num_repeats=30)
+    assert comparison.rows[0].num_samples == 4 and comparison.rows[0].bias < 6 * comparison.rows[0].bias_error
+
+
+def test_table_and_figure():
+    design = ConditionalPoisson(logits=LOGITS, k=2)
+    comparison = compare_estimators(design, curved, num_samples=(1, 2), num_repeats=3)
+    lines = str(comparison).splitlines()
+    assert lines[0].split()[2:] == ["samples", "bias", "±", "s.e.", "variance", "cosine", "signal/noise", "ms/call"]
+    assert len(lines) == 1 + 7 + 1 and len({len(line) for line in lines[:-1]}) == 1
+    assert lines[-1].startswith("skipped: leave_one_out on ConditionalPoisson with num_samples=1: `num_samples` must")
+    figure = comparison.plot()
+    assert [len(axes.lines) for axes in figure.axes] == [8, 4, 4, 4]  # four estimators, and errors of the bias
+
+
+def test_errors():
+    design = ConditionalPoisson(logits=LOGITS, k=2)
+    with pytest.raises(ValueError, match="`num_repeats` must be at least 2, but got 1"):
+        compare_estimators(design, linear, num_repeats=1)
+    with pytest.raises(TypeError, match=r"`design` must be a khot.distributions.SamplingDesign, but got Tensor"):
+        compare_estimators(LOGITS, linear)
+    with pytest.raises(ValueError, match="nothing to compare:\nscore on ConditionalPoisson with num_samples=0"):
+        compare_estimators(design, linear, {"score": score_function}, num_samples=0)
+    with pytest.raises(ValueError, match="`f` must return one loss for each vector"):
+        compare_estimators(design, lambda x: x)
+
+
+def test_plot_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import then finds missing
+    with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
+        Comparison([], []).plot()
