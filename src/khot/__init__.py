@@ -17,12 +17,13 @@ from khot.losses import *
 from khot.relaxations import *
 
 if TYPE_CHECKING:
-    from khot import diagnostics, distributions, estimators
+    from khot import diagnostics, distributions, estimators, infer
     from khot.diagnostics import *
     from khot.distributions import *
     from khot.estimators import *
+    from khot.infer import *
 
-_BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators")
+_BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
 
 try:
     __version__ = metadata.version("khot")
@@ -46,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         packages = [losses, relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
         names = [name for package in packages for name in package.__all__]
-        return sorted([*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO])
+        return sorted({*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO})
     if not name.startswith("_"):
         for package in _BUILT_ON_PYRO:
             module = _load(package, wanted=name)

@@ -91,15 +91,18 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
         raise ValueError(f"`{name}` must be positive and finite, but got {softness}")
 
 
+def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
+    try:
+        return value.expand(batch_shape)
+    except RuntimeError:
+        message = f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
+        raise ValueError(message) from None
+
+
 def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
     """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
     if isinstance(value, Tensor):
-        try:
-            return value.expand(batch_shape)
-        except RuntimeError:
-            raise ValueError(
-                f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
-            ) from None
+        return expanded(name, value, batch_shape)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"`{name}` must be a number or a tensor, but got {value!r}")
     if not 0 < value < math.inf:

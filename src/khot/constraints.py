@@ -17,7 +17,8 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
-from khot.relaxations import log_sigmoid_topk, sigmoid_topk
+from khot.relaxations import sigmoid_topk
+from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
 __all__ = ["capped_simplex", "k_hot"]
 
@@ -65,6 +66,7 @@ class _CappedSimplex(constraints.Constraint):
     is_discrete = False
     event_dim = 1
     relative_tolerance = 16.0  # in units of eps: rounding n entries that sum to k, after a rescaling in the same dtype
+    smallest_tolerance = 1e-6  # as torch's simplex: a mask of temperature T is off by up to eps |x| / T
     largest_tolerance = 0.25  # in half precision as well, an integer k is told from the next one
 
     def __init__(self, k: float | Tensor) -> None:
@@ -78,7 +80,7 @@ class _CappedSimplex(constraints.Constraint):
         k = torch.as_tensor(self.k, dtype=torch.float64, device=value.device)
         tolerance = self.relative_tolerance * torch.finfo(value.dtype).eps * k.clamp(min=1)
         error = (value.sum(-1, dtype=torch.float64) - k).abs()
-        return inside & (error <= tolerance.clamp(max=self.largest_tolerance))
+        return inside & (error <= tolerance.clamp(self.smallest_tolerance, self.largest_tolerance))
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
@@ -147,7 +149,10 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
 
 
 class _CappedSimplexBijection(_CappedSimplexTransform):
-    """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0."""
+    """The bijection of Rⁿ⁻¹ and the interior of the capped simplex: ``sigmoid_topk`` with the last score held at 0.
+
+    Values stay in the interior, by rounding, and remember their scores for the densities that need them.
+    """
 
     bijective = True
 
@@ -157,7 +162,10 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return torch.nn.functional.pad(u, (0, 1)).expand(shape)
 
     def _call(self, u: Tensor) -> Tensor:
-        return sigmoid_topk(self._scores(u), self.k)
+        scores = self._scores(u)
+        y = inside(sigmoid_topk(scores, self.k))
+        remember_scores(y, scores, self.k)
+        return y
 
     def _inverse(self, y: Tensor) -> Tensor:
         self._check_size(y.shape[-1])
@@ -165,14 +173,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return logit[..., :-1] - logit[..., -1:]
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        # From u, not from y, which has lost 1 - y where it is close to 1. With z = x - t: log d = log y + log(1 - y)
-        # = 2 log y - z, and z is known from the smallest y, whose logarithm has all digits.
-        x = self._scores(u)
-        log_y = log_sigmoid_topk(x, self.k)
-        smallest = log_y.amin(-1, keepdim=True)
-        z = x - x.amin(-1, keepdim=True) + smallest - (-smallest.expm1()).log()
-        log_slope = 2 * log_y - z
-        return log_slope.sum(-1) - log_slope.logsumexp(-1)
+        return log_volume(sigmoid_topk_log_odds(self._scores(u), self.k))  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] + 1])

@@ -137,6 +137,27 @@ def test_long_rows():
     assert design.log_prob(draw).isfinite() and 0 < design.entropy() < math.log(40_000)
 
 
+@ORDERS
+def test_indices_are_those_of_the_samples(order):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(3, 2, 50, generator=generator, dtype=torch.float64)
+    rows[0, 0, 7:20] = 0
+    rows = rows * (5 / rows.sum(-1, keepdim=True))
+    blocks = tensor([0.2] * 5 + [0.0] * 3 + [1 / 7] * 7)
+    certain = tensor([0.7, 0.3, 0.0, 1.0]).expand(2, 4)
+    nearly = tensor([1 - 2**-53] * 40 + [40 * 2.0**-53, 0.0])
+    for probs in (rows, blocks, blocks.float(), certain, nearly, tensor([0.0, 0.0]), tensor([1.0])):
+        design = Systematic(probs=probs, order=order)
+        k = int(probs.sum(-1).max().round())
+        for sample_shape in ((), (20,), (4, 5), (0,)):
+            torch.manual_seed(1)
+            indices = design.sample_indices(sample_shape)
+            torch.manual_seed(1)
+            sample = design.sample(sample_shape)
+            assert indices.shape == (*sample.shape[:-1], k) and indices.dtype == torch.long
+            assert torch.equal(torch.zeros_like(sample).scatter(-1, indices, 1), sample)
+
+
 def test_unknown_order():
     with pytest.raises(ValueError, match="`order`.*'sorted'"):
         Systematic(probs=tensor([0.5, 0.5]), order="sorted")

@@ -6,7 +6,18 @@ from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
 from .pivotal import Pivotal
+from .relaxed_khot import RelaxedKHot, RelaxedKHotStraightThrough
 from .sampford import Sampford
 from .systematic import Systematic
 
-__all__ = ["Brewer", "ConditionalPoisson", "PhantomUnit", "Pivotal", "Sampford", "SamplingDesign", "Systematic"]
+__all__ = [
+    "Brewer",
+    "ConditionalPoisson",
+    "PhantomUnit",
+    "Pivotal",
+    "RelaxedKHot",
+    "RelaxedKHotStraightThrough",
+    "Sampford",
+    "SamplingDesign",
+    "Systematic",
+]

@@ -16,9 +16,12 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import checked_positive
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
+
+from ._arguments import Vector, checked_param, checked_size
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -29,19 +32,6 @@ COMPLETE_DESIGNS = {  # who has what not all have
 }
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
-
-
-class _Vector(constraints.Constraint):
-    """``constraints.independent(base, 1)``, which fails on empty batches."""
-
-    event_dim = 1
-
-    def __init__(self, base: constraints.Constraint) -> None:
-        self.base = base
-        super().__init__()
-
-    def check(self, value: Tensor) -> Tensor:
-        return self.base.check(value).all(-1)
 
 
 class SamplingDesign(TorchDistribution):
@@ -73,8 +63,8 @@ class SamplingDesign(TorchDistribution):
     """
 
     arg_constraints = {
-        "probs": _Vector(constraints.unit_interval),
-        "logits": _Vector(constraints.real),
+        "probs": Vector(constraints.unit_interval),
+        "logits": Vector(constraints.real),
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
@@ -93,17 +83,17 @@ class SamplingDesign(TorchDistribution):
             got = "neither" if probs is None else "both"
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self._given = "logits" if probs is None else "probs"
-        param = _checked_param(self._given, logits if probs is None else probs)
+        param = checked_param(self._given, logits if probs is None else probs)
         batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
         if k is None and probs is None:
             raise ValueError("`k`, the number of ones, is required with `logits`")
         if not callable(relaxation):
             raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
         self.__dict__[self._given] = param
-        self.k = _sums(param) if k is None else _checked_k(k, param)
+        self.k = _sums(param) if k is None else checked_size(k, param)
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
-        self.temperature = _checked_temperature(temperature, batch_shape)
+        self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             self._validate_contents()
@@ -163,6 +153,15 @@ class SamplingDesign(TorchDistribution):
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
         return {name: value for name, value in self.__dict__.items() if name == self._given or name not in lazy}
+
+    def _validate_sample(self, value: Tensor) -> None:
+        try:
+            super()._validate_sample(value)
+        except ValueError as error:
+            if "support" not in str(error) or not ((value > 0) & (value < 1)).any():
+                raise
+            message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
+            raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
@@ -251,45 +250,5 @@ class SamplingDesign(TorchDistribution):
         return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS[wanted]} have it")
 
 
-def _checked_param(name: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
-    if not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
-    if value.dim() < 1 or value.shape[-1] < 1:
-        raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
-    return value
-
-
 def _sums(probs: Tensor) -> Tensor:
     return probs.detach().sum(-1, dtype=torch.float64).round().long()
-
-
-def _checked_k(k: Any, param: Tensor) -> Tensor:
-    n = param.shape[-1]
-    if isinstance(k, Tensor):
-        if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
-            raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
-    elif isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}")
-    elif not 0 <= k <= n:
-        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return _expanded("k", torch.as_tensor(k, dtype=torch.long, device=param.device), param.shape[:-1])
-
-
-def _checked_temperature(temperature: Any, batch_shape: Size) -> float | Tensor:
-    if isinstance(temperature, Tensor):
-        return _expanded("temperature", temperature, batch_shape)
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        raise TypeError(f"`temperature` must be a number or a tensor, but got {temperature!r}")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
-    return temperature
-
-
-def _expanded(name: str, value: Tensor, batch_shape: Size) -> Tensor:
-    try:
-        return value.expand(batch_shape)
-    except RuntimeError:
-        message = f"`{name}` must broadcast to the batch shape {tuple(batch_shape)}, but got shape {tuple(value.shape)}"
-        raise ValueError(message) from None

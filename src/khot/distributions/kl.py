@@ -1,16 +1,66 @@
-"""Divergences that are exact, registered for ``torch.distributions.kl_divergence``; TraceMeanField_ELBO uses them."""
+"""Exact divergences, registered for ``torch.distributions.kl_divergence``; TraceMeanField_ELBO uses them.
+
+From a design that has an entropy to ``ConditionalPoisson``, of which the uniform law is one: at any size. Between any
+two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors; above that NotImplementedError is
+raised, on which TraceMeanField_ELBO falls back on the log-probabilities of its samples. Between two ``PhantomUnit``
+designs: as between those that they wrap.
+"""
+
+import copy
+import math
 
 import torch
 from torch import Tensor
-from torch.distributions import register_kl
+from torch.distributions import kl_divergence, register_kl
 
 from khot.kernels.conditional_poisson import log_prob
 
 from .conditional_poisson import ConditionalPoisson
+from .design import SamplingDesign
+from .phantom_unit import PhantomUnit
+
+MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled divergence costs far less
 
 
-@register_kl(ConditionalPoisson, ConditionalPoisson)
-def _kl_conditional_poisson(p: ConditionalPoisson, q: ConditionalPoisson) -> Tensor:
+@register_kl(SamplingDesign, ConditionalPoisson)
+def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], at the mean of p because log q is linear in its value; infinite where the sizes differ."""
-    cross_entropy = -log_prob(q.logits, q.k, p.mean).to(p.mean.dtype)
-    return torch.where(p.k == q.k, cross_entropy - p.entropy(), torch.inf)
+    try:
+        entropy = p.entropy()
+    except NotImplementedError:
+        return _enumerated(p, q)
+    cross_entropy = -log_prob(q.logits, q.k, p.mean).to(entropy.dtype)
+    largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
+    return torch.where((p.k == q.k) & (largest_k == q.k), cross_entropy - entropy, torch.inf)
+
+
+@register_kl(PhantomUnit, PhantomUnit)
+def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
+    """Of the wrapped designs; infinite where p has a size that q has not."""
+    possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
+    larger, wrapped = possible & (p.k > q.k), p._wrapped
+    if larger.any():  # the only size of p is the larger one of q: p's phantom then stays out, rather than in
+        wrapped = wrapped.expand(larger.shape)
+        phantom = wrapped.probs[..., -1:].masked_fill(larger.unsqueeze(-1), 0.0)
+        probs, k = torch.cat((wrapped.probs[..., :-1], phantom), -1), wrapped.k - larger.long()
+        wrapped = p.design_class(probs=probs, k=k, validate_args=False, **p.design_kwargs)
+    return torch.where(possible, kl_divergence(wrapped, q._wrapped), torch.inf).to(p.probs.dtype)
+
+
+@register_kl(SamplingDesign, SamplingDesign)
+def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
+    fixed = p._wrapped if isinstance(p, PhantomUnit) else p
+    terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.k.unique().tolist()), default=0)
+    if terms > MAX_TERMS:
+        raise NotImplementedError(
+            f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
+            f"but here are {terms}; that of a design with an entropy from ConditionalPoisson is known at any size"
+        )
+    value = p.enumerate_support(expand=False)
+    log_p = p.log_prob(value)
+    unchecked = copy.copy(q)
+    unchecked._validate_args = False  # what is impossible under q, infinite here, would raise
+    log_q = unchecked.log_prob(value).masked_fill(~q.support.check(value), -torch.inf)
+    possible = log_p > -torch.inf
+    ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
+    return (log_p.exp() * ratio).sum(0)

@@ -6,6 +6,8 @@ in place of E[f(x)], with respect to the parameters of the design and of f. Each
 ``unbiased``, whether the expected gradient is exact for every f and design, and ``min_samples``.
 """
 
+from khot.distributions import RelaxedKHotStraightThrough
+
 from .enumerated import enumerated
 from .imle import IMLE, AdaptiveStep
 from .pathwise import pathwise, reinmax, straight_through
@@ -23,6 +25,7 @@ __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put
     "PerturbedTopK",
     "RaoBlackwellStraightThrough",
     "ReinMax",
+    "RelaxedKHotStraightThrough",
     "StraightThrough",
     "enumerated",
     "pathwise",

@@ -1,0 +1,232 @@
+r"""Relaxed k-hot vectors: what RelaxedOneHotCategorical is to one-hot ones, and their straight-through form.
+
+The density. A sample is y = sigmoid(z), z = (x - t) / T, of scores x = theta + g with Gumbel noise g and the threshold
+t. From x to z up to a constant, and t, the Jacobian is T^(n - 1), and t integrates out:
+
+.. math:: \int \prod_i p_{\mathrm{Gumbel}}(t + T z_i - \theta_i) \, dt
+    = \Gamma(n) \prod_i \mathrm{softmax}(\theta - T z)_i
+
+From z, up to a constant, to the first n - 1 entries of y, whose sum is given, it is that of
+``biject_to(capped_simplex(k))``: log|det J| = sum log d_i - log sum d_i with d = y (1 - y).
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.types import _size as SizeLike
+
+from khot._validation import checked_positive, expanded
+from khot.constraints import capped_simplex
+from khot.relaxations import sigmoid_topk, topk_mask
+from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
+
+from ._arguments import Vector, checked_param, checked_size
+from .design import Relaxation
+
+
+class RelaxedKHot(TorchDistribution):
+    r"""A random point of the capped simplex: ``relaxation(logits + g, k, temperature)`` with standard Gumbel noise g.
+
+    ``rsample`` is reparametrised: differentiable in ``logits``, ``temperature`` and ``k``. As the temperature falls to
+    0, samples become k-hot, with the law of Gumbel top-k. With ``sigmoid_topk`` they have a density in closed form,
+    with respect to Lebesgue measure on any n - 1 of the entries, also where k is no integer:
+
+    .. math:: \log p(y) = \log \Gamma(n) + (n - 1) \log T
+        + \sum_i \log \mathrm{softmax}(\theta - T \operatorname{logit} y)_i
+        - \sum_i \log d_i + \log \sum_i d_i, \quad d_i = y_i (1 - y_i)
+
+    Such samples lie inside of (0, 1): an entry that would round to 0 or 1 is the nearest number inside. They remember
+    the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their density is
+    exact, and differentiable through the scores. The density of other values, such as detached samples, is as accurate
+    as the values are. At an exact 0 or 1 there is none (its limit is 0 or infinite): ``log_prob`` raises ValueError, or
+    is ``-inf`` without validation. With other relaxations it raises NotImplementedError.
+
+    Args:
+        temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
+        logits: Finite log-weights ``(..., n)``.
+        k: Sum of a sample, a number in [0, n] or a tensor that broadcasts to the batch shape. At 0 and n samples are
+            constant and have no density.
+        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If shapes or values are out of range.
+
+    References:
+        [1] Maddison, Mnih, Teh (2017), "The Concrete distribution", arXiv:1611.00712: the same for k = 1 and softmax.
+        [2] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11), the map.
+
+    Example:
+        >>> relaxed = RelaxedKHot(0.5, logits=torch.zeros(4), k=2)
+        >>> relaxed.support.check(relaxed.rsample())
+        tensor(True)
+        >>> relaxed.log_prob(torch.tensor([0.3, 0.5, 0.5, 0.7]))
+        tensor(-0.2005)
+    """
+
+    arg_constraints = {"logits": Vector(constraints.real)}
+    has_rsample = True
+
+    def __init__(
+        self,
+        temperature: float | Tensor,
+        logits: Tensor,
+        k: float | Tensor,
+        *,
+        relaxation: Relaxation = sigmoid_topk,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.logits = checked_param("logits", logits)
+        batch_shape, event_shape = logits.shape[:-1], logits.shape[-1:]
+        if not callable(relaxation):
+            raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
+        self.relaxation = relaxation
+        self.temperature = checked_positive("temperature", temperature, batch_shape)
+        self.k = _checked_sum(k, logits)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        if self._validate_args:
+            self._validate_contents()
+
+    def _validate_contents(self) -> None:
+        n, k, temperature = self.event_shape[0], self.k, self.temperature
+        if not self.logits.isfinite().all():
+            raise ValueError("`logits` must be finite, but some are infinite: leave units without a choice out")
+        if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+        if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
+            raise ValueError(f"`temperature` must be positive and finite, but got {temperature}")
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "RelaxedKHot":
+        new = self._get_checked_instance(type(self), _instance)
+        batch_shape = Size(batch_shape)
+        new.logits, new.relaxation = self.logits.expand(batch_shape + self.event_shape), self.relaxation
+        new.temperature, new.k = (
+            value.expand(batch_shape) if isinstance(value, Tensor) else value for value in (self.temperature, self.k)
+        )
+        super(RelaxedKHot, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @classmethod
+    def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
+        shape = Size(arg_shapes["logits"])
+        return shape[:-1], shape[-1:]
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return capped_simplex(self.k)
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        return self._relaxed(self._scores(sample_shape))
+
+    def _scores(self, sample_shape: SizeLike) -> Tensor:
+        shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
+        # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
+        uniform = torch.rand(shape, dtype=torch.float64, device=self.logits.device)
+        exponential = -uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()
+        return self.logits.to(dtype) - exponential.log().to(dtype)
+
+    def _relaxed(self, scores: Tensor) -> Tensor:
+        value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
+        if self.relaxation is sigmoid_topk:
+            value = torch.where(self._varies.unsqueeze(-1), inside(value), value)
+            remember_scores(value, scores, self.k, self.temperature)
+        return value
+
+    @property
+    def _varies(self) -> Tensor:
+        """Whether samples are not constant."""
+        return torch.as_tensor((self.k > 0) & (self.k < self.event_shape[0]), device=self.logits.device)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self.relaxation is not sigmoid_topk:
+            name = getattr(self.relaxation, "__name__", repr(self.relaxation))
+            raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
+        if self._validate_args:
+            self._validate_sample(value)
+            if not self._varies.all():
+                raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        z = log_odds(value)
+        on_boundary = z.isinf().any(-1) | ~self._varies
+        if self._validate_args and on_boundary.any():
+            raise ValueError(
+                "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
+                "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
+            )
+        n, z = z.shape[-1], z.masked_fill(on_boundary.unsqueeze(-1), 0.0)
+        temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
+        log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)
+        log_prob = math.lgamma(n) + (n - 1) * temperature.log() + log_share.sum(-1) - log_volume(z)
+        return log_prob.masked_fill(on_boundary, -torch.inf).to(self.logits.dtype)
+
+
+class RelaxedKHotStraightThrough(RelaxedKHot):
+    r"""A k-hot sample with the gradient of the relaxed one of which it is the top-k.
+
+    The k-hot counterpart of Pyro's RelaxedOneHotCategoricalStraightThrough. ``rsample`` returns exact k-hot vectors,
+    with the law of Gumbel top-k, whose gradient is that of :class:`RelaxedKHot`: biased, the less so the lower the
+    temperature, while its variance grows. A sample remembers its relaxed vector, and ``log_prob`` is the density of
+    that one. So under an ELBO it belongs into model and guide, or into a guide whose density shall stand in for the
+    probability of the sample.
+
+    Args:
+        temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
+        logits: Finite log-weights ``(..., n)``.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex; one that keeps the order.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If shapes or values are out of range.
+
+    References:
+        [1] Jang, Gu, Poole (2017), "Categorical reparameterization with Gumbel-softmax", arXiv:1611.01144.
+
+    Example:
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> x = RelaxedKHotStraightThrough(0.5, logits=logits, k=2).rsample()
+        >>> sorted(x.tolist()), torch.autograd.grad(x[0], logits)[0].sum().abs() < 1e-6
+        ([0.0, 0.0, 1.0, 1.0], tensor(True))
+    """
+
+    def __init__(
+        self,
+        temperature: float | Tensor,
+        logits: Tensor,
+        k: int | Tensor,
+        *,
+        relaxation: Relaxation = sigmoid_topk,
+        validate_args: bool | None = None,
+    ) -> None:
+        k = checked_size(k, checked_param("logits", logits))
+        super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        scores = self._scores(sample_shape)
+        relaxed = self._relaxed(scores)
+        # Of the scores, which tell apart what rounds to the same number.
+        hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())
+        hard._unquantize = relaxed  # type: ignore[attr-defined]  # as Pyro calls it
+        return hard
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(getattr(value, "_unquantize", value))
+
+
+def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
+    n = logits.shape[-1]
+    if isinstance(k, Tensor):
+        if k.is_complex() or k.dtype == torch.bool:
+            raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
+        return expanded("k", k, logits.shape[:-1])
+    if isinstance(k, bool) or not isinstance(k, int | float):
+        raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
+    if not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
+    return k

@@ -1,0 +1,110 @@
+"""Reparametrisation of k-hot sites by configuration, as in ``pyro.infer.reparam``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.distributions import Independent, MaskedDistribution, TorchDistribution
+from pyro.infer.reparam.reparam import Reparam
+from torch import Tensor
+
+from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
+from khot.estimators import StraightThrough
+
+__all__ = ["KHotReparam"]
+
+
+class KHotReparam(Reparam):
+    """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; in one of two forms.
+
+    ``KHotReparam(estimator)`` changes the **guide** only: its sampling design is wrapped by the estimator,
+    ``StraightThrough`` if none is named. Samples stay k-hot, and so the model stays as it is. What scores them, see
+    :class:`~khot.StraightThrough`, is an argument of the estimator::
+
+        guide = poutine.reparam(guide, {"x": KHotReparam(partial(StraightThrough, log_prob="none"))})
+
+    ``KHotReparam(temperature=t)`` changes **model and guide**: the design becomes a :class:`~khot.RelaxedKHot` with the
+    design's ``logits`` as log-weights (over its own temperature; of a design made from ``probs``, their log-odds). The
+    problem is then a continuous one. As the temperature falls, samples tend to those of Gumbel top-k laws, but the
+    divergence stays above that between these: the relaxed posterior is less concentrated. ``temperature`` is an
+    attribute that may be set anew at any step::
+
+        relax = KHotReparam(temperature=0.5)
+        svi = SVI(poutine.reparam(model, {"x": relax}), poutine.reparam(guide, {"x": relax}), optimizer, Trace_ELBO())
+
+    A model relaxed in this way can also be given to AutoNormal and NUTS. They have to start from a sample, as what
+    they start from by default is unknown of k-hot vectors::
+
+        guide = AutoNormal(poutine.reparam(model, {"x": relax}), init_loc_fn=init_to_sample)
+
+    If one of the two is not relaxed, its samples have no probability under the other, and scoring them raises
+    ValueError. The site may be in plates, masked or independent over batch dimensions.
+
+    Args:
+        estimator: What wraps the guide's design, a function of the design.
+        temperature: Positive softness of the relaxed form, a number or a tensor that broadcasts to the batch shape.
+
+    Raises:
+        TypeError: If the estimator is no function, or, when the site is reached, the site is no sampling design, or of
+            no fixed size in the relaxed form.
+        ValueError: If both arguments are given, or the temperature is out of range.
+        NotImplementedError: If the site is observed.
+
+    Example:
+        >>> import pyro
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> def guide():
+        ...     return pyro.sample("x", ConditionalPoisson(logits=logits, k=2))
+        >>> x = pyro.poutine.reparam(guide, {"x": KHotReparam()})()
+        >>> x.sum(), x.requires_grad
+        (tensor(2., grad_fn=<SumBackward0>), True)
+        >>> y = pyro.poutine.reparam(guide, {"x": KHotReparam(temperature=0.5)})()
+        >>> constraints.capped_simplex(2).check(y)
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        estimator: Callable[[SamplingDesign], TorchDistribution] | None = None,
+        *,
+        temperature: float | Tensor | None = None,
+    ) -> None:
+        if estimator is not None and temperature is not None:
+            raise ValueError("`estimator` and `temperature` exclude each other, but both are given")
+        if not (estimator is None or callable(estimator)):
+            raise TypeError(f"`estimator` must be a function of a sampling design, but got {estimator!r}")
+        if isinstance(temperature, int | float) and not temperature > 0:
+            raise ValueError(f"`temperature` must be positive, but got {temperature}")
+        self.estimator = StraightThrough if estimator is None else estimator
+        self.temperature = temperature
+
+    def apply(self, msg: Any) -> Any:
+        """Replaces the distribution of the site."""
+        if msg["is_observed"]:
+            raise NotImplementedError(f"KHotReparam is for latent sites, but {msg['name']!r} is observed")
+        value = msg["value"]
+        if self.temperature is not None and not getattr(value, "_pyro_custom_init", True):
+            value = None  # a k-hot vector that Pyro begins with: it asks again, of the relaxed law
+        return {"fn": self._replace(msg["fn"], msg["name"]), "value": value, "is_observed": False}
+
+    def _replace(self, fn: Any, name: str) -> TorchDistribution:
+        if isinstance(fn, Independent):
+            return self._replace(fn.base_dist, name).to_event(fn.reinterpreted_batch_ndims)
+        if isinstance(fn, MaskedDistribution):
+            return self._replace(fn.base_dist, name).mask(fn._mask)
+        if not isinstance(fn, SamplingDesign):
+            raise TypeError(f"KHotReparam is for sampling designs, but {name!r} has the distribution {fn}")
+        if self.temperature is None:
+            return self.estimator(fn)
+        if isinstance(fn, PhantomUnit):
+            raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} is a PhantomUnit")
+        return RelaxedKHot(self.temperature, logits=_log_weights(fn), k=fn.k)
+
+
+def _log_weights(design: SamplingDesign) -> Tensor:
+    try:
+        logits = design.logits
+    except AttributeError:  # made from probs, which nothing else determines
+        return torch.logit(design.probs)
+    softness = design.temperature
+    return logits / (softness.unsqueeze(-1) if isinstance(softness, Tensor) else softness)

@@ -1,0 +1,55 @@
+r"""Log-odds of a mask of ``sigmoid_topk``, also where the mask itself has rounded to 0 or 1.
+
+Densities on the capped simplex are functions of the log-odds :math:`z = \operatorname{logit} y`, which y determines
+only as long as both y and 1 - y have digits left. Whoever makes y from scores may therefore let it remember them:
+:func:`log_odds` then starts from the scores.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from .sigmoid import log_sigmoid_topk
+
+_ATTRIBUTE = "_khot_scores"
+
+
+def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
+    lowest = x.argmin(-1, keepdim=True)  # the smallest entry of the mask, whose logarithm has all digits
+    log_y = log_sigmoid_topk(x, k, temperature).gather(-1, lowest)
+    softness = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+    return (x - x.gather(-1, lowest)) / softness + log_y - (-log_y.expm1()).log()
+
+
+def log_volume(z: Tensor) -> Tensor:
+    r"""The log-determinant :math:`\sum_i \log d_i - \log \sum_i d_i`, with :math:`d = \sigma(z) \sigma(-z)`.
+
+    It is that of the first n - 1 entries of ``sigmoid_topk(x, k)`` with respect to those of x, the last held fixed.
+    """
+    log_slope = logsigmoid(z) + logsigmoid(-z)
+    return log_slope.sum(-1) - log_slope.logsumexp(-1)
+
+
+def inside(y: Tensor) -> Tensor:
+    """Rounds to the nearest number inside (0, 1) what had rounded to 0 or 1; the gradient is that of y."""
+    limits, value = torch.finfo(y.dtype), y.detach()
+    return y + (value.clamp(limits.tiny, 1 - limits.eps / 2) - value)
+
+
+def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
+    """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding."""
+    setattr(y, _ATTRIBUTE, ((x, k, temperature), _version(y)))
+
+
+def log_odds(y: Tensor) -> Tensor:
+    """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries."""
+    scores, version = getattr(y, _ATTRIBUTE, (None, None))
+    if scores is None or version != _version(y):
+        return y.double().logit()
+    x, k, temperature = scores
+    return sigmoid_topk_log_odds(x.double(), k, temperature)
+
+
+def _version(y: Tensor) -> int:
+    return 0 if y.is_inference() else y._version

@@ -1,0 +1,150 @@
+"""Divergences between all pairs of designs against enumeration, between different sizes, and under an ELBO."""
+
+import itertools
+import math
+
+import pyro
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch.autograd import gradcheck
+from torch.distributions import kl_divergence
+
+from khot import Brewer, ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic
+from tests.registry import DESIGNS
+
+float64 = torch.float64
+P = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=float64)
+Q = torch.tensor([[0.1, -0.3, 0.6, 0.2, 0.0], [1.0, 0.0, -0.5, -1.0, 0.8]], dtype=float64)
+SCORED = [case for case in DESIGNS if case.has_log_prob]
+
+
+def by_definition(p, q):
+    """For one row each, from the probabilities of all vectors of zeros and ones."""
+    x = torch.tensor(list(itertools.product([0.0, 1.0], repeat=p.event_shape[0])), dtype=float64)
+
+    def pmf(design):
+        value = x[design.support.check(x)]
+        law = torch.zeros(len(x), dtype=float64)
+        law[design.support.check(x)] = design.log_prob(value).exp()
+        return law
+
+    p, q = pmf(p), pmf(q)
+    return torch.where(p > 0, p * (p / q).log(), 0).sum()
+
+
+@pytest.mark.parametrize("q_case", SCORED, ids=lambda case: case.name)
+@pytest.mark.parametrize("p_case", SCORED, ids=lambda case: case.name)
+def test_every_pair_of_designs(p_case, q_case):
+    p, q = p_case.make(logits=P, k=2), q_case.make(logits=Q, k=2)
+    expected = torch.stack(
+        [by_definition(p_case.make(logits=a, k=2), q_case.make(logits=b, k=2)) for a, b in zip(P, Q, strict=True)]
+    )
+    torch.testing.assert_close(kl_divergence(p, q), expected, rtol=1e-9, atol=1e-12)
+    assert kl_divergence(p, q_case.make(logits=Q[0], k=2).expand((2,))).shape == (2,)
+    assert (kl_divergence(p, q_case.make(logits=Q, k=3)) == math.inf).all()
+    mixed = kl_divergence(p, q_case.make(logits=Q, k=torch.tensor([2, 3])))
+    assert mixed[1] == math.inf and (mixed[0] == expected[0] or abs(mixed[0] - expected[0]) < 1e-12)
+    torch.testing.assert_close(kl_divergence(p, p), torch.zeros(2, dtype=float64), rtol=0, atol=1e-12)
+    if expected.isfinite().all():
+
+        def divergence(a, b):
+            return kl_divergence(p_case.make(logits=a, k=2), q_case.make(logits=b, k=2))
+
+        assert gradcheck(divergence, [P[0].clone().requires_grad_(), Q[0].clone().requires_grad_()])
+
+
+@pytest.mark.parametrize("make", [ConditionalPoisson, lambda **kw: Systematic(order="fixed", **kw)])
+def test_long_rows_to_conditional_poisson(make):
+    """From the mean of the ratio over samples, within 5.5 standard errors."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 300, dtype=float64)
+    p, q = make(logits=logits, k=90), ConditionalPoisson(logits=torch.zeros(2, 300, dtype=float64), k=90)
+    x = p.sample((500,))
+    ratio = p.log_prob(x) - q.log_prob(x)
+    error = ratio.std(0) / math.sqrt(500)
+    assert ((ratio.mean(0) - kl_divergence(p, q)).abs() <= 5.5 * error + 1e-9).all()
+
+
+def test_many_vectors_are_not_enumerated():
+    p, q = Sampford(logits=torch.zeros(40), k=20), ConditionalPoisson(logits=torch.zeros(40), k=20)
+    phantom = PhantomUnit(Sampford, probs=torch.full((40,), 0.51))
+    for pair in ((p, q), (q, p), (phantom, p), (phantom, phantom)):
+        with pytest.raises(NotImplementedError, match="up to 10000 vectors.*with an entropy from ConditionalPoisson"):
+            kl_divergence(*pair)
+    with pytest.raises(NotImplementedError, match="no log_prob"):
+        kl_divergence(Pivotal(logits=P, k=2), ConditionalPoisson(logits=P, k=2))
+
+
+def test_units_that_are_certain_or_excluded():
+    p = ConditionalPoisson(logits=torch.tensor([math.inf, 0.3, -0.2, -math.inf]).double(), k=2)
+    same = ConditionalPoisson(logits=torch.tensor([math.inf, 0.0, 0.0, -math.inf]).double(), k=2)
+    free = ConditionalPoisson(logits=torch.zeros(4, dtype=float64), k=2)
+    for q in (same, free):
+        torch.testing.assert_close(kl_divergence(p, q), by_definition(p, q))
+    assert kl_divergence(free, p) == math.inf
+
+
+WRAPPED = [(ConditionalPoisson, {}), (Sampford, {}), (Brewer, {}), (Systematic, {"order": "fixed"})]
+
+
+@pytest.mark.parametrize(("design_class", "kwargs"), WRAPPED)
+def test_phantom_units(design_class, kwargs):
+    rows = torch.tensor(
+        [
+            [0.3, 0.75, 0.15, 0.6],  # sizes 1 and 2
+            [0.5, 0.2, 0.3, 0.55],  # 1 and 2
+            [0.25, 0.25, 0.25, 0.25],  # 1
+            [0.5, 0.75, 0.5, 0.25],  # 2
+            [0.9, 0.8, 0.2, 0.5],  # 2 and 3
+        ],
+        dtype=float64,
+    )
+
+    def make(probs):
+        return PhantomUnit(design_class, probs=probs, **kwargs)
+
+    designs = [make(row) for row in rows]
+    pairs = list(itertools.product(designs, repeat=2))
+    expected = torch.stack([by_definition(p, q) for p, q in pairs])
+    divergence = torch.stack([kl_divergence(p, q) for p, q in pairs])
+    torch.testing.assert_close(divergence, expected, rtol=1e-9, atol=1e-12)
+    if design_class is not Systematic:  # where row after row another set of vectors is possible
+        same = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+        larger_has_both = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 4)]
+        assert expected.isfinite().nonzero().squeeze(-1).tolist() == sorted(
+            5 * i + j for i, j in same + larger_has_both
+        )
+    if design_class is ConditionalPoisson:  # which needs no enumeration, and so takes rows of any sizes
+        p, q = rows.repeat_interleave(5, 0), rows.repeat(5, 1)
+        torch.testing.assert_close(kl_divergence(make(p), make(q)), expected)
+        assert gradcheck(lambda a, b: kl_divergence(make(a), make(b)), [rows[:1].requires_grad_(), rows[1:2]])
+
+
+def test_phantom_units_and_fixed_sizes():
+    whole, real = torch.tensor([0.5, 0.75, 0.5, 0.25]).double(), torch.tensor([0.5, 0.75, 0.5, 0.5]).double()
+    fixed = ConditionalPoisson(probs=whole)
+    for p, q in (
+        (PhantomUnit(Sampford, probs=whole), fixed),
+        (PhantomUnit(ConditionalPoisson, probs=whole), Sampford(probs=whole)),
+        (fixed, PhantomUnit(Sampford, probs=real)),
+        (PhantomUnit(ConditionalPoisson, probs=real), PhantomUnit(Sampford, probs=real)),
+    ):
+        torch.testing.assert_close(kl_divergence(p, q), by_definition(p, q), rtol=1e-9, atol=1e-12)
+    assert kl_divergence(PhantomUnit(ConditionalPoisson, probs=real), fixed) == math.inf
+
+
+@pytest.mark.parametrize("form", ["fixed", "phantom"])
+def test_mean_field_elbo_uses_it(form):
+    """A model that is nothing but its prior: the loss is the divergence, whatever was drawn."""
+    if form == "fixed":
+        p, q = Systematic(logits=P, k=2), Sampford(logits=Q, k=2)
+    else:
+        p, q = (PhantomUnit(ConditionalPoisson, logits=logits) for logits in (P, P + 0.1))
+
+    def site(fn):
+        with pyro.plate("rows", 2):
+            pyro.sample("x", fn)
+
+    loss = TraceMeanField_ELBO().loss(lambda: site(q), lambda: site(StraightThrough(p)))
+    assert loss == pytest.approx(kl_divergence(p, q).sum().item(), rel=1e-12)
