@@ -1,0 +1,353 @@
+r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, E independent noise of a given law.
+
+With F and f the distribution function and density of the noise, :math:`F_i = F(s + \vartheta_i)` and :math:`f_i` at a
+time s are those of :math:`R_i`. A set S is drawn if the last of its units is ahead of all others,
+
+.. math:: P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds.
+
+At a time s the units that have come are independent, N in number. Given N = k they are a conditional Poisson design,
+whose inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it comes not after the k-th
+of the others; integrated by parts,
+
+.. math:: \pi_i = \int P(N = k) \Big( F_i \sum_j \frac{f_j}{F_j} m_j + f_i m_i \Big) ds,
+
+all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
+
+For smooth noise the rule is the trapezoidal one, which converges exponentially; for a uniform variable, whose integrand
+is a polynomial of :math:`t = e^s` between the times at which a unit is sure to have come, Gauss' rule between those. The
+range of the integral is found by trial, a constant to autograd. The sum over the nodes is differentiable to any order.
+
+All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
+and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
+
+References:
+    [1] Rosén (1997), "On sampling with probability proportional to size", Journal of Statistical Planning and
+        Inference 62(2).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .capped_simplex import solve_threshold
+from .conditional_poisson import count_law
+from .conditional_poisson_inverse import Family, solve_logits
+
+DEPTH = 34.0  # e^-34 of its peak is where an integrand ends
+MARGIN = 60.0  # further than this from all positions nothing happens
+GRID = 16  # points of one trial
+TRIALS = 60  # each narrows the range to an eighth at best
+STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
+RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
+MAX_NODES = 8192
+MAX_ELEMENTS = 2**22  # positions times nodes treated at a time, which bounds the memory
+FAR = 1000.0  # e^-1000 is 0
+SURE = 500.0  # log-odds of a certain event, finite
+UNDERFLOW = 1e-300
+SMALLEST = 2.0**-54  # half the distance of the random numbers
+LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
+
+
+class Noise(ABC):
+    """The law of the noise, by functions of z that are accurate in both tails.
+
+    Attributes:
+        smooth: Whether F is analytic, or else has a kink at 0.
+        shifts_log_odds: Whether the log-odds of F(z) are z itself.
+    """
+
+    smooth = True
+    shifts_log_odds = False
+
+    @abstractmethod
+    def log_cdf(self, z: Tensor) -> Tensor:
+        """Log F(z)."""
+
+    @abstractmethod
+    def log_sf(self, z: Tensor) -> Tensor:
+        """Log (1 - F(z)), at least about -1e130."""
+
+    @abstractmethod
+    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """f / F and f / (1 - F)."""
+
+    @abstractmethod
+    def quantile(self, log_odds: Tensor) -> Tensor:
+        """The z whose F(z) has these log-odds."""
+
+    @abstractmethod
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
+
+    def log_odds(self, z: Tensor) -> Tensor:
+        """The log-odds of F(z), up to those of certain events."""
+        return (self.log_cdf(z) - self.log_sf(z)).clamp(-SURE, SURE)
+
+
+class _Logistic(Noise):
+    shifts_log_odds = True
+
+    def log_cdf(self, z: Tensor) -> Tensor:
+        return F.logsigmoid(z)
+
+    def log_sf(self, z: Tensor) -> Tensor:
+        return F.logsigmoid(-z)
+
+    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(-z), torch.sigmoid(z)
+
+    def log_odds(self, z: Tensor) -> Tensor:
+        return z
+
+    def quantile(self, log_odds: Tensor) -> Tensor:
+        return log_odds
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.div_(1 - u)
+
+
+class _LogExponential(Noise):
+    def log_cdf(self, z: Tensor) -> Tensor:
+        tiny = z < -DEPTH
+        x = z.clamp(-DEPTH, 300).exp()
+        return torch.where(tiny, z, torch.log(-torch.expm1(-x)))
+
+    def log_sf(self, z: Tensor) -> Tensor:
+        return -z.clamp(max=300).exp()
+
+    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        x = z.clamp(-DEPTH, 6.5).exp()
+        return torch.where(z < -DEPTH, 1.0, x / torch.expm1(x)), z.clamp(max=300).exp()
+
+    def quantile(self, log_odds: Tensor) -> Tensor:
+        # log(-log(1 - p)); next to p = 0 it is log p.
+        tiny = log_odds < -DEPTH
+        return torch.where(tiny, log_odds, torch.log(-F.logsigmoid(-log_odds.clamp(min=-DEPTH))))
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.log_().neg_()
+
+
+class _LogUniform(Noise):
+    smooth = False
+
+    def log_cdf(self, z: Tensor) -> Tensor:
+        return z.clamp(max=0)
+
+    def log_sf(self, z: Tensor) -> Tensor:
+        return torch.log(-torch.expm1(z.clamp(max=-UNDERFLOW)))
+
+    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        before = (z < 0).to(z.dtype)
+        return before, before * z.exp() / -torch.expm1(z.clamp(max=-UNDERFLOW))
+
+    def quantile(self, log_odds: Tensor) -> Tensor:
+        return F.logsigmoid(log_odds)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u
+
+
+LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
+
+
+class _Rows(NamedTuple):
+    """A problem without certain units: these lie far below the others, and k counts the rest."""
+
+    theta: Tensor  # (*batch, n)
+    k: Tensor  # (*batch,), between 1 and the number of open units less 1
+    open: Tensor  # (*batch, n), the units whose fate is open; where a row has none, theta = 0 and k = 1
+    certain: Tensor  # (*batch, n), the value of the others
+
+
+def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
+    k = torch.as_tensor(k, device=theta.device).expand(theta.shape[:-1])
+    theta, included, finite = theta.double(), theta == torch.inf, theta.isfinite()
+    k, count = k - included.sum(-1), finite.sum(-1)
+    has_choice = ((k > 0) & (k < count))[..., None]
+    certain = included | (finite & (k > 0)[..., None])
+    lowest = theta.detach().masked_fill(~finite, torch.inf).amin(-1, keepdim=True)
+    is_open = finite & has_choice
+    filler = torch.where(has_choice, lowest - FAR - lowest.abs(), 0.0)
+    return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
+
+
+@torch.no_grad()
+def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int) -> tuple[Tensor, Tensor]:
+    """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids."""
+    fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
+    index = torch.arange(GRID, device=low.device).view(fraction.shape)
+
+    def narrowed(grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value = torch.cat([log_integrand(s) for s in grid.split(slab)])
+        inside = value >= value.amax(0) - DEPTH
+        first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
+        return grid.gather(0, torch.stack((first - 1, first, last, last + 1)).clamp(0, GRID - 1))
+
+    for _ in range(TRIALS if low.numel() else 0):
+        width = high - low
+        low, inner_low, inner_high, high = narrowed(low + fraction * width)
+        if (high - low >= width / 2).all():
+            half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)  # what is left between two points at both ends
+            ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)
+            low, _, _, high = narrowed(torch.cat(ends))
+            break
+    return low, high
+
+
+def _trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    width = high - low
+    count = (width.square() / STEP**2 + RESOLUTION**2).sqrt().ceil().amax() if width.numel() else 1
+    count = min(int(count), MAX_NODES)
+    index = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
+    return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
+
+
+def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces."""
+    top = torch.where(high < end.detach(), high, end)
+    ordered = kinks.sort(-1).values
+    before = (ordered <= low[..., None]).sum(-1, keepdim=True)
+    inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
+    most = max(0, int(inside.amax())) if inside.numel() else 0
+    points, pieces = (8, 12) if most < 30 else (4, 64) if most < 200 else (3, 64)
+    index = torch.arange(most, device=low.device)
+    cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
+    cuts = torch.where(index < inside, cuts, top[..., None])
+    fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[:-1]
+    low, top, scale = low[..., None], top[..., None], top.detach()[..., None]
+    even = torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale
+    cuts = (torch.cat((cuts, even, torch.lerp(low, scale, fraction), top), -1).sort(-1).values - scale).exp()
+    nodes, weights = (torch.from_numpy(a).to(low) for a in np.polynomial.legendre.leggauss(points))
+    half = cuts.diff(dim=-1)[..., None] / 2
+    t = (cuts[..., :-1, None] + half * (1 + nodes)).flatten(-2)
+    return (t.log() + scale).movedim(-1, 0), ((half * weights).flatten(-2) / t).movedim(-1, 0)
+
+
+def _nodes(
+    noise: Noise, rows: _Rows, log_integrand: Callable[[Tensor], Tensor], end: Tensor, slab: int
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for an integrand that is 0 beyond ``end``; both ``(nodes, *end.shape)``."""
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    theta = rows.theta.detach()
+    low = -theta.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-theta.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    low, high = _range(log_integrand, low.expand(end.shape), high, slab)
+    return _trapezoidal(low, high) if noise.smooth else _gauss(-rows.theta, low, high, end)
+
+
+def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
+    rows = _rows(theta, k)
+    theta, is_open = rows.theta, rows.open
+    contradicts = (~is_open & ((value != 0) != rows.certain)).any(-1)
+    void = contradicts | ~(is_open & (value != 0)).any(-1)
+    first = torch.arange(theta.shape[-1], device=theta.device) == 0
+    value = torch.where(void[..., None], first.double(), value.double().where(is_open, 0.0))
+    slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
+
+    def log_integrand(s: Tensor) -> Tensor:
+        z = s[..., None] + theta
+        last = (value * noise.hazards(z)[0]).sum(-1).clamp(min=UNDERFLOW).log()
+        return (value * noise.log_cdf(z) + (1 - value) * noise.log_sf(z)).sum(-1) + last
+
+    end = theta.new_full(void.shape, torch.inf) if noise.smooth else (-theta).masked_fill(value != 0, torch.inf).amin(-1)
+    s, weight = _nodes(noise, rows, log_integrand, end, slab)
+    log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
+    peak = log_values.detach().amax(0)
+    log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak
+    return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
+
+
+def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
+    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
+    slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
+
+    def log_bound(s: Tensor) -> Tensor:
+        """Chernoff's bound of P(N = k), times the rate at which units come and are missed."""
+        z = s[..., None] + fixed
+        log_odds = noise.log_odds(z)
+        t = solve_threshold(log_odds, k)[..., None]
+        m, (ahead, behind) = torch.sigmoid(log_odds - t), noise.hazards(z)
+        rate = (ahead * m + behind * (1 - m)).sum(-1)
+        return (F.logsigmoid(-log_odds) - F.logsigmoid(t - log_odds)).sum(-1) + k * t[..., 0] + rate.log()
+
+    end = theta.new_full(k.shape, torch.inf)
+    if not noise.smooth:  # when more than k units are sure to have come
+        end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1)
+    s, weight = _nodes(noise, rows, log_bound, end, slab)
+    middle = s[len(s) // 2]
+    one_law = count_law(middle[..., None] + theta, k) if noise.shifts_log_odds else None
+
+    def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        z = s[..., None] + theta
+        log_cdf, log_sf = noise.log_cdf(z), noise.log_sf(z)
+        if one_law is None:
+            log_count, log_odds = count_law(noise.log_odds(z), k)
+        else:  # given N = k, one conditional Poisson design at all times
+            log_count, log_odds = one_law
+            log_count = log_count + k * (s - middle) + (log_sf - noise.log_sf(middle[..., None] + theta)).sum(-1)
+        count, (ahead, behind) = (log_count.exp() * weight)[..., None], noise.hazards(z)
+        came, missing = ahead * count * torch.sigmoid(log_odds), behind * count * torch.sigmoid(-log_odds)
+        included = log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
+        out = log_sf.exp() * (missing.sum(-1, keepdim=True) + missing)
+        return included.sum(0), out.sum(0)
+
+    parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
+    included, out = (torch.stack(terms).sum(0) for terms in zip(*parts, strict=True))
+    return included, out
+
+
+def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
+    rows = _rows(theta, k)
+    return torch.where(rows.open, _inclusion(noise, rows)[0], rows.certain.double())
+
+
+def inclusion_scores(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
+    """The z with F(z) = P(i in S), nearly linear in the positions; infinite for certain units."""
+    rows = _rows(theta, k)
+    included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
+    certain = torch.where(rows.certain, torch.inf, -torch.inf)
+    return torch.where(rows.open, noise.quantile(included.log() - out.log()), certain)
+
+
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+    """The positions with given inclusion probabilities, as :func:`solve_logits`."""
+    return solve_logits(probs, k, FAMILIES[noise])
+
+
+def rank_scale(theta: Tensor, k: int | Tensor) -> Tensor:
+    """What to multiply the exponential of the noise with, float64: :math:`e^{-\vartheta}` up to a factor.
+
+    The k-th rank is near 1. Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
+    """
+    theta = theta.double()
+    centred = theta - solve_threshold(theta, k)[..., None].nan_to_num(0.0, 0.0, 0.0)
+    certain = centred.sign() * (LARGEST_LOG + 100)
+    return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
+
+
+def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
+    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
+    u = torch.rand(shape, dtype=scale.dtype, device=scale.device)
+    return noise.from_uniform_(u.clamp_(min=SMALLEST)).mul_(scale)
+
+
+def _family(noise: Noise) -> Family:
+    def slope(z: Tensor) -> Tensor:
+        return noise.log_cdf(z).exp() * noise.hazards(z)[0]
+
+    return Family(
+        partial(inclusion_probabilities, noise), partial(inclusion_scores, noise), noise.quantile, slope
+    )
+
+
+FAMILIES = {noise: _family(noise) for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
