@@ -46,16 +46,26 @@ TRIALS = 60  # each narrows the range to an eighth at best
 STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
 RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
-MAX_ELEMENTS = 2**22  # positions times nodes treated at a time, which bounds the memory
+MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
 SURE = 500.0  # log-odds of a certain event, finite
+LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
 
 
+class _Law(NamedTuple):
+    """What the noise does at z, each to its own relative accuracy in both tails."""
+
+    log_cdf: Tensor
+    log_sf: Tensor  # log(1 - F)
+    ahead: Tensor  # f / F
+    behind: Tensor  # f / (1 - F)
+
+
 class Noise(ABC):
-    """The law of the noise, by functions of z that are accurate in both tails.
+    """The law of the noise.
 
     Attributes:
         smooth: Whether F is analytic, or else has a kink at 0.
@@ -66,16 +76,8 @@ class Noise(ABC):
     shifts_log_odds = False
 
     @abstractmethod
-    def log_cdf(self, z: Tensor) -> Tensor:
-        """Log F(z)."""
-
-    @abstractmethod
-    def log_sf(self, z: Tensor) -> Tensor:
-        """Log (1 - F(z)), at least about -1e130."""
-
-    @abstractmethod
-    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """f / F and f / (1 - F)."""
+    def law(self, z: Tensor) -> _Law:
+        """Distribution function and hazards at z."""
 
     @abstractmethod
     def quantile(self, log_odds: Tensor) -> Tensor:
@@ -85,25 +87,15 @@ class Noise(ABC):
     def from_uniform_(self, u: Tensor) -> Tensor:
         """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
 
-    def log_odds(self, z: Tensor) -> Tensor:
-        """The log-odds of F(z), up to those of certain events."""
-        return (self.log_cdf(z) - self.log_sf(z)).clamp(-SURE, SURE)
-
 
 class _Logistic(Noise):
     shifts_log_odds = True
 
-    def log_cdf(self, z: Tensor) -> Tensor:
-        return F.logsigmoid(z)
-
-    def log_sf(self, z: Tensor) -> Tensor:
-        return F.logsigmoid(-z)
-
-    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sigmoid(-z), torch.sigmoid(z)
-
-    def log_odds(self, z: Tensor) -> Tensor:
-        return z
+    def law(self, z: Tensor) -> _Law:
+        inner = z.clamp(-SURE, SURE)
+        cdf, sf = torch.sigmoid(inner), torch.sigmoid(-inner)
+        log_cdf = cdf.log() + (z - inner).clamp(max=0)
+        return _Law(log_cdf, log_cdf - z, sf, cdf)
 
     def quantile(self, log_odds: Tensor) -> Tensor:
         return log_odds
@@ -113,22 +105,16 @@ class _Logistic(Noise):
 
 
 class _LogExponential(Noise):
-    def log_cdf(self, z: Tensor) -> Tensor:
-        tiny = z < -DEPTH
-        x = z.clamp(-DEPTH, 300).exp()
-        return torch.where(tiny, z, torch.log(-torch.expm1(-x)))
-
-    def log_sf(self, z: Tensor) -> Tensor:
-        return -z.clamp(max=300).exp()
-
-    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        x = z.clamp(-DEPTH, 6.5).exp()
-        return torch.where(z < -DEPTH, 1.0, x / torch.expm1(x)), z.clamp(max=300).exp()
+    def law(self, z: Tensor) -> _Law:
+        inner = z.clamp(-SURE, LARGEST)
+        x = inner.exp()
+        cdf = -torch.expm1(-x)
+        return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
 
     def quantile(self, log_odds: Tensor) -> Tensor:
         # log(-log(1 - p)); next to p = 0 it is log p.
-        tiny = log_odds < -DEPTH
-        return torch.where(tiny, log_odds, torch.log(-F.logsigmoid(-log_odds.clamp(min=-DEPTH))))
+        inner = log_odds.clamp(min=-DEPTH)
+        return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
 
     def from_uniform_(self, u: Tensor) -> Tensor:
         return u.log_().neg_()
@@ -137,15 +123,10 @@ class _LogExponential(Noise):
 class _LogUniform(Noise):
     smooth = False
 
-    def log_cdf(self, z: Tensor) -> Tensor:
-        return z.clamp(max=0)
-
-    def log_sf(self, z: Tensor) -> Tensor:
-        return torch.log(-torch.expm1(z.clamp(max=-UNDERFLOW)))
-
-    def hazards(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        before = (z < 0).to(z.dtype)
-        return before, before * z.exp() / -torch.expm1(z.clamp(max=-UNDERFLOW))
+    def law(self, z: Tensor) -> _Law:
+        inner, to_come = z.clamp(max=-UNDERFLOW), (z < 0).to(z.dtype)
+        sf = -torch.expm1(inner)
+        return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
 
     def quantile(self, log_odds: Tensor) -> Tensor:
         return F.logsigmoid(log_odds)
@@ -216,7 +197,7 @@ def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tenso
     before = (ordered <= low[..., None]).sum(-1, keepdim=True)
     inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
     most = max(0, int(inside.amax())) if inside.numel() else 0
-    points, pieces = (8, 12) if most < 30 else (4, 64) if most < 200 else (3, 64)
+    points, pieces = (8, 12) if most < 30 else (6, 40)
     index = torch.arange(most, device=low.device)
     cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
     cuts = torch.where(index < inside, cuts, top[..., None])
@@ -253,9 +234,9 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
     slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
 
     def log_integrand(s: Tensor) -> Tensor:
-        z = s[..., None] + theta
-        last = (value * noise.hazards(z)[0]).sum(-1).clamp(min=UNDERFLOW).log()
-        return (value * noise.log_cdf(z) + (1 - value) * noise.log_sf(z)).sum(-1) + last
+        law = noise.law(s[..., None] + theta)
+        rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
+        return (value * law.log_cdf + (1 - value) * law.log_sf).sum(-1) + rate.log()
 
     end = theta.new_full(void.shape, torch.inf) if noise.smooth else (-theta).masked_fill(value != 0, torch.inf).amin(-1)
     s, weight = _nodes(noise, rows, log_integrand, end, slab)
@@ -270,34 +251,42 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
 
+    tilt = solve_threshold(fixed, k)
+
+    def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
+        law = noise.law(s[..., None] + theta)
+        if not noise.shifts_log_odds:
+            law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
+        return law, law.log_cdf - law.log_sf
+
     def log_bound(s: Tensor) -> Tensor:
         """Chernoff's bound of P(N = k), times the rate at which units come and are missed."""
-        z = s[..., None] + fixed
-        log_odds = noise.log_odds(z)
-        t = solve_threshold(log_odds, k)[..., None]
-        m, (ahead, behind) = torch.sigmoid(log_odds - t), noise.hazards(z)
-        rate = (ahead * m + behind * (1 - m)).sum(-1)
-        return (F.logsigmoid(-log_odds) - F.logsigmoid(t - log_odds)).sum(-1) + k * t[..., 0] + rate.log()
+        law, log_odds = law_at(s, fixed)
+        t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
+        tilted = log_odds - t[..., None]
+        m = torch.sigmoid(tilted)
+        rate = (law.ahead * m + law.behind * (1 - m)).sum(-1)
+        return (law.log_sf - F.logsigmoid(-tilted)).sum(-1) + k * t + rate.log()
 
     end = theta.new_full(k.shape, torch.inf)
     if not noise.smooth:  # when more than k units are sure to have come
         end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1)
     s, weight = _nodes(noise, rows, log_bound, end, slab)
-    middle = s[len(s) // 2]
-    one_law = count_law(middle[..., None] + theta, k) if noise.shifts_log_odds else None
+    if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
+        at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
+        log_sf_at_tilt = F.logsigmoid(tilt[..., None] - theta)
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        z = s[..., None] + theta
-        log_cdf, log_sf = noise.log_cdf(z), noise.log_sf(z)
-        if one_law is None:
-            log_count, log_odds = count_law(noise.log_odds(z), k)
-        else:  # given N = k, one conditional Poisson design at all times
-            log_count, log_odds = one_law
-            log_count = log_count + k * (s - middle) + (log_sf - noise.log_sf(middle[..., None] + theta)).sum(-1)
-        count, (ahead, behind) = (log_count.exp() * weight)[..., None], noise.hazards(z)
-        came, missing = ahead * count * torch.sigmoid(log_odds), behind * count * torch.sigmoid(-log_odds)
-        included = log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
-        out = log_sf.exp() * (missing.sum(-1, keepdim=True) + missing)
+        law, log_odds = law_at(s, theta)
+        if noise.shifts_log_odds:
+            log_odds = log_odds_at_tilt
+            log_count = at_tilt + k * (s + tilt) + (law.log_sf - log_sf_at_tilt).sum(-1)
+        else:
+            log_count, log_odds = count_law(log_odds, k)
+        count = (log_count.exp() * weight)[..., None]
+        came, missed = law.ahead * count * torch.sigmoid(log_odds), law.behind * count * torch.sigmoid(-log_odds)
+        included = law.log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
+        out = law.log_sf.exp() * (missed.sum(-1, keepdim=True) + missed)
         return included.sum(0), out.sum(0)
 
     parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
@@ -308,7 +297,9 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
     rows = _rows(theta, k)
-    return torch.where(rows.open, _inclusion(noise, rows)[0], rows.certain.double())
+    included, out = _inclusion(noise, rows)
+    probs = torch.where(included < out, included, 1 - out)
+    return torch.where(rows.open, probs, rows.certain.double())
 
 
 def inclusion_scores(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
@@ -343,7 +334,8 @@ def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
 
 def _family(noise: Noise) -> Family:
     def slope(z: Tensor) -> Tensor:
-        return noise.log_cdf(z).exp() * noise.hazards(z)[0]
+        law = noise.law(z)
+        return law.log_cdf.exp() * law.ahead
 
     return Family(
         partial(inclusion_probabilities, noise), partial(inclusion_scores, noise), noise.quantile, slope
