@@ -4,9 +4,23 @@ from . import kl as _kl  # noqa: F401  (registers the divergences)
 from .brewer import Brewer
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
+from .gumbel_topk import GumbelTopK
+from .pareto import ParetoSampling
 from .phantom_unit import PhantomUnit
 from .pivotal import Pivotal
 from .sampford import Sampford
+from .sequential_poisson import SequentialPoisson
 from .systematic import Systematic
 
-__all__ = ["Brewer", "ConditionalPoisson", "PhantomUnit", "Pivotal", "Sampford", "SamplingDesign", "Systematic"]
+__all__ = [
+    "Brewer",
+    "ConditionalPoisson",
+    "GumbelTopK",
+    "ParetoSampling",
+    "PhantomUnit",
+    "Pivotal",
+    "Sampford",
+    "SamplingDesign",
+    "SequentialPoisson",
+    "Systematic",
+]

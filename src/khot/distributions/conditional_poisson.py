@@ -57,14 +57,7 @@ class ConditionalPoisson(SamplingDesign):
 
     def _validate_contents(self) -> None:
         super()._validate_contents()
-        if self._given == "logits":
-            included, possible = (self.logits == torch.inf).sum(-1), (self.logits > -torch.inf).sum(-1)
-            wrong = (included > self.k) | (possible < self.k)
-            if wrong.any():
-                raise ValueError(
-                    f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
-                    f"and of those above -inf, {possible[wrong][0]}, but got k={self.k[wrong][0]}"
-                )
+        self._validate_certain_logits()
 
     @lazy_property
     def logits(self) -> Tensor:

@@ -24,7 +24,8 @@ from khot.relaxations import sigmoid_topk
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
 COMPLETE_DESIGNS = {  # who has what not all have
-    "log_prob": "ConditionalPoisson, Sampford, Brewer, Pivotal(order='fixed') and Systematic(order='fixed')",
+    "log_prob": "ConditionalPoisson, Sampford, Brewer, ParetoSampling, GumbelTopK, SequentialPoisson, "
+    "Pivotal(order='fixed') and Systematic(order='fixed')",
     "entropy": "ConditionalPoisson, Pivotal(order='fixed') and Systematic(order='fixed')",
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
@@ -133,6 +134,18 @@ class SamplingDesign(TorchDistribution):
                     f"each row of `probs` must sum to its integer k, but got the sum {total:.9g} for k={k[wrong][0]} "
                     f"(probs of shape {tuple(self._param.shape)}); round or rescale it"
                 )
+
+    def _validate_certain_logits(self) -> None:
+        """For designs whose logits are natural parameters: infinite ones leave room for k."""
+        if self._given == "probs":
+            return
+        included, possible = (self._param == torch.inf).sum(-1), (self._param > -torch.inf).sum(-1)
+        wrong = (included > self.k) | (possible < self.k)
+        if wrong.any():
+            raise ValueError(
+                f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
+                f"and of those above -inf, {possible[wrong][0]}, but got k={self.k[wrong][0]}"
+            )
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)

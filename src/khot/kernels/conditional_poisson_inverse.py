@@ -23,8 +23,7 @@ from torch.autograd import Function
 from .capped_simplex import solve_threshold
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, pull_back
 
-GOAL = 1e-14  # error of the log-odds, relative to the largest logit
-ACCEPTED = 1e-11  # the same, where rounding ends the progress earlier
+ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MAX_STEPS = 100
@@ -35,12 +34,13 @@ CG_TOLERANCE = 1e-13  # accuracy of derivatives
 
 
 class Family(NamedTuple):
-    """Designs with one parameter per unit. The defaults of none are tensors, so that it can go through autograd."""
+    """Designs with one parameter per unit, by what the solution needs to know about them."""
 
     mean: Callable[[Tensor, int | Tensor], Tensor]  # inclusion probabilities at (logits, k)
     scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
+    goal: float = 1e-14  # error of the scores, relative to the largest logit
 
 
 def _logistic_slope(log_odds: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ CONDITIONAL_POISSON = Family(inclusion_probabilities, inclusion_log_odds, lambda
 
 
 def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
-    """Logits of the design of size k, conditional Poisson unless said otherwise, with inclusion probabilities ``probs``.
+    """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
     Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
     determined up to a constant and given with mean 0.
@@ -131,9 +131,7 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _covariance(
-    logits: Tensor, k: int | Tensor, family: Family
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _covariance(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The slopes D, to the relative accuracy of every entry, and the products with C."""
     scores, pulled_back = pull_back(family.scores, logits, k)
     weight = family.slope(scores)
@@ -172,11 +170,11 @@ def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     logits, fixed_point = target, True  # exact as the covariances vanish
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
-        if (error <= GOAL).all():
+        if (error <= family.goal).all():
             break
         if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
             new_r, new_error = residual(logits + r)
-            fixed_point = bool(((new_error <= FAST * error) | (error <= GOAL)).all())
+            fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
                 logits, r, error = logits + r, new_r, new_error
                 continue

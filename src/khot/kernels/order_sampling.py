@@ -14,8 +14,9 @@ of the others; integrated by parts,
 all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
 
 For smooth noise the rule is the trapezoidal one, which converges exponentially; for a uniform variable, whose integrand
-is a polynomial of :math:`t = e^s` between the times at which a unit is sure to have come, Gauss' rule between those. The
-range of the integral is found by trial, a constant to autograd. The sum over the nodes is differentiable to any order.
+is a polynomial of :math:`t = e^s` between the times at which one more unit is sure to have come, Gauss' rule between
+those. The range of the integral is found by trial, a constant to autograd; the sum over the nodes is differentiable to
+any order.
 
 All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
 and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
@@ -39,7 +40,7 @@ from .capped_simplex import solve_threshold
 from .conditional_poisson import count_law
 from .conditional_poisson_inverse import Family, solve_logits
 
-DEPTH = 34.0  # e^-34 of its peak is where an integrand ends
+DEPTH = 30.0  # e^-30 of its peak is where an integrand ends
 MARGIN = 60.0  # further than this from all positions nothing happens
 GRID = 16  # points of one trial
 TRIALS = 60  # each narrows the range to an eighth at best
@@ -51,6 +52,7 @@ FAR = 1000.0  # e^-1000 is 0
 SURE = 500.0  # log-odds of a certain event, finite
 LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
+ROUNDING = 1e-9  # relative to a range, what its ends may be off by
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
 
@@ -165,7 +167,7 @@ def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor,
     fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     index = torch.arange(GRID, device=low.device).view(fraction.shape)
 
-    def narrowed(grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def narrowed(grid: Tensor) -> Tensor:
         value = torch.cat([log_integrand(s) for s in grid.split(slab)])
         inside = value >= value.amax(0) - DEPTH
         first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
@@ -192,7 +194,7 @@ def _trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
     """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces."""
-    top = torch.where(high < end.detach(), high, end)
+    top = torch.where(end.detach() - high > ROUNDING * (high - low), high, end)
     ordered = kinks.sort(-1).values
     before = (ordered <= low[..., None]).sum(-1, keepdim=True)
     inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
@@ -200,7 +202,7 @@ def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tenso
     points, pieces = (8, 12) if most < 30 else (6, 40)
     index = torch.arange(most, device=low.device)
     cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
-    cuts = torch.where(index < inside, cuts, top[..., None])
+    cuts = torch.where(index < inside, cuts, low[..., None])
     fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[:-1]
     low, top, scale = low[..., None], top[..., None], top.detach()[..., None]
     even = torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale
@@ -238,7 +240,9 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
         rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
         return (value * law.log_cdf + (1 - value) * law.log_sf).sum(-1) + rate.log()
 
-    end = theta.new_full(void.shape, torch.inf) if noise.smooth else (-theta).masked_fill(value != 0, torch.inf).amin(-1)
+    end = (
+        theta.new_full(void.shape, torch.inf) if noise.smooth else (-theta).masked_fill(value != 0, torch.inf).amin(-1)
+    )
     s, weight = _nodes(noise, rows, log_integrand, end, slab)
     log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
     peak = log_values.detach().amax(0)
@@ -316,7 +320,7 @@ def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
 
 
 def rank_scale(theta: Tensor, k: int | Tensor) -> Tensor:
-    """What to multiply the exponential of the noise with, float64: :math:`e^{-\vartheta}` up to a factor.
+    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
 
     The k-th rank is near 1. Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
     """
@@ -337,9 +341,8 @@ def _family(noise: Noise) -> Family:
         law = noise.law(z)
         return law.log_cdf.exp() * law.ahead
 
-    return Family(
-        partial(inclusion_probabilities, noise), partial(inclusion_scores, noise), noise.quantile, slope
-    )
+    mean, scores = partial(inclusion_probabilities, noise), partial(inclusion_scores, noise)
+    return Family(mean, scores, noise.quantile, slope, goal=1e-12)
 
 
-FAMILIES = {noise: _family(noise) for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
+FAMILIES: dict[Noise, Family] = {noise: _family(noise) for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
