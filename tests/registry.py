@@ -141,6 +141,7 @@ class DesignCase:
         takes_relaxation: Whether ``logits`` go through a relaxation, rather than being natural parameters.
         has_log_prob, has_entropy, has_pairwise: Whether the member defines them, or else raises NotImplementedError.
         largest_scored_k: The largest k for which it has a log_prob.
+        long_row: How many units it is quick for.
     """
 
     name: str
@@ -152,6 +153,7 @@ class DesignCase:
     has_entropy: bool = True
     has_pairwise: bool = True
     largest_scored_k: float = math.inf
+    long_row: int = 1000
 
 
 def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
@@ -389,6 +391,7 @@ DESIGNS = [
         exact_probs=False,
         has_entropy=False,
         has_pairwise=False,
+        long_row=100,
     ),
     DesignCase(
         "gumbel_topk",
@@ -397,6 +400,7 @@ DESIGNS = [
         takes_relaxation=False,
         has_entropy=False,
         has_pairwise=False,
+        long_row=200,
     ),
 ]
 

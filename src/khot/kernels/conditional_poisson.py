@@ -161,8 +161,11 @@ def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """log P(B = k) for units of exactly these log-odds, finite ones, and the log-odds of inclusion given B = k."""
     tilted = _tilt(logits, k)
-    ratios = F.logsigmoid(-logits.double()) - F.logsigmoid(-tilted.z)
-    return ratios.sum(-1) - tilted.k * tilted.shift + tilted.log_probability(), _log_odds(tilted)
+    positive = logits > 0  # for which it is the smaller probability, of a zero, that has an accurate derivative
+    sign = torch.where(positive, 1.0, -1.0)
+    ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
+    log_count = ratios.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
+    return log_count, _log_odds(tilted)
 
 
 def pull_back(

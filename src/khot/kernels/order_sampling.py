@@ -42,11 +42,12 @@ from .conditional_poisson_inverse import Family, solve_logits
 
 DEPTH = 30.0  # e^-30 of its peak is where an integrand ends
 MARGIN = 60.0  # further than this from all positions nothing happens
-GRID = 16  # points of one trial
+GRID = 10  # points of one trial
 TRIALS = 60  # each narrows the range to an eighth at best
 STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
 RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
+MAPPED_TRIALS, MAPPED_NODES = 6, 256  # inside a vmap, where it cannot be seen how many it takes
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
 SURE = 500.0  # log-odds of a certain event, finite
@@ -82,10 +83,6 @@ class Noise(ABC):
         """Distribution function and hazards at z."""
 
     @abstractmethod
-    def quantile(self, log_odds: Tensor) -> Tensor:
-        """The z whose F(z) has these log-odds."""
-
-    @abstractmethod
     def from_uniform_(self, u: Tensor) -> Tensor:
         """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
 
@@ -94,13 +91,8 @@ class _Logistic(Noise):
     shifts_log_odds = True
 
     def law(self, z: Tensor) -> _Law:
-        inner = z.clamp(-SURE, SURE)
-        cdf, sf = torch.sigmoid(inner), torch.sigmoid(-inner)
-        log_cdf = cdf.log() + (z - inner).clamp(max=0)
-        return _Law(log_cdf, log_cdf - z, sf, cdf)
-
-    def quantile(self, log_odds: Tensor) -> Tensor:
-        return log_odds
+        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
+        return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
 
     def from_uniform_(self, u: Tensor) -> Tensor:
         return u.div_(1 - u)
@@ -113,11 +105,6 @@ class _LogExponential(Noise):
         cdf = -torch.expm1(-x)
         return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
 
-    def quantile(self, log_odds: Tensor) -> Tensor:
-        # log(-log(1 - p)); next to p = 0 it is log p.
-        inner = log_odds.clamp(min=-DEPTH)
-        return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
-
     def from_uniform_(self, u: Tensor) -> Tensor:
         return u.log_().neg_()
 
@@ -129,9 +116,6 @@ class _LogUniform(Noise):
         inner, to_come = z.clamp(max=-UNDERFLOW), (z < 0).to(z.dtype)
         sf = -torch.expm1(inner)
         return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
-
-    def quantile(self, log_odds: Tensor) -> Tensor:
-        return F.logsigmoid(log_odds)
 
     def from_uniform_(self, u: Tensor) -> Tensor:
         return u
@@ -161,6 +145,23 @@ def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
     return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
 
 
+def _is_mapped(x: Tensor) -> bool:
+    """Whether x is inside a vmap, which does not let its contents decide."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+def _largest(x: Tensor, limit: int, mapped: int) -> int:
+    """The largest integer in x, up to a limit, as a Python number; inside a vmap ``mapped``."""
+    if _is_mapped(x):
+        return mapped
+    return min(max(int(x.amax()), 0), limit) if x.numel() else 0
+
+
 @torch.no_grad()
 def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int) -> tuple[Tensor, Tensor]:
     """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids."""
@@ -173,10 +174,10 @@ def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor,
         first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
         return grid.gather(0, torch.stack((first - 1, first, last, last + 1)).clamp(0, GRID - 1))
 
-    for _ in range(TRIALS if low.numel() else 0):
+    for trial in range(TRIALS if low.numel() else 0):
         width = high - low
         low, inner_low, inner_high, high = narrowed(low + fraction * width)
-        if (high - low >= width / 2).all():
+        if trial == MAPPED_TRIALS if _is_mapped(low) else bool((high - low >= width / 2).all()):
             half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)  # what is left between two points at both ends
             ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)
             low, _, _, high = narrowed(torch.cat(ends))
@@ -186,8 +187,7 @@ def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor,
 
 def _trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     width = high - low
-    count = (width.square() / STEP**2 + RESOLUTION**2).sqrt().ceil().amax() if width.numel() else 1
-    count = min(int(count), MAX_NODES)
+    count = _largest((width.square() / STEP**2 + RESOLUTION**2).sqrt().ceil(), MAX_NODES, MAPPED_NODES)
     index = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
 
@@ -198,7 +198,7 @@ def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tenso
     ordered = kinks.sort(-1).values
     before = (ordered <= low[..., None]).sum(-1, keepdim=True)
     inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
-    most = max(0, int(inside.amax())) if inside.numel() else 0
+    most = _largest(inside, kinks.shape[-1], kinks.shape[-1])
     points, pieces = (8, 12) if most < 30 else (6, 40)
     index = torch.arange(most, device=low.device)
     cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
@@ -278,13 +278,15 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     s, weight = _nodes(noise, rows, log_bound, end, slab)
     if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
         at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
-        log_sf_at_tilt = F.logsigmoid(tilt[..., None] - theta)
+        expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
+        surprise_at_tilt = F.logsigmoid((theta - tilt[..., None]).abs()).sum(-1)
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         law, log_odds = law_at(s, theta)
         if noise.shifts_log_odds:
             log_odds = log_odds_at_tilt
-            log_count = at_tilt + k * (s + tilt) + (law.log_sf - log_sf_at_tilt).sum(-1)
+            surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
+            log_count = at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt)
         else:
             log_count, log_odds = count_law(log_odds, k)
         count = (log_count.exp() * weight)[..., None]
@@ -306,16 +308,8 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Ten
     return torch.where(rows.open, probs, rows.certain.double())
 
 
-def inclusion_scores(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
-    """The z with F(z) = P(i in S), nearly linear in the positions; infinite for certain units."""
-    rows = _rows(theta, k)
-    included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
-    certain = torch.where(rows.certain, torch.inf, -torch.inf)
-    return torch.where(rows.open, noise.quantile(included.log() - out.log()), certain)
-
-
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
-    """The positions with given inclusion probabilities, as :func:`solve_logits`."""
+    """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
     return solve_logits(probs, k, FAMILIES[noise])
 
 
@@ -336,13 +330,29 @@ def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
     return noise.from_uniform_(u.clamp_(min=SMALLEST)).mul_(scale)
 
 
-def _family(noise: Noise) -> Family:
+def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
+    """log(-log(1 - p)) from the log-odds of p, next to which it is log p for small p."""
+    inner = log_odds.clamp(min=-DEPTH)
+    return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
+
+
+def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
+    """Scores are the z with F(z) = P(i in S), which are nearly linear in the positions; infinite for certain units."""
+
+    def scores(theta: Tensor, k: int | Tensor) -> Tensor:
+        rows = _rows(theta, k)
+        included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
+        certain = torch.where(rows.certain, torch.inf, -torch.inf)
+        return torch.where(rows.open, quantile(included.log() - out.log()), certain)
+
     def slope(z: Tensor) -> Tensor:
         law = noise.law(z)
         return law.log_cdf.exp() * law.ahead
 
-    mean, scores = partial(inclusion_probabilities, noise), partial(inclusion_scores, noise)
-    return Family(mean, scores, noise.quantile, slope, goal=1e-12)
+    return Family(partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
 
 
-FAMILIES: dict[Noise, Family] = {noise: _family(noise) for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
+FAMILIES: dict[Noise, Family] = {
+    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+}
