@@ -26,6 +26,7 @@ References:
         Inference 62(2).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -40,10 +41,11 @@ from .capped_simplex import solve_threshold
 from .conditional_poisson import count_law
 from .conditional_poisson_inverse import Family, solve_logits
 
-DEPTH = 30.0  # e^-30 of its peak is where an integrand ends
+DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
+EPS = 1e-15  # rounding of its logarithm
 MARGIN = 60.0  # further than this from all positions nothing happens
 GRID = 10  # points of one trial
-TRIALS = 60  # each narrows the range to an eighth at best
+TRIALS = 600  # each narrows the range to a quarter at best
 STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
 RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
@@ -72,10 +74,12 @@ class Noise(ABC):
 
     Attributes:
         smooth: Whether F is analytic, or else has a kink at 0.
+        reach: The z beyond which 1 - F is less than e^-SURE.
         shifts_log_odds: Whether the log-odds of F(z) are z itself.
     """
 
     smooth = True
+    reach: float
     shifts_log_odds = False
 
     @abstractmethod
@@ -88,6 +92,7 @@ class Noise(ABC):
 
 
 class _Logistic(Noise):
+    reach = SURE
     shifts_log_odds = True
 
     def law(self, z: Tensor) -> _Law:
@@ -99,6 +104,8 @@ class _Logistic(Noise):
 
 
 class _LogExponential(Noise):
+    reach = math.log(SURE)
+
     def law(self, z: Tensor) -> _Law:
         inner = z.clamp(-SURE, LARGEST)
         x = inner.exp()
@@ -111,6 +118,7 @@ class _LogExponential(Noise):
 
 class _LogUniform(Noise):
     smooth = False
+    reach = 0.0
 
     def law(self, z: Tensor) -> _Law:
         inner, to_come = z.clamp(max=-UNDERFLOW), (z < 0).to(z.dtype)
@@ -163,14 +171,20 @@ def _largest(x: Tensor, limit: int, mapped: int) -> int:
 
 
 @torch.no_grad()
-def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int) -> tuple[Tensor, Tensor]:
-    """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids."""
+def _range(
+    log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int, passes: int
+) -> tuple[Tensor, Tensor]:
+    """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids.
+
+    At the end each of ``passes`` looks at what is left between two points at both ends.
+    """
     fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     index = torch.arange(GRID, device=low.device).view(fraction.shape)
 
     def narrowed(grid: Tensor) -> Tensor:
         value = torch.cat([log_integrand(s) for s in grid.split(slab)])
-        inside = value >= value.amax(0) - DEPTH
+        peak = value.amax(0)
+        inside = value >= peak - DEPTH - EPS * peak.abs()
         first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
         return grid.gather(0, torch.stack((first - 1, first, last, last + 1)).clamp(0, GRID - 1))
 
@@ -178,9 +192,10 @@ def _range(log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor,
         width = high - low
         low, inner_low, inner_high, high = narrowed(low + fraction * width)
         if trial == MAPPED_TRIALS if _is_mapped(low) else bool((high - low >= width / 2).all()):
-            half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)  # what is left between two points at both ends
-            ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)
-            low, _, _, high = narrowed(torch.cat(ends))
+            half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)
+            for _ in range(passes):
+                ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)
+                low, inner_low, inner_high, high = narrowed(torch.cat(ends))
             break
     return low, high
 
@@ -221,7 +236,7 @@ def _nodes(
     theta = rows.theta.detach()
     low = -theta.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
     high = (-theta.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    low, high = _range(log_integrand, low.expand(end.shape), high, slab)
+    low, high = _range(log_integrand, low.expand(end.shape), high, slab, 1 if noise.smooth else 3)
     return _trapezoidal(low, high) if noise.smooth else _gauss(-rows.theta, low, high, end)
 
 
@@ -264,17 +279,13 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
         return law, law.log_cdf - law.log_sf
 
     def log_bound(s: Tensor) -> Tensor:
-        """Chernoff's bound of P(N = k), times the rate at which units come and are missed."""
+        """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
         law, log_odds = law_at(s, fixed)
         t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
-        tilted = log_odds - t[..., None]
-        m = torch.sigmoid(tilted)
-        rate = (law.ahead * m + law.behind * (1 - m)).sum(-1)
-        return (law.log_sf - F.logsigmoid(-tilted)).sum(-1) + k * t + rate.log()
+        return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
 
-    end = theta.new_full(k.shape, torch.inf)
-    if not noise.smooth:  # when more than k units are sure to have come
-        end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1)
+    # When more than k units are sure to have come.
+    end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
     s, weight = _nodes(noise, rows, log_bound, end, slab)
     if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
         at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
