@@ -114,8 +114,8 @@ def test_long_rows_add_up(noise, k):
 
 @every_noise
 def test_far_positions(noise):
-    theta = torch.tensor([[0.0, 1e5, -1e5, 2e5], [1e300, -1e300, 0.0, 1.0], [1e-300, 0.0, -1e-300, 5e-324]])
-    theta = theta.double().requires_grad_()
+    theta = [[0.0, 1e5, -1e5, 2e5], [1e300, -1e300, 0.0, 1.0], [1e-300, 0.0, -1e-300, 5e-324]]
+    theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
     for result in (
         kernel.inclusion_probabilities(noise, theta, 2),
         kernel.log_prob(noise, theta, 2, k_hot(4, 2)[:, None]),

@@ -55,6 +55,7 @@ FAR = 1000.0  # e^-1000 is 0
 SURE = 500.0  # log-odds of a certain event, finite
 LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
+LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 ROUNDING = 1e-9  # relative to a range, what its ends may be off by
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
@@ -121,7 +122,7 @@ class _LogUniform(Noise):
     reach = 0.0
 
     def law(self, z: Tensor) -> _Law:
-        inner, to_come = z.clamp(max=-UNDERFLOW), (z < 0).to(z.dtype)
+        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
         sf = -torch.expm1(inner)
         return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
 
@@ -202,7 +203,7 @@ def _range(
 
 def _trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     width = high - low
-    count = _largest((width.square() / STEP**2 + RESOLUTION**2).sqrt().ceil(), MAX_NODES, MAPPED_NODES)
+    count = _largest(torch.hypot(width / STEP, torch.full_like(width, RESOLUTION)).ceil(), MAX_NODES, MAPPED_NODES)
     index = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
     return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
 
@@ -220,12 +221,13 @@ def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tenso
     cuts = torch.where(index < inside, cuts, low[..., None])
     fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[:-1]
     low, top, scale = low[..., None], top[..., None], top.detach()[..., None]
-    even = torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale
-    cuts = (torch.cat((cuts, even, torch.lerp(low, scale, fraction), top), -1).sort(-1).values - scale).exp()
+    even_in_t = (torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale).maximum(low)
+    cuts = torch.cat((cuts, even_in_t, torch.lerp(low, scale, fraction), top), -1).sort(-1).values
     nodes, weights = (torch.from_numpy(a).to(low) for a in np.polynomial.legendre.leggauss(points))
-    half = cuts.diff(dim=-1)[..., None] / 2
-    t = (cuts[..., :-1, None] + half * (1 + nodes)).flatten(-2)
-    return (t.log() + scale).movedim(-1, 0), ((half * weights).flatten(-2) / t).movedim(-1, 0)
+    half = -torch.expm1(-cuts.diff(dim=-1))[..., None] / 2
+    t = 1 - half * (1 - nodes)  # relative to the end of the piece
+    s = cuts[..., 1:, None] + t.log()
+    return s.flatten(-2).movedim(-1, 0), (half * weights / t).flatten(-2).movedim(-1, 0)
 
 
 def _nodes(
@@ -265,9 +267,19 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
     return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
 
 
+def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
+    """Positions with the same inclusion probabilities, none much further than FAR from where the k-th ends."""
+    ordered, last = theta.detach().sort(-1, descending=True).values, theta.shape[-1] - 1
+    inner, outer = (ordered.gather(-1, (k + i).clamp(max=last)[..., None]) for i in (-1, 0))
+    excess = (inner - outer - FAR).clamp(min=0.0)
+    near = theta.minimum(inner + FAR).maximum(outer - FAR)
+    return torch.where(near >= inner, near - excess, near)
+
+
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
-    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
+    theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
+    rows, fixed = rows._replace(theta=theta), theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
 
     tilt = solve_threshold(fixed, k)
