@@ -32,7 +32,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,23 +39,16 @@ from torch import Tensor
 from .capped_simplex import solve_threshold
 from .conditional_poisson import count_law
 from .conditional_poisson_inverse import Family, solve_logits
+from .quadrature import gauss, integration_range, trapezoidal
 
-DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
-EPS = 1e-15  # rounding of its logarithm
 MARGIN = 60.0  # further than this from all positions nothing happens
-GRID = 10  # points of one trial
-TRIALS = 600  # each narrows the range to a quarter at best
-STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
-RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
-MAX_NODES = 8192
-MAPPED_TRIALS, MAPPED_NODES = 6, 256  # inside a vmap, where it cannot be seen how many it takes
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
 SURE = 500.0  # log-odds of a certain event, finite
 LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
 LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
-ROUNDING = 1e-9  # relative to a range, what its ends may be off by
+TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
 
@@ -154,82 +146,6 @@ def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
     return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
 
 
-def _is_mapped(x: Tensor) -> bool:
-    """Whether x is inside a vmap, which does not let its contents decide."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
-
-
-def _largest(x: Tensor, limit: int, mapped: int) -> int:
-    """The largest integer in x, up to a limit, as a Python number; inside a vmap ``mapped``."""
-    if _is_mapped(x):
-        return mapped
-    return min(max(int(x.amax()), 0), limit) if x.numel() else 0
-
-
-@torch.no_grad()
-def _range(
-    log_integrand: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, slab: int, passes: int
-) -> tuple[Tensor, Tensor]:
-    """Where the logarithm of a unimodal integrand is within DEPTH of its peak: narrowed down on grids.
-
-    At the end each of ``passes`` looks at what is left between two points at both ends.
-    """
-    fraction = torch.linspace(0, 1, GRID, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
-    index = torch.arange(GRID, device=low.device).view(fraction.shape)
-
-    def narrowed(grid: Tensor) -> Tensor:
-        value = torch.cat([log_integrand(s) for s in grid.split(slab)])
-        peak = value.amax(0)
-        inside = value >= peak - DEPTH - EPS * peak.abs()
-        first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
-        return grid.gather(0, torch.stack((first - 1, first, last, last + 1)).clamp(0, GRID - 1))
-
-    for trial in range(TRIALS if low.numel() else 0):
-        width = high - low
-        low, inner_low, inner_high, high = narrowed(low + fraction * width)
-        if trial == MAPPED_TRIALS if _is_mapped(low) else bool((high - low >= width / 2).all()):
-            half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)
-            for _ in range(passes):
-                ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)
-                low, inner_low, inner_high, high = narrowed(torch.cat(ends))
-            break
-    return low, high
-
-
-def _trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    width = high - low
-    count = _largest(torch.hypot(width / STEP, torch.full_like(width, RESOLUTION)).ceil(), MAX_NODES, MAPPED_NODES)
-    index = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.ndim)
-    return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
-
-
-def _gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces."""
-    top = torch.where(end.detach() - high > ROUNDING * (high - low), high, end)
-    ordered = kinks.sort(-1).values
-    before = (ordered <= low[..., None]).sum(-1, keepdim=True)
-    inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
-    most = _largest(inside, kinks.shape[-1], kinks.shape[-1])
-    points, pieces = (8, 12) if most < 30 else (6, 40)
-    index = torch.arange(most, device=low.device)
-    cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
-    cuts = torch.where(index < inside, cuts, low[..., None])
-    fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[:-1]
-    low, top, scale = low[..., None], top[..., None], top.detach()[..., None]
-    even_in_t = (torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale).maximum(low)
-    cuts = torch.cat((cuts, even_in_t, torch.lerp(low, scale, fraction), top), -1).sort(-1).values
-    nodes, weights = (torch.from_numpy(a).to(low) for a in np.polynomial.legendre.leggauss(points))
-    half = -torch.expm1(-cuts.diff(dim=-1))[..., None] / 2
-    t = 1 - half * (1 - nodes)  # relative to the end of the piece
-    s = cuts[..., 1:, None] + t.log()
-    return s.flatten(-2).movedim(-1, 0), (half * weights / t).flatten(-2).movedim(-1, 0)
-
-
 def _nodes(
     noise: Noise, rows: _Rows, log_integrand: Callable[[Tensor], Tensor], end: Tensor, slab: int
 ) -> tuple[Tensor, Tensor]:
@@ -238,8 +154,8 @@ def _nodes(
     theta = rows.theta.detach()
     low = -theta.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
     high = (-theta.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    low, high = _range(log_integrand, low.expand(end.shape), high, slab, 1 if noise.smooth else 3)
-    return _trapezoidal(low, high) if noise.smooth else _gauss(-rows.theta, low, high, end)
+    low, high = integration_range(log_integrand, low.expand(end.shape), high, slab, 1 if noise.smooth else 3)
+    return trapezoidal(low, high) if noise.smooth else gauss(-rows.theta, low, high, end)
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
@@ -257,9 +173,9 @@ def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Ten
         rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
         return (value * law.log_cdf + (1 - value) * law.log_sf).sum(-1) + rate.log()
 
-    end = (
-        theta.new_full(void.shape, torch.inf) if noise.smooth else (-theta).masked_fill(value != 0, torch.inf).amin(-1)
-    )
+    end = theta.new_full(void.shape, torch.inf)
+    if not noise.smooth:
+        end = (-theta).masked_fill(value != 0, torch.inf).amin(-1)
     s, weight = _nodes(noise, rows, log_integrand, end, slab)
     log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
     peak = log_values.detach().amax(0)
@@ -281,7 +197,6 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
     rows, fixed = rows._replace(theta=theta), theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
-
     tilt = solve_threshold(fixed, k)
 
     def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
@@ -302,7 +217,8 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
         at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
         expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
-        surprise_at_tilt = F.logsigmoid((theta - tilt[..., None]).abs()).sum(-1)
+        z = theta - tilt[..., None]
+        surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         law, log_odds = law_at(s, theta)
@@ -355,7 +271,7 @@ def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
     """log(-log(1 - p)) from the log-odds of p, next to which it is log p for small p."""
-    inner = log_odds.clamp(min=-DEPTH)
+    inner = log_odds.clamp(min=TINY_LOG_ODDS)
     return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
 
 
