@@ -28,7 +28,17 @@ from khot import (
     sparse_topk_signed,
     transport_topk,
 )
-from khot.distributions import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
+from khot.distributions import (
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    ParetoSampling,
+    Pivotal,
+    Sampford,
+    SamplingDesign,
+    SequentialPoisson,
+    Systematic,
+)
 from khot.estimators import (
     IMLE,
     AdaptiveStep,
@@ -143,6 +153,7 @@ class DesignCase:
         takes_relaxation: Whether ``logits`` go through a relaxation, rather than being natural parameters.
         has_log_prob, has_entropy, has_pairwise: Whether the member defines them, or else raises NotImplementedError.
         largest_scored_k: The largest k for which it has a log_prob.
+        long_row: How many units it is quick for.
     """
 
     name: str
@@ -154,6 +165,7 @@ class DesignCase:
     has_entropy: bool = True
     has_pairwise: bool = True
     largest_scored_k: float = math.inf
+    long_row: int = 1000
 
 
 def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
@@ -265,6 +277,87 @@ def systematic_random_reference(design: SamplingDesign, support: Tensor) -> Tens
     return torch.stack([pmf_from_points(design.probs.tolist(), order, support) for order in orders]).mean(0)
 
 
+def order_sampling_pmf(cdf: Callable[[Any], Any], density: Callable[[Any], Any], edges: Any, support: Tensor) -> Tensor:
+    """P(S) = int sum_S f_j prod_{S - j} F prod_{not S} (1 - F) dt, by Gauss' rule on each piece.
+
+    Args:
+        cdf: Of the ranking variables at times ``(N, 1)``, ``(N, n)``.
+        density: Their densities.
+        edges: Of the pieces.
+        support: Subsets as rows of 0 and 1.
+    """
+    points, weights = np.polynomial.legendre.leggauss(200)
+    pmf = np.zeros(len(support))
+    for left, right in itertools.pairwise(edges):
+        t, width = (left + (right - left) * (points + 1) / 2)[:, None], (right - left) / 2
+        below, slope = cdf(t), density(t)
+        for row, subset in enumerate(support.numpy() == 1):
+            terms = [
+                slope[:, j] * below[:, subset & (np.arange(len(subset)) != j)].prod(-1) for j in subset.nonzero()[0]
+            ]
+            pmf[row] += width * (weights * sum(terms) * (1 - below[:, ~subset]).prod(-1)).sum()
+    return torch.from_numpy(pmf)
+
+
+def pareto_pmf(log_odds: Any, support: Tensor) -> Tensor:
+    """Time v / (1 - v): the ranking variables have the distribution functions o v / (1 - v + o v), o the odds."""
+    odds = np.exp(log_odds - log_odds.mean())
+
+    def cdf(v: Any) -> Any:
+        return odds * v / (1 - v + odds * v)
+
+    return order_sampling_pmf(cdf, lambda v: odds / (1 - v + odds * v) ** 2, [0.0, 0.5, 1.0], support)
+
+
+def pareto_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    p = design.probs.detach().numpy()
+    log_odds, spread = scipy.special.logit(p), p * (1 - p)
+    return pareto_pmf(log_odds - spread * (p - 0.5) / spread.sum() ** 2, support)
+
+
+def pareto_plain_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    return pareto_pmf(scipy.special.logit(design.probs.detach().numpy()), support)
+
+
+def pareto_exact_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    """The odds by a general-purpose root finder."""
+    p = design.probs.detach().numpy()
+
+    def excess(log_odds: Any) -> Any:
+        return pareto_pmf(log_odds, support).numpy() @ support.numpy() - p + log_odds.sum()
+
+    return pareto_pmf(scipy.optimize.root(excess, scipy.special.logit(p), tol=1e-13).x, support)
+
+
+def sequential_poisson_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    """Between the times at which a probability reaches 1, polynomials of the time."""
+    p = design.probs.detach().numpy()
+    return order_sampling_pmf(lambda t: np.minimum(1, p * t), lambda t: p * (p * t < 1), [0.0, *sorted(1 / p)], support)
+
+
+def gumbel_topk_reference(design: SamplingDesign, support: Tensor) -> Tensor:
+    """Successive sampling by its definition: sums over all orders of drawing."""
+
+    def pmf(logits: Any) -> Tensor:
+        weight = np.exp(logits - logits.max())
+        law = []
+        for row in support:
+            orders = itertools.permutations(row.nonzero().flatten().tolist())
+            law.append(
+                sum(math.prod(weight[list(o)] / (weight.sum() - np.cumsum([0, *weight[list(o)]])[:-1])) for o in orders)
+            )
+        return torch.tensor(law, dtype=torch.float64)
+
+    if design._given == "logits":
+        return pmf(design.logits.detach().numpy())
+    target = design.probs.detach().numpy()
+
+    def excess(logits: Any) -> Any:
+        return pmf(logits).numpy() @ support.numpy() - target + logits.sum()
+
+    return pmf(scipy.optimize.root(excess, np.log(target), tol=1e-13).x)
+
+
 DESIGNS = [
     DesignCase("conditional_poisson", ConditionalPoisson, conditional_poisson_reference, takes_relaxation=False),
     DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), pivotal_fixed_reference),
@@ -286,6 +379,40 @@ DESIGNS = [
         has_log_prob=False,
         has_entropy=False,
         has_pairwise=False,
+    ),
+    DesignCase("pareto", ParetoSampling, pareto_reference, exact_probs=False, has_entropy=False, has_pairwise=False),
+    DesignCase(
+        "pareto_exact",
+        partial(ParetoSampling, adjust="exact"),
+        pareto_exact_reference,
+        has_entropy=False,
+        has_pairwise=False,
+    ),
+    DesignCase(
+        "pareto_plain",
+        partial(ParetoSampling, adjust=None),
+        pareto_plain_reference,
+        exact_probs=False,
+        has_entropy=False,
+        has_pairwise=False,
+    ),
+    DesignCase(
+        "sequential_poisson",
+        SequentialPoisson,
+        sequential_poisson_reference,
+        exact_probs=False,
+        has_entropy=False,
+        has_pairwise=False,
+        long_row=100,
+    ),
+    DesignCase(
+        "gumbel_topk",
+        GumbelTopK,
+        gumbel_topk_reference,
+        takes_relaxation=False,
+        has_entropy=False,
+        has_pairwise=False,
+        long_row=200,
     ),
 ]
 
@@ -345,7 +472,7 @@ class FunctionCase:
         needs_log_prob: Whether the design has to have a log_prob.
         plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
         distinct: Whether the draws differ from each other.
-        needs_relaxation: Whether the design has to have a relaxation, which PhantomUnit has not.
+        needs_relaxation: Whether the design has to have a relaxation, or to be ConditionalPoisson.
     """
 
     name: str

@@ -62,10 +62,15 @@ def test_relaxation_design_reinmax(case, name):
         return
     with pytest.raises(NotImplementedError, match="name it"):
         ReinMax(given)
+    if name in HAVE_SLOPE:
+        check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
+    if not case.takes_relaxation:
+        with pytest.raises(NotImplementedError, match="name it"):
+            ReinMax(case.make(logits=scores, k=3))
+        return
     made = case.make(logits=scores, k=3, relaxation=MAPS[name], temperature=0.8)
     check_gradient(ReinMax(made, relaxation=sigmoid_topk), scores)
     if name in HAVE_SLOPE:
-        check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
         check_gradient(ReinMax(made), scores)
     else:
         with pytest.raises(NotImplementedError, match="needs the slope"):

@@ -4,20 +4,26 @@ from . import kl as _kl  # noqa: F401  (registers the divergences)
 from .brewer import Brewer
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
+from .gumbel_topk import GumbelTopK
+from .pareto import ParetoSampling
 from .phantom_unit import PhantomUnit
 from .pivotal import Pivotal
 from .relaxed_khot import RelaxedKHot, RelaxedKHotStraightThrough
 from .sampford import Sampford
+from .sequential_poisson import SequentialPoisson
 from .systematic import Systematic
 
 __all__ = [
     "Brewer",
     "ConditionalPoisson",
+    "GumbelTopK",
+    "ParetoSampling",
     "PhantomUnit",
     "Pivotal",
     "RelaxedKHot",
     "RelaxedKHotStraightThrough",
     "Sampford",
     "SamplingDesign",
+    "SequentialPoisson",
     "Systematic",
 ]

@@ -57,8 +57,7 @@ class ConditionalPoisson(SamplingDesign):
 
     def _validate_contents(self) -> None:
         super()._validate_contents()
-        if self._given == "logits":
-            self._validate_infinite_logits()
+        self._validate_infinite_logits()
 
     @lazy_property
     def logits(self) -> Tensor:

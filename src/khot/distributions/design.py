@@ -26,7 +26,8 @@ from ._arguments import Vector, checked_param, checked_size
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
 COMPLETE_DESIGNS = {  # who has what not all have
-    "log_prob": "ConditionalPoisson, Sampford, Brewer, Pivotal(order='fixed') and Systematic(order='fixed')",
+    "log_prob": "ConditionalPoisson, Sampford, Brewer, ParetoSampling, GumbelTopK, SequentialPoisson, "
+    "Pivotal(order='fixed') and Systematic(order='fixed')",
     "entropy": "ConditionalPoisson, Pivotal(order='fixed') and Systematic(order='fixed')",
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
@@ -130,7 +131,9 @@ class SamplingDesign(TorchDistribution):
 
     def _validate_infinite_logits(self) -> None:
         """For logits that are natural parameters: ``inf`` includes a unit and ``-inf`` excludes it, k in between."""
-        included, possible = (self.logits == torch.inf).sum(-1), (self.logits > -torch.inf).sum(-1)
+        if self._given == "probs":
+            return
+        included, possible = (self._param == torch.inf).sum(-1), (self._param > -torch.inf).sum(-1)
         wrong = (included > self.k) | (possible < self.k)
         if wrong.any():
             raise ValueError(

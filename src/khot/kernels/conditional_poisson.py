@@ -146,12 +146,26 @@ def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
     return _inclusion(_tilt(logits, k))
 
 
-def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
-    """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    out, included = _masses(_tilt(logits, k))
+def _log_odds(tilted: _Tilted) -> Tensor:
+    out, included = _masses(tilted)
     sure = (out == 0) | (included == 0)
     log_odds = included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log()
     return log_odds + torch.where(included == 0, -torch.inf, 0.0) + torch.where(out == 0, torch.inf, 0.0)
+
+
+def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
+    return _log_odds(_tilt(logits, k))
+
+
+def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    """log P(B = k) for units of exactly these log-odds, finite ones, and the log-odds of inclusion given B = k."""
+    tilted = _tilt(logits, k)
+    positive = logits > 0  # for which it is the smaller probability, of a zero, that has an accurate derivative
+    sign = torch.where(positive, 1.0, -1.0)
+    ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
+    log_count = ratios.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
+    return log_count, _log_odds(tilted)
 
 
 def pull_back(

@@ -1,4 +1,4 @@
-r"""The logits of the conditional Poisson design that has given inclusion probabilities.
+r"""The logits of the conditional Poisson design that has given inclusion probabilities; and those of other families.
 
 Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
 
@@ -8,10 +8,13 @@ with C the covariance of the k-hot vector at the current logits. Its entries off
 sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
 and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
 the product tree and none with an n x n matrix, and in long rows the right-hand side itself will do as a step.
+
+The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
+another scale in the place of the log-odds, and D its slope.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +23,7 @@ from torch.autograd import Function
 from .capped_simplex import solve_threshold
 from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, pull_back
 
-GOAL = 1e-14  # error of the log-odds, relative to the largest logit
-ACCEPTED = 1e-11  # the same, where rounding ends the progress earlier
+ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MAX_STEPS = 100
@@ -31,8 +33,25 @@ CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 
 
-def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
-    """Logits of the conditional Poisson design of size k whose inclusion probabilities are ``probs``.
+class Family(NamedTuple):
+    """Designs with one parameter per unit, by what the solution needs to know about them."""
+
+    mean: Callable[[Tensor, int | Tensor], Tensor]  # inclusion probabilities at (logits, k)
+    scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
+    from_log_odds: Callable[[Tensor], Tensor]  # to that scale
+    slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
+    goal: float = 1e-14  # error of the scores, relative to the largest logit
+
+
+def _logistic_slope(log_odds: Tensor) -> Tensor:
+    return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
+
+
+CONDITIONAL_POISSON = Family(inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope)
+
+
+def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
+    """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
     Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
     determined up to a constant and given with mean 0.
@@ -40,6 +59,7 @@ def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
     Args:
         probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
+        family: The designs to choose from.
 
     Returns:
         ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
@@ -54,23 +74,23 @@ def solve_logits(probs: Tensor, k: int | Tensor) -> Tensor:
     """
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
-    return _SolveLogits.apply(probs.double(), k)
+    return _SolveLogits.apply(probs.double(), k, family)
 
 
 class _SolveLogits(Function):
     @staticmethod
-    def forward(probs: Tensor, k: int | Tensor) -> Tensor:
-        return _solve(probs, k)
+    def forward(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
+        return _solve(probs, k, family)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
-        ctx.k = inputs[1]
+        _, ctx.k, ctx.family = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (logits,) = ctx.saved_tensors
-        return _CovarianceSolve.apply(logits, grad_output, ctx.k), None
+        return _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -81,22 +101,22 @@ class _CovarianceSolve(Function):
     """The pseudo-inverse of C applied to b: over the finite logits C v = b - mean(b), mean(v) = 0; v = 0 elsewhere."""
 
     @staticmethod
-    def forward(logits: Tensor, b: Tensor, k: int | Tensor) -> Tensor:
+    def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: Family) -> Tensor:
         interior = logits.isfinite()
-        weight, product = _covariance(logits, k)
+        weight, product = _covariance(logits, k, family)
         return _conjugate_gradients(product, _centre(b, interior), weight, CG_TOLERANCE)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, ctx.k = inputs
+        logits, _, ctx.k, ctx.family = inputs
         ctx.save_for_backward(logits, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, v = ctx.saved_tensors
-        u = _CovarianceSolve.apply(logits, grad_output, ctx.k)
-        _, pulled_back = pull_back(lambda t, k: _covariance_product(t, k, v), logits, ctx.k)
-        return -pulled_back(u), u, None  # d(C^+ b) = C^+ (db - dC v)
+        u = _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family)
+        _, pulled_back = pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)
+        return -pulled_back(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -111,15 +131,11 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _covariance(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The diagonal D of the covariance C, to the relative accuracy of every entry, and the products with C."""
-    log_odds, pulled_back = pull_back(inclusion_log_odds, logits, k)
-    weight = torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
-    return weight, lambda v: pulled_back(weight * v)  # the derivative of the log-odds is D^-1 C
-
-
-def _covariance_product(logits: Tensor, k: int | Tensor, v: Tensor) -> Tensor:
-    return pull_back(inclusion_probabilities, logits, k)[1](v)
+def _covariance(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The slopes D, to the relative accuracy of every entry, and the products with C."""
+    scores, pulled_back = pull_back(family.scores, logits, k)
+    weight = family.slope(scores)
+    return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
 
 
 def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -142,26 +158,27 @@ def _target(probs: Tensor, k: int | Tensor) -> Tensor:
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
-def _solve(probs: Tensor, k: int | Tensor) -> Tensor:
+def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
     interior = target.isfinite()
+    target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
     def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
-        r = (target - inclusion_log_odds(logits, k)).masked_fill(~interior, 0.0)
+        r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
         return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
     logits, fixed_point = target, True  # exact as the covariances vanish
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
-        if (error <= GOAL).all():
+        if (error <= family.goal).all():
             break
         if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
             new_r, new_error = residual(logits + r)
-            fixed_point = bool(((new_error <= FAST * error) | (error <= GOAL)).all())
+            fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
                 logits, r, error = logits + r, new_r, new_error
                 continue
-        weight, product = _covariance(logits, k)
+        weight, product = _covariance(logits, k, family)
         step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
@@ -174,7 +191,7 @@ def _solve(probs: Tensor, k: int | Tensor) -> Tensor:
         logits = torch.where(worse[..., None], logits, logits + step)
         r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
     if not (error <= ACCEPTED).all():
-        raise RuntimeError(f"no logits found for these probabilities: log-odds are off by {error.max():.1e} (relative)")
+        raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
 
 
@@ -197,4 +214,4 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
         z = inverse * r
         previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
         d = z + torch.where(active, rz / previous, 0.0) * d
-    raise RuntimeError("conjugate gradients on the covariance of a conditional Poisson design did not converge")
+    raise RuntimeError("conjugate gradients on the Jacobian of the inclusion probabilities did not converge")

@@ -1,0 +1,83 @@
+"""Order sampling: the k units that come first in a random order; the base of three designs."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions.utils import lazy_property
+from torch.types import _size as SizeLike
+
+from khot.kernels import order_sampling as kernel
+from khot.relaxations import topk_mask
+
+from .design import SamplingDesign
+
+
+class OrderSampling(SamplingDesign):
+    r"""Base of the designs that draw the k smallest of independent ranks, one per unit.
+
+    .. math:: Q_i = e^{E_i - \vartheta_i}, \quad x_i = 1 \text{ if } Q_i \text{ is among the } k \text{ smallest}
+
+    with noise E of a given law: a draw is noise and a top-k. Log-probability and inclusion probabilities are integrals
+    over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
+    from its parameter.
+    """
+
+    _noise: ClassVar[kernel.Noise]
+
+    @lazy_property
+    def _positions(self) -> Tensor:
+        """float64; ``inf`` for units that are always drawn, ``-inf`` for those that never are."""
+        raise NotImplementedError(f"{type(self).__name__} does not define `_positions`")
+
+    @lazy_property
+    def _rank_scale(self) -> Tensor:
+        return kernel.rank_scale(self._positions.detach(), self._size)
+
+    @lazy_property
+    def _inclusion(self) -> Tensor:
+        return kernel.inclusion_probabilities(self._noise, self._positions, self._size).to(self._param.dtype)
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
+        _ = self._rank_scale  # once, rather than for every copy
+        return super().expand(batch_shape, _instance)
+
+    @property
+    def mean(self) -> Tensor:
+        """Inclusion probabilities P(x_i = 1)."""
+        return self._inclusion
+
+    @property
+    def mode(self) -> Tensor:
+        """The k-hot vector of the k largest positions, as the noise has a log-concave density."""
+        return topk_mask(self._positions, self._size).to(self._param.dtype)
+
+    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        ranks = self._ranks(sample_shape)
+        if isinstance(self._size, Tensor):
+            return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
+        first = ranks.topk(self._size, largest=False, sorted=False).indices
+        return torch.zeros(ranks.shape, dtype=self._param.dtype, device=ranks.device).scatter_(-1, first, 1)
+
+    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        k = self._require_shared_k("sample_indices")
+        return self._ranks(sample_shape).topk(k, largest=False, sorted=False).indices.sort(-1).values
+
+    def _ranks(self, sample_shape: SizeLike) -> Tensor:
+        return kernel.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
+
+
+def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""
+    interior = (probs > 0) & (probs < 1)
+    return interior, probs.double().masked_fill(~interior, 0.5)
+
+
+def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:
+    """The positions of interior units; infinite for those of probability 1 and 0."""
+    return torch.where(interior, positions, torch.where(probs > 0.5, torch.inf, -torch.inf))

@@ -1,0 +1,50 @@
+"""Sequential Poisson sampling: order sampling by uniform variables."""
+
+from torch import Tensor
+from torch.distributions.utils import lazy_property
+
+from khot.kernels import order_sampling as kernel
+
+from .order_sampling import OrderSampling, interior_of, with_certain
+
+
+class SequentialPoisson(OrderSampling):
+    r"""Draws the k units of smallest :math:`Q_i = U_i / \lambda_i`, U independent and uniform on [0, 1].
+
+    The cheapest of the order sampling designs: noise, a product and a top-k. Its inclusion probabilities ``mean`` are
+    near :math:`\lambda` = ``probs``, less so than those of :class:`~khot.ParetoSampling`; units of probability 1 are
+    taken out, so that they are drawn always.
+
+    ``log_prob`` and ``mean`` are exact, by Gauss' rule between the points where a :math:`\lambda_i t` reaches 1, to
+    about 1e-11, and differentiable. Up to n such points make these two slow in long rows with many probabilities near
+    1, where the other order sampling designs are not:
+
+    .. math:: P(S) = \int \prod_{i \in S} \min(1, \lambda_i t) \, d\Big[- \prod_{j \notin S} (1 - \lambda_j t)_+\Big]
+
+    Args:
+        probs: Target inclusion probabilities :math:`\lambda` ``(..., n)`` in [0, 1], each row with an integer sum.
+        logits: Real scores ``(..., n)``, from which ``probs = relaxation(logits, k, temperature)``.
+        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        relaxation: Map onto the capped simplex.
+        temperature: Softness of the relaxation.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+
+    References:
+        [1] Ohlsson (1998), "Sequential Poisson sampling", Journal of Official Statistics 14(2).
+
+    Example:
+        >>> design = SequentialPoisson(probs=torch.tensor([0.2, 0.4, 0.6, 0.8]))
+        >>> design.mean
+        tensor([0.1661, 0.3640, 0.6522, 0.8177])
+    """
+
+    _noise = kernel.LOG_UNIFORM
+
+    @lazy_property
+    def _positions(self) -> Tensor:
+        interior, p = interior_of(self.probs)
+        return with_certain(p.log(), interior, self.probs)

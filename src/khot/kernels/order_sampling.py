@@ -1,0 +1,297 @@
+r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, E independent noise of a given law.
+
+With F and f the distribution function and density of the noise, :math:`F_i = F(s + \vartheta_i)` and :math:`f_i` at a
+time s are those of :math:`R_i`. A set S is drawn if the last of its units is ahead of all others,
+
+.. math:: P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds.
+
+At a time s the units that have come are independent, N in number. Given N = k they are a conditional Poisson design,
+whose inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it comes not after the k-th
+of the others; integrated by parts,
+
+.. math:: \pi_i = \int P(N = k) \Big( F_i \sum_j \frac{f_j}{F_j} m_j + f_i m_i \Big) ds,
+
+all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
+
+For smooth noise the rule is the trapezoidal one, which converges exponentially; for a uniform variable, whose integrand
+is a polynomial of :math:`t = e^s` between the times at which one more unit is sure to have come, Gauss' rule between
+those. The range of the integral is found by trial, a constant to autograd; the sum over the nodes is differentiable to
+any order.
+
+All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
+and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
+
+References:
+    [1] Rosén (1997), "On sampling with probability proportional to size", Journal of Statistical Planning and
+        Inference 62(2).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .capped_simplex import solve_threshold
+from .conditional_poisson import count_law
+from .conditional_poisson_inverse import Family, solve_logits
+from .quadrature import gauss, integration_range, trapezoidal
+
+MARGIN = 60.0  # further than this from all positions nothing happens
+MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
+FAR = 1000.0  # e^-1000 is 0
+SURE = 500.0  # log-odds of a certain event, finite
+LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
+UNDERFLOW = 1e-300
+LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
+TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
+SMALLEST = 2.0**-54  # half the distance of the random numbers
+LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
+
+
+class _Law(NamedTuple):
+    """What the noise does at z, each to its own relative accuracy in both tails."""
+
+    log_cdf: Tensor
+    log_sf: Tensor  # log(1 - F)
+    ahead: Tensor  # f / F
+    behind: Tensor  # f / (1 - F)
+
+
+class Noise(ABC):
+    """The law of the noise.
+
+    Attributes:
+        smooth: Whether F is analytic, or else has a kink at 0.
+        reach: The z beyond which 1 - F is less than e^-SURE.
+        shifts_log_odds: Whether the log-odds of F(z) are z itself.
+    """
+
+    smooth = True
+    reach: float
+    shifts_log_odds = False
+
+    @abstractmethod
+    def law(self, z: Tensor) -> _Law:
+        """Distribution function and hazards at z."""
+
+    @abstractmethod
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
+
+
+class _Logistic(Noise):
+    reach = SURE
+    shifts_log_odds = True
+
+    def law(self, z: Tensor) -> _Law:
+        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
+        return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.div_(1 - u)
+
+
+class _LogExponential(Noise):
+    reach = math.log(SURE)
+
+    def law(self, z: Tensor) -> _Law:
+        inner = z.clamp(-SURE, LARGEST)
+        x = inner.exp()
+        cdf = -torch.expm1(-x)
+        return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.log_().neg_()
+
+
+class _LogUniform(Noise):
+    smooth = False
+    reach = 0.0
+
+    def law(self, z: Tensor) -> _Law:
+        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
+        sf = -torch.expm1(inner)
+        return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u
+
+
+LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
+
+
+class _Rows(NamedTuple):
+    """A problem without certain units: these lie far below the others, and k counts the rest."""
+
+    theta: Tensor  # (*batch, n)
+    k: Tensor  # (*batch,), between 1 and the number of open units less 1
+    open: Tensor  # (*batch, n), the units whose fate is open; where a row has none, theta = 0 and k = 1
+    certain: Tensor  # (*batch, n), the value of the others
+
+
+def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
+    k = torch.as_tensor(k, device=theta.device).expand(theta.shape[:-1])
+    theta, included, finite = theta.double(), theta == torch.inf, theta.isfinite()
+    k, count = k - included.sum(-1), finite.sum(-1)
+    has_choice = ((k > 0) & (k < count))[..., None]
+    certain = included | (finite & (k > 0)[..., None])
+    lowest = theta.detach().masked_fill(~finite, torch.inf).amin(-1, keepdim=True)
+    is_open = finite & has_choice
+    filler = torch.where(has_choice, lowest - FAR - lowest.abs(), 0.0)
+    return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
+
+
+def _nodes(
+    noise: Noise, rows: _Rows, log_integrand: Callable[[Tensor], Tensor], end: Tensor, slab: int
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for an integrand that is 0 beyond ``end``; both ``(nodes, *end.shape)``."""
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    theta = rows.theta.detach()
+    low = -theta.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-theta.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    low, high = integration_range(log_integrand, low.expand(end.shape), high, slab, 1 if noise.smooth else 3)
+    return trapezoidal(low, high) if noise.smooth else gauss(-rows.theta, low, high, end)
+
+
+def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
+    rows = _rows(theta, k)
+    theta, is_open = rows.theta, rows.open
+    contradicts = (~is_open & ((value != 0) != rows.certain)).any(-1)
+    void = contradicts | ~(is_open & (value != 0)).any(-1)
+    first = torch.arange(theta.shape[-1], device=theta.device) == 0
+    value = torch.where(void[..., None], first.double(), value.double().where(is_open, 0.0))
+    slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
+
+    def log_integrand(s: Tensor) -> Tensor:
+        law = noise.law(s[..., None] + theta)
+        rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
+        return (value * law.log_cdf + (1 - value) * law.log_sf).sum(-1) + rate.log()
+
+    end = theta.new_full(void.shape, torch.inf)
+    if not noise.smooth:
+        end = (-theta).masked_fill(value != 0, torch.inf).amin(-1)
+    s, weight = _nodes(noise, rows, log_integrand, end, slab)
+    log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
+    peak = log_values.detach().amax(0)
+    log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak
+    return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
+
+
+def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
+    """Positions with the same inclusion probabilities, none much further than FAR from where the k-th ends."""
+    ordered, last = theta.detach().sort(-1, descending=True).values, theta.shape[-1] - 1
+    inner, outer = (ordered.gather(-1, (k + i).clamp(max=last)[..., None]) for i in (-1, 0))
+    excess = (inner - outer - FAR).clamp(min=0.0)
+    near = theta.minimum(inner + FAR).maximum(outer - FAR)
+    return torch.where(near >= inner, near - excess, near)
+
+
+def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
+    theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
+    rows, fixed = rows._replace(theta=theta), theta.detach()
+    slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
+    tilt = solve_threshold(fixed, k)
+
+    def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
+        law = noise.law(s[..., None] + theta)
+        if not noise.shifts_log_odds:
+            law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
+        return law, law.log_cdf - law.log_sf
+
+    def log_bound(s: Tensor) -> Tensor:
+        """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
+        law, log_odds = law_at(s, fixed)
+        t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
+        return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
+
+    # When more than k units are sure to have come.
+    end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
+    s, weight = _nodes(noise, rows, log_bound, end, slab)
+    if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
+        at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
+        expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
+        z = theta - tilt[..., None]
+        surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+
+    def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        law, log_odds = law_at(s, theta)
+        if noise.shifts_log_odds:
+            log_odds = log_odds_at_tilt
+            surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
+            log_count = at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt)
+        else:
+            log_count, log_odds = count_law(log_odds, k)
+        count = (log_count.exp() * weight)[..., None]
+        came, missed = law.ahead * count * torch.sigmoid(log_odds), law.behind * count * torch.sigmoid(-log_odds)
+        included = law.log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
+        out = law.log_sf.exp() * (missed.sum(-1, keepdim=True) + missed)
+        return included.sum(0), out.sum(0)
+
+    parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
+    included, out = (torch.stack(terms).sum(0) for terms in zip(*parts, strict=True))
+    return included, out
+
+
+def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
+    rows = _rows(theta, k)
+    included, out = _inclusion(noise, rows)
+    probs = torch.where(included < out, included, 1 - out)
+    return torch.where(rows.open, probs, rows.certain.double())
+
+
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+    """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
+    return solve_logits(probs, k, FAMILIES[noise])
+
+
+def rank_scale(theta: Tensor, k: int | Tensor) -> Tensor:
+    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
+
+    The k-th rank is near 1. Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
+    """
+    theta = theta.double()
+    centred = theta - solve_threshold(theta, k)[..., None].nan_to_num(0.0, 0.0, 0.0)
+    certain = centred.sign() * (LARGEST_LOG + 100)
+    return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
+
+
+def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
+    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
+    u = torch.rand(shape, dtype=scale.dtype, device=scale.device)
+    return noise.from_uniform_(u.clamp_(min=SMALLEST)).mul_(scale)
+
+
+def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
+    """log(-log(1 - p)) from the log-odds of p, next to which it is log p for small p."""
+    inner = log_odds.clamp(min=TINY_LOG_ODDS)
+    return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
+
+
+def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
+    """Scores are the z with F(z) = P(i in S), which are nearly linear in the positions; infinite for certain units."""
+
+    def scores(theta: Tensor, k: int | Tensor) -> Tensor:
+        rows = _rows(theta, k)
+        included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
+        certain = torch.where(rows.certain, torch.inf, -torch.inf)
+        return torch.where(rows.open, quantile(included.log() - out.log()), certain)
+
+    def slope(z: Tensor) -> Tensor:
+        law = noise.law(z)
+        return law.log_cdf.exp() * law.ahead
+
+    return Family(partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
+
+
+FAMILIES: dict[Noise, Family] = {
+    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+}

@@ -1,0 +1,174 @@
+"""Pareto, Gumbel top-k and sequential Poisson: reference values, special cases, extremes, goodness of fit."""
+
+import math
+
+import pytest
+import torch
+
+from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford, SequentialPoisson
+from tests import gof
+from tests.oracle import cases, tensor
+
+
+def k_hot(subsets, n):
+    return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
+
+
+def check_oracle(design, case, key="log_prob", mean="pi"):
+    listed, expected = k_hot(case["subsets"], case["n"]), tensor(case[key])
+    log_prob = design.log_prob(listed)
+    assert ((log_prob - expected).abs() <= 1e-11 * (1 + expected.abs())).all()
+    if mean in case:
+        assert (design.mean - tensor(case[mean])).abs().max() <= 1e-11
+    if case["full"]:
+        assert design.log_prob(design.mode).item() == pytest.approx(expected.max().item())
+        torch.manual_seed(0)
+        gof.check_sampler(design.sample((20_000,)), listed, expected.exp())
+    return log_prob
+
+
+@pytest.mark.parametrize("case", cases("pareto"))
+def test_pareto_oracle(case):
+    probs = tensor(case["lam"]).requires_grad_()
+    log_prob = check_oracle(ParetoSampling(probs=probs, adjust=None), case)
+    if "grad0_log_odds" in case:
+        (grad,) = torch.autograd.grad(log_prob[0], probs)
+        torch.testing.assert_close(grad * probs * (1 - probs), tensor(case["grad0_log_odds"]), rtol=0, atol=1e-10)
+    probs = probs.detach()
+    if "log_prob_adjusted" in case:
+        check_oracle(ParetoSampling(probs=probs), case, "log_prob_adjusted", "pi_adjusted")
+    if "exact_log_odds" in case:
+        positions = ParetoSampling(probs=probs, adjust="exact")._positions
+        assert (positions - tensor(case["exact_log_odds"])).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("case", cases("gumbel_topk"))
+def test_gumbel_topk_oracle(case):
+    logits = tensor(case["theta"]).requires_grad_()
+    log_prob = check_oracle(GumbelTopK(logits=logits, k=case["k"]), case)
+    if "grad0_theta" in case:
+        (grad,) = torch.autograd.grad(log_prob[0], logits)
+        torch.testing.assert_close(grad, tensor(case["grad0_theta"]), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", cases("sequential_poisson"))
+def test_sequential_poisson_oracle(case):
+    check_oracle(SequentialPoisson(probs=tensor(case["lam"])), case)
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_gumbel_top_1_is_categorical(scale):
+    logits = scale * torch.randn(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits.requires_grad_()
+    design, log_softmax = GumbelTopK(logits=logits, k=1), logits.log_softmax(-1)
+    torch.testing.assert_close(design.log_prob(design.enumerate_support()).T, log_softmax, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(design.mean, log_softmax.exp(), rtol=1e-11, atol=1e-14)
+    first = design.log_prob(torch.eye(40, dtype=torch.float64)[0])
+    ours, theirs = (torch.autograd.grad(f.sum(), logits)[0] for f in (first, logits.log_softmax(-1)[:, 0]))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_one_unit():
+    for make in (ParetoSampling, GumbelTopK, SequentialPoisson):
+        for k in (0, 1):
+            design = make(logits=torch.tensor([[0.3], [-2.0]]), k=k)
+            assert torch.equal(design.sample(), torch.full((2, 1), float(k)))
+            assert torch.equal(design.mean, design.sample()) and torch.equal(
+                design.log_prob(design.mode), torch.zeros(2)
+            )
+
+
+def test_adjustments_approach_the_target():
+    probs = ConditionalPoisson(logits=torch.linspace(-2, 2, 12, dtype=torch.float64), k=4).mean
+    plain, analytic, exact = (
+        (ParetoSampling(probs=probs, adjust=adjust)._inclusion - probs).abs().max()
+        for adjust in (None, "analytic", "exact")
+    )
+    assert plain > 2 * analytic > 1e-4 and exact < 1e-11
+    with pytest.raises(ValueError, match="`adjust`.*'exactly'"):
+        ParetoSampling(probs=probs, adjust="exactly")
+
+
+def test_gumbel_topk_from_probs_inverts_its_mean():
+    logits = 2 * torch.randn(2, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = (logits - logits.mean(-1, keepdim=True)).requires_grad_()
+    solved = GumbelTopK(probs=GumbelTopK(logits=logits, k=9).mean, k=9).logits
+    torch.testing.assert_close(solved, logits, rtol=0, atol=1e-9)
+    cotangent = torch.linspace(-1, 1, 30, dtype=torch.float64)
+    (grad,) = torch.autograd.grad((solved * cotangent).sum(), logits)
+    torch.testing.assert_close(grad, cotangent.expand(2, 30), rtol=0, atol=1e-8)
+
+
+def test_gumbel_topk_with_infinite_logits():
+    logits = torch.tensor([math.inf, 0.0, -math.inf, 1.0, 2.0])
+    design = GumbelTopK(logits=logits, k=2, validate_args=True)
+    assert design.mean[[0, 2]].tolist() == [1, 0]
+    assert (design.sample((300,))[:, [0, 2]] == torch.tensor([1.0, 0.0])).all()
+    torch.testing.assert_close(design.mean[[1, 3, 4]], logits[[1, 3, 4]].softmax(-1))
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"`k` must lie between.*got k={k}"):
+            GumbelTopK(logits=logits, k=k, validate_args=True)
+
+
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision(make, dtype):
+    design = make(logits=torch.linspace(-8, 8, 40, dtype=dtype), k=7)
+    draws = design.sample((200,))
+    assert draws.dtype == design.log_prob(draws).dtype == design.mean.dtype == dtype
+    assert design.log_prob(draws).isfinite().all()
+    gof.check_k_hot(draws, 7)
+
+
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+def test_long_row(make):
+    torch.manual_seed(0)
+    design = make(logits=3 * torch.randn(50_000), k=20)
+    indices = design.sample_indices((4,))
+    assert indices.shape == (4, 20) and (indices.diff(dim=-1) > 0).all()
+    value = torch.zeros(4, 50_000).scatter_(-1, indices, 1)
+    assert design.log_prob(value).isfinite().all()
+
+
+@pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+def test_sample_indices_are_those_of_sample(make):
+    design = make(logits=torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), k=4)
+    torch.manual_seed(1)
+    indices = design.sample_indices((50,))
+    torch.manual_seed(1)
+    assert torch.equal(torch.zeros(50, 3, 9).scatter_(-1, indices, 1), design.sample((50,)))
+
+
+def test_improbable_draws():
+    """The far tail of the noise is drawn as it should be: the least of 2000 ranks, and the largest."""
+    torch.manual_seed(0)
+    weight = torch.cat((torch.full((1000,), 1.0), torch.full((1000,), 3.0)))
+    share = 3 * GumbelTopK(logits=weight.log(), k=1).mean[0]
+    drawn = GumbelTopK(logits=weight.log(), k=1).sample_indices((20_000,))
+    gof.check_inclusion((drawn >= 1000).double(), 1000 * share[None])
+    last = GumbelTopK(logits=weight.log(), k=1999)
+    left_out = 1 - last.sample((20_000,))
+    gof.check_inclusion(left_out[:, 1000:].sum(-1, keepdim=True), 1000 * (1 - last.mean[1000:1001].double()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_goodness_of_fit_at_a_million_draws(dtype):
+    """The designs closest to each, given the same inclusion probabilities, are told apart."""
+    case = next(case.values[0] for case in cases("pareto") if case.values[0].get("tags") == ["discriminating"])
+    probs = tensor(case["lam"])
+    designs = [
+        ParetoSampling(probs=probs.to(dtype), adjust="exact"),
+        ParetoSampling(probs=probs.to(dtype)),
+        SequentialPoisson(probs=probs.to(dtype)),
+        GumbelTopK(probs=probs.to(dtype)),
+    ]
+    support = ParetoSampling(probs=probs).enumerate_support()
+    for design in designs:
+        torch.manual_seed(0)
+        pmf = design.log_prob(support.to(dtype)).double().exp()
+        draws = design.sample((10**6,))
+        gof.check_sampler(draws, support, pmf / pmf.sum())
+        for other in (Sampford(probs=probs), ConditionalPoisson(probs=probs)):
+            with pytest.raises(AssertionError, match="subsets"):
+                gof.check_subsets(draws.double(), support, other.log_prob(support).exp())

@@ -1,0 +1,225 @@
+"""Order sampling's integrals: closed forms, extremes of scale and size, derivatives, certain units, vmap."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from khot.kernels import order_sampling as kernel
+from khot.relaxations import sigmoid_topk
+
+NOISES = {"logistic": kernel.LOGISTIC, "log_exponential": kernel.LOG_EXPONENTIAL, "log_uniform": kernel.LOG_UNIFORM}
+every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+smooth_noise = pytest.mark.parametrize("noise", [kernel.LOGISTIC, kernel.LOG_EXPONENTIAL], ids=list(NOISES)[:2])
+SIZES = [(2, 1), (6, 1), (6, 3), (6, 5), (60, 1), (60, 30), (60, 59)]
+
+
+def random_positions(*shape, scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def k_hot(n, k):
+    subsets = torch.tensor(list(itertools.combinations(range(n), k)))
+    return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, subsets, 1)
+
+
+def successive_log_prob(theta, subset):
+    """Recursion over the units drawn so far, a sum of positive terms: no digit is lost at any scale."""
+    rest = torch.logsumexp(theta[[i for i in range(len(theta)) if i not in subset]], 0)
+    log_prob = {frozenset(): torch.tensor(0.0, dtype=torch.float64)}
+    for size in range(1, len(subset) + 1):
+        for drawn in map(frozenset, itertools.combinations(subset, size)):
+            terms = []
+            for last in drawn:
+                left = torch.cat((theta[[i for i in subset if i not in drawn or i == last]], rest[None]))
+                terms.append(log_prob[drawn - {last}] + theta[last] - torch.logsumexp(left, 0))
+            log_prob[drawn] = torch.logsumexp(torch.stack(terms), 0)
+    return log_prob[frozenset(subset)]
+
+
+@every_noise
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 3), (1000, 1), (1000, 10), (1000, 500), (1000, 999)])
+def test_equal_positions(noise, n, k):
+    theta = torch.full((n,), -0.7, dtype=torch.float64)
+    value = (torch.arange(n) < k).double()
+    expected = -(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1))
+    assert kernel.log_prob(noise, theta, k, value).item() == pytest.approx(expected, rel=1e-11)
+    probs = kernel.inclusion_probabilities(noise, theta, k)
+    torch.testing.assert_close(probs, torch.full_like(theta, k / n), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 50.0])
+def test_successive_sampling_against_its_recursion(scale):
+    theta = random_positions(9, scale=scale)
+    subsets = [(0, 1, 2, 3), (5, 6, 7, 8), (0, 3, 4, 8), (1, 2, 6, 7)]
+    value = torch.zeros(4, 9, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
+    expected = torch.stack([successive_log_prob(theta, subset) for subset in subsets])
+    torch.testing.assert_close(
+        kernel.log_prob(kernel.LOG_EXPONENTIAL, theta, 4, value), expected, rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3, 1e-6, 1e-100])
+def test_two_uniform_ranks(ratio):
+    theta = torch.tensor([0.0, math.log(ratio)], dtype=torch.float64)
+    log_prob = kernel.log_prob(kernel.LOG_UNIFORM, theta, 1, torch.eye(2, dtype=torch.float64))
+    expected = torch.tensor([1 - ratio / 2, ratio / 2], dtype=torch.float64).log()
+    torch.testing.assert_close(log_prob, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("gap", [0.1, 1.0, 10.0, 300.0])
+def test_two_logistic_ranks(gap):
+    """P(the lower position is first), for a difference of two logistic variables, has a closed form."""
+    theta = torch.tensor([0.0, gap], dtype=torch.float64)
+    r = math.exp(-gap)
+    expected = math.log(r * (gap - 1 + r) / (1 - r) ** 2) if gap < 100 else math.log(gap - 1) - gap
+    log_prob = kernel.log_prob(kernel.LOGISTIC, theta, 1, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert log_prob.item() == pytest.approx(expected, rel=1e-11)
+
+
+@every_noise
+@pytest.mark.parametrize("scale", [0.1, 5.0, 50.0])
+def test_enumeration(noise, scale):
+    """Probabilities add up to 1, and over the subsets with a unit to its inclusion probability."""
+    theta, support = random_positions(4, 8, scale=scale), k_hot(8, 3)
+    pmf = kernel.log_prob(noise, theta, 3, support[:, None]).exp()
+    torch.testing.assert_close(pmf.sum(0), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-12)
+    probs = kernel.inclusion_probabilities(noise, theta, 3)
+    torch.testing.assert_close(probs, pmf.T @ support, rtol=1e-10, atol=1e-12)
+
+
+@every_noise
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0, 50.0])
+def test_probabilities_add_up_by_themselves(noise, scale):
+    """Nothing is normalised: P(i in S) and P(i not in S) are integrals, whose sums are checks of the quadrature."""
+    for n, k in SIZES:
+        rows = kernel._rows(random_positions(2, n, scale=scale), k)
+        included, out = kernel._inclusion(noise, rows)
+        assert (included + out - 1).abs().max() < 1e-11
+        assert (included.sum(-1) - k).abs().max() < 1e-10
+        assert (out.sum(-1) - (n - k)).abs().max() < 1e-10
+
+
+@smooth_noise
+@pytest.mark.parametrize("k", [1, 10, 500, 999])
+def test_long_rows_add_up(noise, k):
+    theta = torch.stack([random_positions(1000, scale=scale) for scale in (1.0, 5.0, 50.0)])
+    included, out = kernel._inclusion(noise, kernel._rows(theta, k))
+    assert (included + out - 1).abs().max() < 2e-11
+    probs = kernel.inclusion_probabilities(noise, theta, k)
+    assert (probs.sum(-1) - k).abs().max() < 1e-10
+
+
+@every_noise
+def test_far_positions(noise):
+    theta = [[0.0, 1e5, -1e5, 2e5], [1e300, -1e300, 0.0, 1.0], [1e-300, 0.0, -1e-300, 5e-324]]
+    if not noise.smooth:  # logarithms of probabilities are no larger
+        theta[1] = [0.0, -740.0, -1e-300, -300.0]
+    theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    for result in (
+        kernel.inclusion_probabilities(noise, theta, 2),
+        kernel.log_prob(noise, theta, 2, k_hot(4, 2)[:, None]),
+    ):
+        (grad,) = torch.autograd.grad(result.sum(), theta)
+        assert result.isfinite().all() and grad.isfinite().all()
+
+
+@every_noise
+def test_certain_units_are_taken_out(noise):
+    theta = random_positions(6).requires_grad_()
+    inf = torch.tensor([math.inf], dtype=torch.float64)
+    padded = torch.cat((inf, theta[:3], -inf, theta[3:], inf))
+    order = [1, 2, 3, 5, 6, 7]
+    probs = kernel.inclusion_probabilities(noise, padded, 5)
+    torch.testing.assert_close(probs[order], kernel.inclusion_probabilities(noise, theta, 3), rtol=0, atol=1e-13)
+    assert probs[[0, 4, 8]].tolist() == [1, 0, 1]
+    value = torch.tensor([1.0, 1, 1, 0, 0, 0, 1, 0, 1], dtype=torch.float64)
+    log_prob = kernel.log_prob(noise, padded, 5, torch.stack((value, value.roll(1))))
+    torch.testing.assert_close(log_prob[0], kernel.log_prob(noise, theta, 3, value[order]), rtol=0, atol=1e-13)
+    assert log_prob[1] == -math.inf
+    (grad,) = torch.autograd.grad(log_prob[0] + probs[1], theta)
+    assert grad.isfinite().all()
+
+
+@every_noise
+def test_derivatives_to_second_order(noise):
+    theta = random_positions(2, 4).requires_grad_()
+    value = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]], dtype=torch.float64)
+    for function in (
+        lambda t: kernel.log_prob(noise, t, 2, value),
+        lambda t: kernel.inclusion_probabilities(noise, t, 2),
+    ):
+        assert torch.autograd.gradcheck(function, theta)
+        assert torch.autograd.gradgradcheck(function, theta)
+
+
+@every_noise
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+def test_jacobian_is_the_laplacian_of_a_graph(noise, scale):
+    theta = random_positions(6, scale=scale)
+    jacobian = torch.func.jacrev(lambda t: kernel.inclusion_probabilities(noise, t, 3))(theta)
+    torch.testing.assert_close(jacobian, jacobian.T, rtol=0, atol=1e-12)
+    assert jacobian.sum(-1).abs().max() < 1e-12
+    assert (jacobian - torch.diag(jacobian.diag())).max() < 1e-12
+    if scale == 0 and noise.smooth:  # ties have no kinks there
+        torch.testing.assert_close(jacobian, jacobian[0, 0] * (1.2 * torch.eye(6, dtype=torch.float64) - 0.2))
+
+
+@every_noise
+def test_vmap(noise):
+    theta, value = random_positions(5, 6, scale=3.0), k_hot(6, 3)[:5]
+    log_prob = torch.func.vmap(lambda t, v: kernel.log_prob(noise, t, 3, v))(theta, value)
+    torch.testing.assert_close(log_prob, kernel.log_prob(noise, theta, 3, value), rtol=0, atol=1e-12)
+    jacobian = torch.func.jacrev(lambda t: kernel.inclusion_probabilities(noise, t, 3))
+    each = torch.stack([jacobian(t) for t in theta])
+    torch.testing.assert_close(torch.func.vmap(jacobian)(theta), each, rtol=0, atol=1e-12)
+
+
+@every_noise
+def test_slabs_change_nothing(noise, monkeypatch):
+    theta, value = random_positions(3, 6), k_hot(6, 3)[:3]
+    whole = kernel.log_prob(noise, theta, 3, value), kernel.inclusion_probabilities(noise, theta, 3)
+    monkeypatch.setattr(kernel, "MAX_ELEMENTS", 7)
+    parts = kernel.log_prob(noise, theta, 3, value), kernel.inclusion_probabilities(noise, theta, 3)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-14)
+
+
+@smooth_noise
+@pytest.mark.parametrize(("n", "k", "scale"), [(2, 1, 1.0), (5, 2, 10.0), (20, 7, 40.0), (20, 19, 3.0), (100, 1, 3.0)])
+def test_solved_positions(noise, n, k, scale):
+    probs = sigmoid_topk(random_positions(2, n, scale=scale), k)
+    theta = kernel.solve_positions(noise, probs, k)
+    torch.testing.assert_close(kernel.inclusion_probabilities(noise, theta, k), probs, rtol=1e-9, atol=1e-13)
+
+
+@smooth_noise
+def test_solved_positions_of_certain_units(noise):
+    probs = torch.tensor([0.0, 0.3, 1.0, 0.7, 1.0], dtype=torch.float64, requires_grad=True)
+    theta = kernel.solve_positions(noise, probs, 3)
+    assert theta.isinf().tolist() == [True, False, True, False, True]
+    (grad,) = torch.autograd.grad(theta[1] - theta[3], probs)
+    assert grad.isfinite().all() and grad[[0, 2, 4]].abs().max() == 0 and grad[1] > 0
+
+
+@pytest.mark.slow
+def test_solved_positions_to_second_order():
+    offset = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    base = torch.tensor([0.2, 0.7, 0.5, 0.6], dtype=torch.float64)
+    for noise in (kernel.LOGISTIC, kernel.LOG_EXPONENTIAL):
+        solve = lambda x, noise=noise: kernel.solve_positions(noise, base + x - x.mean(), 2)  # noqa: E731
+        assert torch.autograd.gradcheck(solve, offset)
+        assert torch.autograd.gradgradcheck(solve, offset, atol=1e-4)
+
+
+@every_noise
+def test_ranks_are_positive_finite_and_distinct(noise):
+    torch.manual_seed(0)
+    theta = torch.cat((random_positions(500, scale=200.0), torch.tensor([math.inf, -math.inf], dtype=torch.float64)))
+    scale = kernel.rank_scale(theta, 50)
+    ranks = kernel.draw_ranks(noise, scale, torch.Size((200, 502)))
+    assert (ranks > 0).all() and ranks.isfinite().all() and (ranks.sort(-1).values.diff(dim=-1)[:, 1:-1] > 0).any()
+    assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
+    equal = kernel.draw_ranks(noise, kernel.rank_scale(torch.zeros(10**6), 10), torch.Size((10**6,)))
+    assert len(equal.unique()) == 10**6
