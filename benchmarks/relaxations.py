@@ -10,14 +10,12 @@ maps    all maps at the same softness against sigmoid_topk: time, peak memory of
 growth  time against n = 10 ... 10^7 and against k, as a table and a plot: linear in n, flat in k.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from timing import RESULTS, interleaved, optional, write_csv
+from timing import RESULTS, interleaved, optional, peak_bytes, run_parts
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 import khot
 
@@ -127,19 +125,6 @@ def against_torch(seconds: float) -> list[Row]:
     return rows
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Largest sum of tensor memory that the call holds at a time beyond what was there."""
-    call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    held = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
-
-
 def all_maps(seconds: float) -> list[Row]:
     rows: list[Row] = []
     others = peers()
@@ -203,17 +188,7 @@ def growth(seconds: float) -> list[Row]:
 
 
 def main() -> None:
-    parts = {"torch": against_torch, "maps": all_maps, "growth": growth}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], *parts], help="which parts to run")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
-    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    for part in options.parts or parts:
-        write_csv(RESULTS / f"relaxations_{part}.csv", parts[part](options.seconds))
+    run_parts(__doc__, "relaxations", {"torch": against_torch, "maps": all_maps, "growth": growth})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -53,6 +54,19 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float = 1.0,
     return timings
 
 
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Largest sum of tensor memory that the call holds at a time beyond what was there."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
 def environment() -> dict[str, str]:
     """What the numbers depend on."""
     return {
@@ -90,3 +104,17 @@ def arguments(description: str, default_csv: str) -> argparse.Namespace:
     if options.threads:
         torch.set_num_threads(options.threads)
     return options
+
+
+def run_parts(description: str, name: str, parts: Mapping[str, Callable[[float], list[dict[str, object]]]]) -> None:
+    """The command line of a benchmark of several parts, each of which returns the rows of its table."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], help="which parts to run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    for part in options.parts or parts:
+        write_csv(RESULTS / f"{name}_{part}.csv", parts[part](options.seconds))

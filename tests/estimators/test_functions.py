@@ -6,12 +6,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from khot import ConditionalPoisson, PhantomUnit
-from tests.registry import DESIGNS, FUNCTIONS, DesignCase
+from khot import ConditionalPoisson
+from tests.registry import DESIGNS, FUNCTIONS, PHANTOM
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 WEIGHT = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
-PHANTOM = DesignCase("phantom_unit", lambda logits, k: PhantomUnit(ConditionalPoisson, logits=logits), None)
 
 
 def recorded(f):
