@@ -203,15 +203,33 @@ def test_units_of_probability_zero_and_one_get_no_gradient(relaxation):
 
 
 def test_phantom_unit():
-    """Its size is real; the definition, with the relaxation's Jacobian at probabilities that sum to neither size."""
+    """By the definition, with the phantom among the units: from its log-odds to those of the others."""
     logits = LOGITS[:4].clone().requires_grad_()
-    design = PhantomUnit(Pivotal, probs=sigmoid_topk(logits, 1.6))
+    design = PhantomUnit(Pivotal, logits=logits)
+    probs = torch.sigmoid(logits.detach())
+    probs = torch.cat((probs, 1 + probs.sum().floor() - probs.sum(-1, keepdim=True)))
     value, cotangent = torch.tensor([1.0, 0, 1, 0]).double(), torch.tensor([0.7, -1.1, 0.2, 2.0]).double()
-    x = ReinMax(design, 1.5, relaxation=sigmoid_topk).attach_gradient(value)
-    shifted = (value + sigmoid_topk(logits, 1.6, 1.5)).detach() / 2
-    jacobians = [relaxed_jacobian_at(probs, sigmoid_topk, 1.0) for probs in (shifted, design.mean.detach())]
-    expected = (2 * jacobians[0] - jacobians[1] / 2) @ cotangent
+    assert probs.sum() == 3  # so that a value of two ones is one with the phantom
+    x = ReinMax(design, 1.5).attach_gradient(value)
+    with_phantom = torch.cat((value, torch.ones(1, dtype=torch.float64)))
+    shifted = (with_phantom + sigmoid_topk(probs.logit(), 3, 1.5)) / 2
+    jacobians = [relaxed_jacobian_at(p, sigmoid_topk, 1.0) for p in (shifted, probs)]
+    of_log_odds = (2 * jacobians[0] - jacobians[1] / 2) @ torch.nn.functional.pad(cotangent, (0, 1))
+    slope = probs * (1 - probs)
+    of_probs = of_log_odds / slope
+    expected = slope[:-1] * (of_probs[:-1] - of_probs[-1])  # the phantom's probability falls as the others rise
     torch.testing.assert_close(torch.autograd.grad(x @ cotangent, logits)[0], expected)
+
+
+def test_phantom_unit_learns_its_size():
+    """The loss is the size, whose gradient straight-through has without error, and ReinMax in every direction."""
+    torch.manual_seed(0)
+    for design_class in (Pivotal, ConditionalPoisson):
+        logits = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+        x = ReinMax(PhantomUnit(design_class, logits=logits + 0.1)).rsample((1000,))
+        (gradient,) = torch.autograd.grad(x.sum(-1).mean(), logits)
+        slope = torch.sigmoid(logits + 0.1) * torch.sigmoid(-logits - 0.1)
+        torch.testing.assert_close(gradient, slope.detach(), rtol=0.2, atol=0)
 
 
 def test_temperature_of_the_design_gets_the_gradient_of_the_scale():

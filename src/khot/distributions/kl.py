@@ -38,18 +38,18 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """Of the wrapped designs; infinite where p has a size that q has not."""
     possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
-    larger, wrapped = possible & (p.k > q.k), p._wrapped
+    larger, wrapped = possible & (p.k > q.k), p.wrapped
     if larger.any():  # the only size of p is the larger one of q: p's phantom then stays out, rather than in
         wrapped = wrapped.expand(larger.shape)
         phantom = wrapped.probs[..., -1:].masked_fill(larger.unsqueeze(-1), 0.0)
         probs, k = torch.cat((wrapped.probs[..., :-1], phantom), -1), wrapped.k - larger.long()
         wrapped = p.design_class(probs=probs, k=k, validate_args=False, **p.design_kwargs)
-    return torch.where(possible, kl_divergence(wrapped, q._wrapped), torch.inf).to(p.probs.dtype)
+    return torch.where(possible, kl_divergence(wrapped, q.wrapped), torch.inf).to(p.probs.dtype)
 
 
 @register_kl(SamplingDesign, SamplingDesign)
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
-    fixed = p._wrapped if isinstance(p, PhantomUnit) else p
+    fixed = p.wrapped if isinstance(p, PhantomUnit) else p
     terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.k.unique().tolist()), default=0)
     if terms > MAX_TERMS:
         raise NotImplementedError(

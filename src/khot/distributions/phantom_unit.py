@@ -79,23 +79,33 @@ class PhantomUnit(SamplingDesign):
         is_integer = (total - total.round()).abs() <= INTEGER_TOLERANCE * eps * total.clamp(min=1)
         self.k = torch.where(is_integer, total.round(), total.floor()).long()
         self.largest_k = self.k + ~is_integer
-        _ = self._wrapped  # whose errors are due now
+        _ = self.wrapped  # whose errors are due now
 
     def _validate_contents(self) -> None:
         """Nothing beyond the ranges of the parameters: every sum is legal."""
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "PhantomUnit":
         new = cast(PhantomUnit, super().expand(batch_shape, _instance))
-        new.__dict__["_wrapped"] = self._wrapped.expand(batch_shape)
+        new.__dict__["wrapped"] = self.wrapped.expand(batch_shape)
         return new
 
     @lazy_property
-    def _wrapped(self) -> SamplingDesign:
+    def wrapped(self) -> SamplingDesign:
         """The design of k + 1 out of n + 1 units, the phantom last; in float64, where the sum is the integer."""
         probs = self.probs.double()
         phantom = torch.where(self.largest_k > self.k, 1 + self.k - probs.sum(-1), 1.0)
         probs = torch.cat((probs, phantom.unsqueeze(-1)), -1)
         return self.design_class(probs=probs, k=self.k + 1, validate_args=False, **self.design_kwargs)
+
+    @property
+    def relaxes_logits(self) -> bool:
+        return self._given == "logits"
+
+    def with_phantom(self, value: Tensor) -> Tensor:
+        """A value of this design as one of ``wrapped``."""
+        value = value.double()
+        phantom = (1 + self.k - value.sum(-1)).unsqueeze(-1)
+        return torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -114,24 +124,24 @@ class PhantomUnit(SamplingDesign):
     @property
     def mean(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
-        return self._wrapped.mean[..., :-1].to(self.probs.dtype)
+        return self.wrapped.mean[..., :-1].to(self.probs.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
         """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        return self._wrapped.pairwise_inclusion[..., :-1, :-1].to(self.probs.dtype)
+        return self.wrapped.pairwise_inclusion[..., :-1, :-1].to(self.probs.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return self._wrapped.covariance_matrix[..., :-1, :-1].to(self.probs.dtype)
+        return self.wrapped.covariance_matrix[..., :-1, :-1].to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
         """The most probable vector, of either size."""
-        return self._wrapped.mode[..., :-1].to(self.probs.dtype)
+        return self.wrapped.mode[..., :-1].to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self._wrapped.sample(sample_shape)[..., :-1].to(self.probs.dtype)
+        return self.wrapped.sample(sample_shape)[..., :-1].to(self.probs.dtype)
 
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
@@ -142,14 +152,12 @@ class PhantomUnit(SamplingDesign):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        value = value.double()
-        phantom = (1 + self.k - value.sum(-1)).unsqueeze(-1)
-        value = torch.cat((value.expand(*phantom.shape[:-1], -1), phantom), -1)
-        possible = ((phantom == 0) | (phantom == 1)).squeeze(-1)
-        return self._wrapped.log_prob(value).masked_fill(~possible, -torch.inf).to(self.probs.dtype)
+        value = self.with_phantom(value)
+        possible = (value[..., -1] == 0) | (value[..., -1] == 1)
+        return self.wrapped.log_prob(value).masked_fill(~possible, -torch.inf).to(self.probs.dtype)
 
     def entropy(self) -> Tensor:
-        return self._wrapped.entropy().to(self.probs.dtype)
+        return self.wrapped.entropy().to(self.probs.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All vectors of both sizes along a new first dimension, in the order of the wrapped design's support.
@@ -161,7 +169,7 @@ class PhantomUnit(SamplingDesign):
         sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")
-        values = self._wrapped.enumerate_support(expand=False).to(self.probs.dtype)
+        values = self.wrapped.enumerate_support(expand=False).to(self.probs.dtype)
         if sizes[0][0] == sizes[0][1]:
             values = values[values.flatten(1)[:, -1] == 1]
         values = values[..., :-1]

@@ -14,6 +14,7 @@ from khot.distributions.design import Relaxation
 from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
 from khot.kernels.conditional_poisson_inverse import solve_logits
 from khot.kernels.links import Link
+from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
 from .wrapper import DesignWrapper, Scorer, column, substitute_gradient
@@ -42,8 +43,11 @@ class ReinMax(DesignWrapper):
     inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` is that of other logits for every draw, which are solved for:
     exact, but several times the cost of a draw.
 
+    On :class:`~khot.PhantomUnit` x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
+    learned too. Its logits are log-odds: J is that of sigmoid_topk, or the covariance of a wrapped ConditionalPoisson.
+
     Gradients go to the logits and to the design's temperature; none to ``temperature``, which enters :math:`\pi_1`
-    only, and the size is constant. Second derivatives are those of the estimate.
+    only. Second derivatives are those of the estimate.
 
     Args:
         design: The design to draw from.
@@ -84,6 +88,10 @@ class ReinMax(DesignWrapper):
     ) -> None:
         super().__init__(design, log_prob, validate_args)
         self.temperature = checked_positive("temperature", temperature, design.batch_shape)
+        if isinstance(design, PhantomUnit):
+            if relaxation is None and design.relaxes_logits and not isinstance(design.wrapped, ConditionalPoisson):
+                relaxation = sigmoid_topk  # its logits are the log-odds
+            design = design.wrapped
         self.relaxation = relaxation
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # whose errors are due now
@@ -94,6 +102,9 @@ class ReinMax(DesignWrapper):
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         value = value.detach()
+        if isinstance(self.design, PhantomUnit):
+            of_wrapped = ReinMax(self.design.wrapped, self.temperature, relaxation=self.relaxation)
+            return of_wrapped.attach_gradient(self.design.with_phantom(value))[..., :-1].to(value.dtype)
         tangent = self._tangent()
         unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
@@ -130,7 +141,7 @@ def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:
-    link, size = _link_for(design, relaxation), design.k
+    link = _link_for(design, relaxation)
     if relaxation is None:
         relaxation, probs, logits, softness = design.relaxation, design.probs, design.logits, design.temperature
         finite = logits.masked_fill(logits.isinf(), 0) if isinstance(softness, Tensor) else logits
@@ -141,11 +152,9 @@ def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tan
         logits = link.inverse(constant)
         scores = link.inverse(torch.where(inside, probs, 0.5)).where(inside, logits)
         probs = probs.where(inside, constant)
-        if isinstance(design, PhantomUnit):  # whose k is the sum rounded down
-            size = constant.sum(-1)
 
     def softened(temperature: float | Tensor) -> Tensor:
-        return relaxation(logits, size, temperature * softness)
+        return relaxation(logits, design.k, temperature * softness)
 
     return _Tangent(scores, probs, softened, partial(_pull_back_mask, link=link))
 
