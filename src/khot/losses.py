@@ -264,7 +264,7 @@ def topk_cross_entropy(
 
     References:
         [1] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning",
-            arXiv:2206.07290, Eq. (3).
+            arXiv:2206.07290.
 
     Example:
         >>> x = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])

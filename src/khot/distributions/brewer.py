@@ -39,7 +39,7 @@ class Brewer(SamplingDesign):
 
     References:
         [1] Brewer (1975), "A simple procedure for sampling pi-ps wor", Australian Journal of Statistics 17(3).
-        [2] Tillé (2006), "Sampling Algorithms", section 6.5.
+        [2] Tillé (2006), "Sampling Algorithms", chapter 6.
 
     Example:
         >>> design = Brewer(probs=torch.tensor([0.9, 0.6, 0.5]))

@@ -53,7 +53,7 @@ class Systematic(SamplingDesign):
 
     References:
         [1] Madow (1949), "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20(3).
-        [2] Tillé (2006), "Sampling Algorithms", section 7.1.
+        [2] Tillé (2006), "Sampling Algorithms", chapter 7.
 
     Example:
         >>> design = Systematic(probs=torch.tensor([0.5, 0.25, 0.5, 0.75]))

@@ -18,7 +18,7 @@ Probabilities are float64, ``(*batch, n)`` with rows that sum to k. Arguments ar
 
 References:
     [1] Brewer (1975), "A simple procedure for sampling pi-ps wor", Australian Journal of Statistics 17(3).
-    [2] Tillé (2006), "Sampling Algorithms", section 6.5.
+    [2] Tillé (2006), "Sampling Algorithms", chapter 6.
 """
 
 import functools

@@ -21,7 +21,7 @@ of no polish; if d = 0 it is :math:`\tfrac12 (z_p + z_{p+1} + \log(A/B))`, howev
 Layout: z, v (..., n) in float64.
 
 References:
-    [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", sections 3.2 to 3.4.
+    [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
 """
 
 import math

@@ -37,7 +37,7 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         TypeError: If an argument has the wrong type or dtype.
 
     References:
-        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.3 and appendix C.
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
 
     Example:
         >>> lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
@@ -70,7 +70,7 @@ def log_lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, d
         TypeError: As :func:`lapsum_topk`.
 
     References:
-        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.3 and appendix C.
+        [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
 
     Example:
         >>> log_lapsum_topk(torch.tensor([0.0, 1000.0, 1000.0]), 1.5)

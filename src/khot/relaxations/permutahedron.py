@@ -92,8 +92,8 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
         TypeError: As :func:`permutahedron_projection`.
 
     References:
-        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Eq. (6), which ranks
-            the largest entry first.
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking": soft ranking, there
+            with rank 1 for the largest entry.
 
     Example:
         >>> permutahedron_rank(torch.tensor([0.0, 3.0, 1.0]))
@@ -126,8 +126,8 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
         TypeError: As :func:`permutahedron_projection`.
 
     References:
-        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Eq. (5), which begins
-            with the largest.
+        [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking": soft sorting, there
+            from the largest.
 
     Example:
         >>> permutahedron_sort(torch.tensor([0.0, 3.0, 1.0]), 0.5)

@@ -148,7 +148,7 @@ def sorted_transport_topk(
         TypeError: If an argument has the wrong type or dtype.
 
     References:
-        [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504, section 2.4.
+        [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504: sorted SOFT top-k.
 
     Example:
         >>> sorted_transport_topk(torch.tensor([0.0, 1.0, 2.0]), 2, 1.0)
