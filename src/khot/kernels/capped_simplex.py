@@ -120,7 +120,7 @@ def _threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, ch
 
 def launch_checked(
     x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool, with_y: bool = True
-) -> tuple[Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """y or log y, if wanted, and the thresholds, from the Triton kernel; arguments as of the operators."""
     from .capped_simplex_triton import launch_forward
 

@@ -1,4 +1,4 @@
-"""Relaxed top-k masks in Triton: the threshold and y = F((x - t) / scale) in one kernel; the derivative: gradient_triton.py.
+"""Relaxed top-k masks in Triton: the threshold and y = F((x - t) / scale) in one kernel.
 
 Three ways through a row, chosen by :func:`khot.kernels.dispatch.plan`:
 
@@ -42,12 +42,12 @@ def _capped_simplex_fwd(
     t_ptr,
     sound_ptr,
     k_ptr,
-    k_number: "fp64",
+    k_number: tl.float64,
     stride_k,
     scale_ptr,
-    scale_number: "fp64",
+    scale_number: tl.float64,
     stride_scale,
-    q_number: "fp64",
+    q_number: tl.float64,
     stride_x,
     stride_y,
     n,
@@ -97,12 +97,12 @@ def _split_start(
     x_ptr,
     state_ptr,
     k_ptr,
-    k_number: "fp64",
+    k_number: tl.float64,
     stride_k,
     scale_ptr,
-    scale_number: "fp64",
+    scale_number: tl.float64,
     stride_scale,
-    q_number: "fp64",
+    q_number: tl.float64,
     stride_x,
     n,
     sample_step,
@@ -161,10 +161,10 @@ def _split_advance(
     return high, low, status
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])  # or it would be compiled once for step 0, once for 1 and once for others
 def _split_step(
-    x_ptr, state_ptr, partial_ptr, k_ptr, k_number: "fp64", stride_k, scale_ptr, scale_number: "fp64", stride_scale,
-    q_number: "fp64", stride_x, n, rows, step, splits, chunk,
+    x_ptr, state_ptr, partial_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr, scale_number: tl.float64,
+    stride_scale, q_number: tl.float64, stride_x, n, rows, step, splits, chunk,
     K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -198,8 +198,8 @@ def _split_step(
 
 @triton.jit
 def _split_finish(
-    x_ptr, t_ptr, state_ptr, partial_ptr, k_ptr, k_number: "fp64", stride_k, scale_ptr, scale_number: "fp64",
-    stride_scale, q_number: "fp64", stride_x, n, rows, steps, splits,
+    x_ptr, t_ptr, state_ptr, partial_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr, scale_number: tl.float64,
+    stride_scale, q_number: tl.float64, stride_x, n, rows, steps, splits,
     K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -220,7 +220,7 @@ def _split_finish(
 
 @triton.jit
 def _split_map(
-    x_ptr, y_ptr, t_ptr, scale_ptr, scale_number: "fp64", stride_scale, q_number: "fp64", stride_x, stride_y, n,
+    x_ptr, y_ptr, t_ptr, scale_ptr, scale_number: tl.float64, stride_scale, q_number: tl.float64, stride_x, stride_y, n,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One tile of y."""
@@ -242,13 +242,13 @@ def launch_forward(
     log: bool = False,
     with_y: bool = True,
     check: bool = False,
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """y (or log y) if wanted, the float64 thresholds, and with ``check`` whether each row is in order.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """y (or log y; empty if not wanted), the float64 thresholds, and with ``check`` whether each row is in order.
 
     x is (..., n), k and scale (...); for rows that are not held in registers the last is False, for ignorance.
     """
     rows = rows_of(x)
-    y = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if with_y else None
+    y = torch.empty(rows.shape if with_y else (0, 1), dtype=x.dtype, device=x.device)
     t = torch.empty(len(rows), dtype=torch.float64, device=x.device)
     sound = torch.zeros(len(rows), dtype=torch.bool, device=x.device) if check else None
     torch_dtype, dtype = arithmetic(x)
@@ -259,25 +259,24 @@ def launch_forward(
             _launch_split(rows, y, t, *sizes, link, q, log, how, dtype)
         else:
             _launch_rows(rows, y, t, sound, *sizes, link, q, log, how, dtype)
-    return None if y is None else y.reshape(x.shape), t.reshape(x.shape[:-1]), sound
+    return y.reshape(x.shape if with_y else 0), t.reshape(x.shape[:-1]), sound
 
 
 def _launch_rows(
-    x: Tensor, y: Tensor | None, t: Tensor, sound: Tensor | None, k: RowNumbers, scale: RowNumbers, link: str,
+    x: Tensor, y: Tensor, t: Tensor, sound: Tensor | None, k: RowNumbers, scale: RowNumbers, link: str,
     q: float, log: bool, how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     n = x.shape[1]
-    out = x if y is None else y
     _capped_simplex_fwd[(len(x),)](
-        x, out, t, t if sound is None else sound, *k.arguments(t), *scale.arguments(t), q, x.stride(0), out.stride(0),
+        x, y, t, t if sound is None else sound, *k.arguments(t), *scale.arguments(t), q, x.stride(0), y.stride(0),
         n, max(1, n // how.block), K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,
-        HAS_Y=y is not None, CHECK=sound is not None, LOG=log, LINK=link, BLOCK=how.block, HARD_BLOCK=128 * how.warps,
+        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=link, BLOCK=how.block, HARD_BLOCK=128 * how.warps,
         IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
     )  # fmt: skip
 
 
 def _launch_split(
-    x: Tensor, y: Tensor | None, t: Tensor, k: RowNumbers, scale: RowNumbers, link: str, q: float, log: bool,
+    x: Tensor, y: Tensor, t: Tensor, k: RowNumbers, scale: RowNumbers, link: str, q: float, log: bool,
     how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     (rows, n), steps = x.shape, FIRST_STEPS.value
@@ -295,7 +294,7 @@ def _launch_split(
     for step in range(steps):
         _split_step[(splits, rows)](x, state, partial, *numbers, rows, step, splits, chunk, **solve)
     _split_finish[(rows,)](x, t, state, partial, *numbers, rows, steps, splits, **solve)
-    if y is not None:
+    if len(y):
         _split_map[(triton.cdiv(n, how.block), rows)](
             x, y, t, *scale.arguments(t), q, x.stride(0), y.stride(0), n, LOG=log, **common
         )

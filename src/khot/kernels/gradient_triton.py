@@ -136,8 +136,8 @@ def _load_cotangent(g_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _capped_simplex_bwd(
-    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: "fp64", stride_scale,
-    q_number: "fp64", stride_x, stride_g, stride_out, n,
+    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale,
+    q_number: tl.float64, stride_x, stride_g, stride_out, n,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -171,7 +171,7 @@ def _capped_simplex_bwd(
 
 @triton.jit
 def _split_bwd_sums(
-    x_ptr, g_ptr, t_ptr, partial_ptr, scale_ptr, scale_number: "fp64", stride_scale, q_number: "fp64",
+    x_ptr, g_ptr, t_ptr, partial_ptr, scale_ptr, scale_number: tl.float64, stride_scale, q_number: tl.float64,
     stride_x, stride_g, n, splits, chunk,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -193,8 +193,8 @@ def _split_bwd_sums(
 
 @triton.jit
 def _split_bwd(
-    x_ptr, g_ptr, t_ptr, partial_ptr, grad_x_ptr, grad_k_ptr, lever_ptr, scale_ptr, scale_number: "fp64",
-    stride_scale, q_number: "fp64", stride_x, stride_g, stride_out, n, splits, chunk,
+    x_ptr, g_ptr, t_ptr, partial_ptr, grad_x_ptr, grad_k_ptr, lever_ptr, scale_ptr, scale_number: tl.float64,
+    stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n, splits, chunk,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip

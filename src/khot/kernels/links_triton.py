@@ -1,7 +1,7 @@
 """The links of :mod:`khot.kernels.links` and :mod:`khot.kernels.clipped_power`, for Triton kernels.
 
-A link goes by its name, a constexpr, and ``q``, which only ``clip_power`` reads. Everything comes from the shorter tail,
-F(-a) with a = abs(z), so that neither side loses digits. ``nearest`` = min a over a row keeps its tails from
+A link goes by its name, a constexpr, and ``q``, which only ``clip_power`` reads. Everything comes from the shorter
+tail, F(-a) with a = abs(z), so that neither side loses digits. ``nearest`` = min a over a row keeps its tails from
 underflowing all together: with it they and the slopes are divided by about what they are there, see ``shift_factor``.
 
 No library of device functions is used: Triton's interpreter has none.
@@ -9,10 +9,6 @@ No library of device functions is used: Triton's interpreter has none.
 
 import triton
 import triton.language as tl
-
-SMOOTH = ("logistic", "laplace", "normal")
-COMPACT = ("clip", "clip_power")
-LOG_LINKS = ("logistic", "laplace")  # those with a kernel for log F
 
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
@@ -137,7 +133,7 @@ def slopes(z, nearest, q, LINK: tl.constexpr):
 
 @triton.jit
 def log_slope_ratio(z, LINK: tl.constexpr):
-    """F'(z) / F(z), the derivative of log F, for the links of ``LOG_LINKS``."""
+    """F'(z) / F(z), the derivative of log F, for the logistic and the Laplace link."""
     tail, _ = tails(tl.abs(z), LINK)
     if LINK == "logistic":
         return tl.where(z > 0, tail, 1.0 - tail)

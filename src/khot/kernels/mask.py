@@ -69,8 +69,7 @@ def fused_mask(
     """
     found = Link.find(link)
     if use_triton(x, found, log):
-        y, threshold = launch_checked(x, k, scale, found, log, softness, check)
-        return y, threshold
+        return launch_checked(x, k, scale, found, log, softness, check)
     k, scale = k.to(x.device), scale.to(x.device)
     threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link, softness, check)
     z = standardise(x.to(compute_dtype(x)), threshold, scale)
@@ -93,7 +92,10 @@ def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, scale: Tensor, link: str, l
 def fused_derivative(
     x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`derivative` from dL/dy, with dL/dx in x's dtype and dL/ds; not differentiable. ``scale`` as in :func:`fused_mask`."""
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/dy or dL/d log y; not differentiable.
+
+    ``scale`` may be on the CPU as in :func:`fused_mask`.
+    """
     found = Link.find(link)
     if use_triton(x, found, log):
         from .gradient_triton import launch_backward
@@ -105,9 +107,8 @@ def fused_derivative(
 
 @fused_derivative.register_fake
 def _(x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *(
-        torch.empty_like(threshold, memory_format=torch.contiguous_format) for _ in range(2)
-    )
+    of_row = torch.empty_like(threshold, memory_format=torch.contiguous_format)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)
 
 
 @fused_derivative.register_vmap

@@ -168,7 +168,7 @@ def advance(high, low, above, signed, total, slope, k_whole, k_rest, scale, q, L
     step, _, found, special = judge(above, signed, total, slope, k_whole, k_rest, q, LINK, DTYPE)
     legal = tl.abs(step) < float("inf")
     if LINK == "clip" or LINK == "clip_power":
-        done = found
+        done = found | ((tl.abs(step * scale) <= tl.abs(high) * RESOLUTION) & (slope > 0))
     else:  # a gap has no legal step
         done = legal & (tl.abs(step) <= _tolerance(DTYPE))
     move = tl.where(legal & (~special), step * scale, 0.0).to(DTYPE)
@@ -316,11 +316,11 @@ def search(
         share = tl.minimum(tl.maximum(r_low / (r_low - r_high), 0.02), 0.98)
         cut = low + tl.where(steps % 2 == 0, share, 0.5) * (high - low)
         size, proposal = tl.abs(move), t + move
+        if LINK == "clip" or LINK == "clip_power":
+            found = found | ((size <= tl.abs(t) * RESOLUTION) & (slope > 0))
         progress = (proposal != t) | (size <= tolerance)
         trusted = progress & (proposal >= low) & (proposal <= high) & (size <= 0.5 * older)
         proposal = tl.where(trusted, proposal, tl.where(found, t, cut))
-        if LINK == "clip" or LINK == "clip_power":
-            found = found | ((size <= tl.abs(t) * RESOLUTION) & (slope > 0))
         step = tl.abs(proposal - t)
         t = proposal
         done = found | (step <= tolerance + tl.abs(proposal) * RESOLUTION)
@@ -339,7 +339,7 @@ def leave_kink(
     while steps < 3:
         beyond = t + distance * direction
         high, low = split_threshold(beyond, DTYPE)
-        above, signed, total, slope = row_sums(x_ptr, n, high, low, inv_scale, q, LINK, BLOCK, DTYPE)
+        above, signed, _, _ = row_sums(x_ptr, n, high, low, inv_scale, q, LINK, BLOCK, DTYPE)
         residual = signed + ((above - k_whole).to(tl.float64) - k_rest)
         if steps == 0:
             direction = tl.where(residual > 0, scale, -scale)
