@@ -64,7 +64,7 @@ def resources(kernel: Any) -> Resources:
         found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
         return Resources(found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared)
     found = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)", kernel.asm["amdgcn"])}
-    spills = found["vgpr_spill_count"] + found["sgpr_spill_count"] + found["private_segment_fixed_size"]
+    spills = found["vgpr_spill_count"] + found["private_segment_fixed_size"]  # scalar registers spill into vector ones
     return Resources(found["vgpr_count"], spills, kernel.metadata.shared)
 
 

@@ -5,17 +5,17 @@ functions are sums, minima and maxima of tuples, which NumPy has.
 """
 
 import numpy as np
+from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps
 
-from khot.kernels import capped_simplex_triton, gradient_triton, links_triton, threshold_triton
+from khot.kernels import links_triton, threshold_triton
 
 np.seterr(all="ignore")  # infinities are meant
 
 SUMS = [
-    links_triton._add3,
-    links_triton._add4,
-    capped_simplex_triton._add_up,
-    gradient_triton._add2,
+    links_triton.add2,
+    links_triton.add3,
+    links_triton.add4,
 ]
 EACH = {threshold_triton._merge_spans: (np.sum, np.sum, np.sum, np.min, np.max)}
 _one_by_one = ReduceOps.generic_reduce
@@ -32,3 +32,14 @@ def _reduce(self, operands):
 
 
 ReduceOps.generic_reduce = _reduce
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_for_numpy(tensor, *scope):
+    """Triton 3.6 takes ``int`` of arrays with one entry, which NumPy 2.4 refuses."""
+    _patch_tensor(tensor, *scope)
+    tensor.__index__ = lambda self: int(self.handle.data.reshape(()))
+
+
+interpreter._patch_lang_tensor = _patch_tensor_for_numpy

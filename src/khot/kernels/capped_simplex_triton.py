@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .dispatch import Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .links_triton import value
+from .links_triton import add4, value
 from .threshold_triton import (
     FIRST_STEPS,
     advance,
@@ -124,11 +124,6 @@ def _split_start(
 
 
 @triton.jit
-def _add_up(a0, a1, a2, a3, b0, b1, b2, b3):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
-
-
-@triton.jit
 def _split_advance(
     state_ptr, partial_ptr, row, rows, step, splits, k, scale, q,
     LINK: tl.constexpr, SPLITS: tl.constexpr, DTYPE: tl.constexpr,
@@ -149,7 +144,7 @@ def _split_advance(
                 tl.load(base + 3, mask=there, other=0.0),
             ),
             0,
-            _add_up,
+            add4,
         )
         whole, rest = split_k(k)
         high, low, done, going, special = advance(
@@ -270,7 +265,7 @@ def _launch_rows(
     _capped_simplex_fwd[(len(x),)](
         x, y, t, t if sound is None else sound, *k.arguments(t), *scale.arguments(t), q, x.stride(0), y.stride(0),
         n, max(1, n // how.block), K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,
-        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=link, BLOCK=how.block, HARD_BLOCK=128 * how.warps,
+        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=link, BLOCK=how.block, HARD_BLOCK=32 * how.warps,
         IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
     )  # fmt: skip
 

@@ -6,9 +6,9 @@
     torch    plain torch everywhere
     triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``)
 
-Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row (32 in the longest), which is what the
-registers have room for beside the root finder's intermediate values, so that nothing spills. Longer rows are read in
-tiles; few of them are split over all multiprocessors, which costs a launch for each step of the root finder.
+Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room for
+beside the root finder's intermediate values, so that nothing spills; a row of 16384 has a multiprocessor to itself, and
+64 entries in a thread, with all the registers a thread can have. Longer rows are read in tiles; few of them are split over all multiprocessors, which costs a launch for each step of the root finder.
 """
 
 import functools
@@ -29,7 +29,7 @@ OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 
 # Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic.
 RESIDENT = {
-    torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)),
+    torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)),
     torch.float64: ((128, 1), (512, 4), (1024, 8), (2048, 16)),
 }
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .dispatch import Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .links_triton import log_slope_ratio, shift_factor, slopes
+from .links_triton import add2, log_slope_ratio, shift_factor, slopes
 from .threshold_triton import inverse_scale, load_tile, split_threshold, standardise
 
 FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
@@ -25,11 +25,6 @@ FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
 @triton.jit
 def _bounded(x, high, low, inv_scale):
     return tl.minimum(tl.maximum(standardise(x, high, low, inv_scale), -1e18), 1e18)
-
-
-@triton.jit
-def _add2(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
 
 
 @triton.jit
@@ -105,7 +100,7 @@ def _chunk_sums(
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
         there = _nearest(z, LINK)
         w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
-        more_weight, more_direct = tl.reduce((w, d), 0, _add2)
+        more_weight, more_direct = tl.reduce((w, d), 0, add2)
         nearest, weight, direct = _merge(nearest, weight, direct, there, more_weight, more_direct, LINK, LOG)
     return nearest, weight, direct
 
@@ -154,7 +149,7 @@ def _capped_simplex_bwd(
         z = _bounded(x, high, low, inv_scale)
         nearest = _nearest(z, LINK)
         w, d = _tile_terms(x, z, g, 0, n, nearest, q, LINK, LOG, BLOCK)
-        weight, direct = tl.reduce((w, d), 0, _add2)
+        weight, direct = tl.reduce((w, d), 0, add2)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
         grad = _grad_x(w, d, g, mean, nearest, inv_scale, LINK, LOG)
         store_tile(grad_x_ptr, grad, 0, n, BLOCK)
@@ -212,7 +207,7 @@ def _split_bwd(
     weights = tl.load(base + 1, mask=there, other=0.0)
     directs = tl.load(base + 2, mask=there, other=0.0)
     _, weights, directs = _merge(nearest, 0.0 * weights, 0.0 * directs, theirs, weights, directs, LINK, LOG)
-    weight, direct = tl.reduce((weights, directs), 0, _add2)
+    weight, direct = tl.reduce((weights, directs), 0, add2)
 
     mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
     begin = part * chunk

@@ -142,12 +142,17 @@ def log_slope_ratio(z, LINK: tl.constexpr):
 
 
 @triton.jit
-def _add3(a0, a1, a2, b0, b1, b2):
+def add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def add3(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
 
 @triton.jit
-def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+def add4(a0, a1, a2, a3, b0, b1, b2, b3):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
@@ -155,8 +160,9 @@ def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
 def tail_sums(z, q, LINK: tl.constexpr):
     """The four sums of :class:`khot.kernels.links.TailSums` over a tile, in one reduction; -inf adds nothing."""
     if LINK == "clip" or LINK == "clip_power":
+        above = tl.sum(tl.where(z < 1.0, 0, 1), 0)  # by itself: together the powers take more registers than there are
         tail, slope = uncapped(z, q, LINK)
-        above, total, slope = tl.reduce((tl.where(z < 1.0, 0, 1), tail, slope), 0, _add3)
+        total, slope = tl.reduce((tail, slope), 0, add2)
         return above, total, total, slope
     else:
         tail, slope = tails(tl.abs(z), LINK)
@@ -164,7 +170,7 @@ def tail_sums(z, q, LINK: tl.constexpr):
         signed = tl.where(positive, -tail, tail)
         count = tl.where(positive, 1, 0)
         if LINK == "laplace":
-            above, signed, total = tl.reduce((count, signed, tail), 0, _add3)
+            above, signed, total = tl.reduce((count, signed, tail), 0, add3)
             return above, signed, total, total
         else:
-            return tl.reduce((count, signed, tail, slope), 0, _add4)
+            return tl.reduce((count, signed, tail, slope), 0, add4)
