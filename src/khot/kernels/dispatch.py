@@ -6,13 +6,14 @@
     torch    plain torch everywhere
     triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``)
 
-Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room for
-beside the root finder's intermediate values, so that nothing spills; a row of 16384 has a multiprocessor to itself, and
-64 entries in a thread, with all the registers a thread can have. Longer rows are read in tiles; few of them are split over all multiprocessors, which costs a launch for each step of the root finder.
+Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room
+for beside the root finder's numbers, so that nothing spills; a row of 16384 has a multiprocessor to itself and 64
+entries in a thread, with all the registers that a thread can have. Longer rows are read in tiles; few of them are split
+over all multiprocessors, which costs a launch for each step of the root finder.
 """
 
 import functools
-import importlib.util
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,8 +129,10 @@ def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
 @functools.cache
 def _obstacle(device: torch.device) -> str | None:
     """What keeps Triton from running on this device."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed ({error})"
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
