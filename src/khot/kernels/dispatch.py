@@ -28,11 +28,13 @@ BACKENDS = ("auto", "torch", "triton")
 MAX_N = 2**31 - 2**15  # columns are counted in int32
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 
-# Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic.
-RESIDENT = {
-    torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)),
-    torch.float64: ((128, 1), (512, 4), (1024, 8), (2048, 16)),
-}
+# Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic. The derivative
+# holds three values of each entry at a time, that of the logarithm four.
+Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
+_DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
+FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
+BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
+LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
@@ -59,10 +61,10 @@ class Plan(NamedTuple):
         return -(-n // length), length
 
 
-def plan(rows: int, n: int, dtype: torch.dtype) -> Plan:
-    """The :class:`Plan` for arithmetic in ``dtype``, float32 or float64."""
+def plan(rows: int, n: int, dtype: torch.dtype, table: Table = FORWARD) -> Plan:
+    """The :class:`Plan` for arithmetic in ``dtype``, float32 or float64, by one of the tables above."""
     block = max(32, 1 << (n - 1).bit_length())
-    for limit, warps in RESIDENT[dtype]:
+    for limit, warps in table[dtype]:
         if block <= limit:
             return Plan(block, warps, True, 1)
     block, warps = TILE[dtype]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dispatch import Plan, plan
+from .dispatch import BACKWARD, LOG_BACKWARD, Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .links_triton import add2, log_slope_ratio, shift_factor, slopes
 from .threshold_triton import inverse_scale, load_tile, split_threshold, standardise
@@ -228,7 +228,7 @@ def launch_backward(
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_k, grad_scale = torch.empty_like(t), torch.empty_like(t)
     torch_dtype, dtype = arithmetic(x)
-    how = plan(len(rows), rows.shape[1], torch_dtype)
+    how = plan(len(rows), rows.shape[1], torch_dtype, LOG_BACKWARD if log else BACKWARD)
     numbers = row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:

@@ -94,7 +94,7 @@ def uncapped(z, q, LINK: tl.constexpr):
     """F(z) and F'(z) of a compact link where it is below 1; both 0 elsewhere."""
     base = tl.where(z < 1.0, tl.maximum(z, 0.0), 0.0)
     if LINK == "clip":
-        return base, tl.where(base > 0, 1.0, 0.0).to(z.dtype)
+        return base, tl.where((z > 0) & (z < 1.0), 1.0, 0.0).to(z.dtype)
     else:
         power = tl.exp2((q - 1.0) * tl.log2(base))  # 0 where the base is: q > 1
         return base * power, q * power
@@ -160,7 +160,8 @@ def add4(a0, a1, a2, a3, b0, b1, b2, b3):
 def tail_sums(z, q, LINK: tl.constexpr):
     """The four sums of :class:`khot.kernels.links.TailSums` over a tile, in one reduction; -inf adds nothing."""
     if LINK == "clip" or LINK == "clip_power":
-        above = tl.sum(tl.where(z < 1.0, 0, 1), 0)  # by itself: together the powers take more registers than there are
+        # One after the other where all together take more registers than there are.
+        above = tl.sum(tl.where(z < 1.0, 0, 1), 0)
         tail, slope = uncapped(z, q, LINK)
         total, slope = tl.reduce((tail, slope), 0, add2)
         return above, total, total, slope

@@ -171,7 +171,7 @@ def advance(high, low, above, signed, total, slope, k_whole, k_rest, scale, q, L
         done = found | ((tl.abs(step * scale) <= tl.abs(high) * RESOLUTION) & (slope > 0))
     else:  # a gap has no legal step
         done = legal & (tl.abs(step) <= _tolerance(DTYPE))
-    move = tl.where(legal & (~special), step * scale, 0.0).to(DTYPE)
+    move = tl.where(legal, step * scale, 0.0).to(DTYPE)
     if DTYPE == tl.float64:
         high += move
     else:
