@@ -10,6 +10,7 @@ from khot import sigmoid_topk
 from khot.kernels import backend, dispatch
 from khot.kernels.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Logistic
+from khot.relaxations.engine import _apply
 
 
 class Shifted(Logistic):
@@ -84,8 +85,6 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
         torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
         found = torch.ops.khot.capped_simplex_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]
-        from khot.relaxations.engine import _apply
-
         value, _ = _apply(*with_grad, LOGISTIC, log, "temperature", True)
         for a, b in zip(found, torch.autograd.grad(value.sum(), with_grad), strict=True):
             torch.testing.assert_close(a, b)

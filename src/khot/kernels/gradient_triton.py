@@ -224,7 +224,7 @@ def launch_backward(
     x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: str, q: float, log: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad_y``."""
-    rows, grad, t = rows_of(x), rows_of(grad_y), threshold.reshape(-1)
+    rows, grad, t = rows_of(x), rows_of(grad_y), threshold.reshape(-1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_k, grad_scale = torch.empty_like(t), torch.empty_like(t)
     torch_dtype, dtype = arithmetic(x)
