@@ -30,11 +30,13 @@ lint: $(READY)  ## ruff and mypy
 bench: $(READY)  ## timings against other implementations
 	@for script in benchmarks/*.py; do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
-# In a Python that has a torch for its accelerator, as it is: no .venv, no pins. pytest's 5 means no test to run.
-gpu:  ## the tests that need an accelerator, in the Python given by PYTHON (default python3)
-	@$(or $(PYTHON),python3) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+# In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
+GPU_TESTS := tests/kernels/test_triton.py tests/relaxations/test_accelerator.py tests/distributions/test_accelerator.py
+gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
+	@export PYTHONPATH=src:.; python="$(or $(PYTHON),python3)"; \
+	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 		{ echo "make gpu: torch finds no accelerator here, nothing run"; exit 0; }; \
-	PYTHONPATH=src $(or $(PYTHON),python3) -m pytest -m gpu || [ $$? -eq 5 ]
+	"$$python" -m pytest -m gpu -rs $(GPU_TESTS) && "$$python" benchmarks/gpu.py
 
 clean:  ## removes .venv and everything made by the other targets
 	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

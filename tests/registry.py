@@ -435,9 +435,14 @@ class EstimatorCase:
     exact_for_linear: bool = True
 
 
+def reinmax_on(design: SamplingDesign, **kwargs: Any) -> ReinMax:
+    """With a relaxation in the place of one that the design does not know."""
+    return ReinMax(design, relaxation=sigmoid_topk if isinstance(design, GumbelTopK) else None, **kwargs)
+
+
 ESTIMATORS = [
     EstimatorCase("straight_through", StraightThrough),
-    EstimatorCase("reinmax", ReinMax, exact_for_linear=False),
+    EstimatorCase("reinmax", reinmax_on, exact_for_linear=False),
 ]
 
 

@@ -149,7 +149,17 @@ def test_relaxations_work_without_pyro_and_triton():
         sys.meta_path.insert(0, Absent())
 
         import torch, khot, khot.kernels, khot.relaxations
-        assert khot.sigmoid_topk(torch.zeros(4), 2).tolist() == [0.5] * 4
+        x = torch.zeros(4, requires_grad=True)
+        y = khot.sigmoid_topk(x, 2)
+        assert y.tolist() == [0.5] * 4
+        y.sum().backward()
+        try:
+            with khot.kernels.backend("triton"):
+                khot.sigmoid_topk(x, 2)
+        except RuntimeError as error:
+            assert "Triton is not installed" in str(error), error
+        else:
+            raise AssertionError("the backend 'triton' ran without Triton")
         assert "sigmoid_topk" in dir(khot)
 
         for name in ("ConditionalPoisson", "StraightThrough", "distributions"):
@@ -159,6 +169,17 @@ def test_relaxations_work_without_pyro_and_triton():
                 assert "pip install pyro-ppl" in str(error), error
             else:
                 raise AssertionError(f"khot.{name} came without Pyro")
+    """)
+
+
+def test_nothing_of_khot_imports_triton_on_a_cpu():
+    run_python("""
+        import sys, torch, khot
+        torch.ops.aten.sum(torch.zeros(1))
+        x = torch.randn(3, 5, requires_grad=True)
+        khot.sigmoid_topk(x, 2).square().sum().backward()
+        khot.log_lapsum_topk(x, torch.tensor(2.5), torch.tensor(0.3, requires_grad=True)).sum().backward()
+        assert not [name for name in sys.modules if name.startswith("khot") and name.endswith("_triton")]
     """)
 
 

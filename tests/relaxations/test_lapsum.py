@@ -26,7 +26,7 @@ def test_oracle(case, dtype):
     size = 1 + (x[finite].abs().max() / scale).item()  # the oracles' A
 
     assert (y.double() - tensor(case["y"])).abs().max() <= 64 * eps * size
-    assert y.double().sum().item() == pytest.approx(case["k"], rel=max(1e-12, 2 * eps * (1 if single else size)))
+    assert y.double().sum().item() == pytest.approx(case["k"], rel=1e-6 if single else max(1e-12, 2 * eps * size))
     assert (y[~finite] == 0).all() and (log_y[~finite] == -torch.inf).all()
     expected = tensor(case["log_y"])[finite]
     assert ((log_y[finite] - expected).abs() <= 64 * eps * (size + expected.abs())).all()

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .dispatch import use_triton
 from .guarded_newton import MAX_STEPS, RESOLUTION, Evaluation, guarded_newton
 from .links import LOGISTIC, Link, TailSums
 
@@ -106,12 +107,30 @@ def _threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, ch
         if check and bool((k != 0).any()):  # n = 0, or no rows
             raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
         return torch.zeros_like(k, memory_format=torch.contiguous_format)
+    found = Link.find(link)
+    if use_triton(x, found):
+        return launch_checked(x, k, scale, found, False, softness, check, with_y=False)[1]
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
     span = row_range(rows)
     if check:
         check_contents(rows, k, scale, softness, span)
-    return solve_rows(rows, k, scale, Link.find(link), span).reshape(batch)
+    return solve_rows(rows, k, scale, found, span).reshape(batch)
+
+
+def launch_checked(
+    x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool, with_y: bool = True
+) -> tuple[Tensor, Tensor]:
+    """y or log y, if wanted, and the thresholds, from the Triton kernel; arguments as of the operators."""
+    from .capped_simplex_triton import launch_forward
+
+    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
+    y, threshold, sound = launch_forward(x, k, scale, str(link.kernel), link.q, log, with_y, check)
+    if sound is not None and not bool(sound.all()):
+        rows = x.to(compute_dtype(x)).reshape(-1, x.shape[-1])
+        k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
+        check_contents(rows, k, scale, softness, row_range(rows))
+    return y, threshold
 
 
 @_threshold.register_fake

@@ -24,6 +24,8 @@ class ClippedPower(Link):
         q = 1 / (p - 1)
         self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 is meant to give the integer 3
         self.condition = q
+        if type(self) is ClippedPower:
+            self.kernel = "clip" if self.q == 1 else "clip_power"
         self.moments = (q / (q + 1), q / ((q + 1) ** 2 * (q + 2)))
 
     def value(self, z: Tensor) -> Tensor:

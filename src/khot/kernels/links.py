@@ -59,6 +59,8 @@ class Link(ABC):
             ``k = 0`` and ``k = n`` are put.
         condition: Of a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much of the rounding of z shows in F.
         moments: Mean and variance of F as a distribution function, if it has them; for the first guess only.
+        kernel: Its name in :mod:`khot.kernels.links_triton`; None, also for subclasses, if it is not there.
+        q: The parameter of the kernel, if it has one.
 
     Example:
         >>> class Cauchy(Link):
@@ -72,7 +74,12 @@ class Link(ABC):
     compact: bool = False
     condition: float = 1.0
     moments: tuple[float, float] = (0.0, math.pi**2 / 3)  # of the logistic distribution
+    kernel: str | None = None
+    q: float = 1.0
     key: str
+
+    def __init_subclass__(cls) -> None:
+        cls.kernel = cls.__dict__.get("kernel")
 
     def __new__(cls, *args: object, **kwargs: object) -> "Link":
         # A compiled graph cannot hold a Python object: it names the link by this key and finds it again when it runs.
@@ -157,6 +164,7 @@ class Logistic(Link):
     """F(z) = 1 / (1 + exp(-z)): the link of sigmoid top-k and of unsorted SOFT top-k."""
 
     reach = 800.0  # exp(-800) is 0 in double precision
+    kernel = "logistic"
 
     def value(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)
@@ -204,6 +212,7 @@ class Laplace(Link):
 
     reach = 800.0
     moments = (0.0, 2.0)
+    kernel = "laplace"
 
     def value(self, z: Tensor) -> Tensor:
         tail = z.abs().mul_(-1 / LOG_2).sub_(1).exp2_()
@@ -250,6 +259,7 @@ class Normal(Link):
 
     reach = 40.0  # erfc(40 / sqrt 2) is 0 in double precision
     moments = (0.0, 1.0)
+    kernel = "normal"
 
     def value(self, z: Tensor) -> Tensor:
         return (z * -SQRT_HALF).erfc_().mul_(0.5)

@@ -20,28 +20,12 @@ from torch.autograd import Function
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import compute_dtype, mask_gradient, move_batch_first, standardise
+from khot.kernels.dispatch import fused
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
+from khot.kernels.mask import derivative, local_shape, log_ratio
 
 _Grads = tuple[Tensor | None, ...]
-
-
-def _finite(x: Tensor) -> Tensor:
-    """x in the computing dtype, with numbers as good as infinite for its infinities (masked items): 0 * z stays 0."""
-    bound = torch.finfo(compute_dtype(x)).max ** 0.5
-    return x.to(compute_dtype(x)).clamp(-bound, bound)
-
-
-def _local_shape(link: Link, x: Tensor, scale: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What every derivative is made of: z, the shares omega, the slopes w (..., n) and their sum, -dk/dt (...)."""
-    z = standardise(_finite(x), threshold, scale)
-    slope = link.slope(z) / scale.to(z.dtype).unsqueeze(-1)
-    return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
-
-
-def _log_ratio(link: Link, z: Tensor) -> Tensor:
-    """F'(z) / F(z), the derivative of log F."""
-    return (link.log_slope(z) - link.log_value(z)).exp()
 
 
 class _CappedSimplexMap(Function):
@@ -51,6 +35,8 @@ class _CappedSimplexMap(Function):
     def forward(
         x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
     ) -> tuple[Tensor, Tensor]:
+        if fused(x, link, log):
+            return torch.ops.khot.capped_simplex_mask(x, k, scale, link.key, log, softness, check)
         threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, softness, check)
         z = standardise(x.to(compute_dtype(x)), threshold, scale)
         y = link.log_value(z) if log else link.value(z)
@@ -67,28 +53,19 @@ class _CappedSimplexMap(Function):
     def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> _Grads:
         x, scale, threshold = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
-        # The common case, a plain first derivative, goes the short way; everything else needs differentiable
-        # operations.
-        first_order = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or x.is_cuda)
-        if first_order and grad_y is not None and grad_t is None and not (needs_scale or ctx.log):
-            dtype = compute_dtype(x)
-            short = mask_gradient(x.to(dtype), scale, threshold, grad_y.to(dtype), ctx.link)
-            if short is not None:
-                return short[0].to(x.dtype), short[1].double(), *(None,) * 5
-        z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
-        link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
-
-        grad_x, grad_k = torch.zeros_like(z), torch.zeros_like(threshold)
-        if grad_y is not None and ctx.log:
-            direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * _log_ratio(link, z) / column
-            total = direct.sum(-1)
-            grad_x, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
-        elif grad_y is not None:
-            mean = (grad_y * share).sum(-1)
-            grad_x, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
-        if grad_t is not None:
-            grad_x = grad_x + share * grad_t.to(z.dtype).unsqueeze(-1)
-            grad_k = grad_k - grad_t / density
+        link, log = ctx.link, ctx.log
+        # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
+        compiling, graph = torch.compiler.is_compiling(), torch.is_grad_enabled()
+        if grad_y is not None and grad_t is None:
+            if fused(x, link, log) and (compiling or not graph):
+                grads = torch.ops.khot.capped_simplex_mask_derivative(x, scale, threshold, grad_y, link.key, log)
+                return *grads, *(None,) * 4
+            if not (graph or compiling or needs_scale or log or x.is_cuda):
+                dtype = compute_dtype(x)
+                short = mask_gradient(x.to(dtype), scale, threshold, grad_y.to(dtype), link)
+                if short is not None:
+                    return short[0].to(x.dtype), short[1].double(), *(None,) * 5
+        grad_x, grad_k, z = derivative(x, scale.to(x.device), threshold, grad_y, grad_t, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
             grad_k if needs_k else None,
@@ -107,7 +84,8 @@ def _jvp(
     ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
     x, scale, threshold = saved
-    z, share, slope, density = _local_shape(ctx.link, x, scale, threshold)
+    scale = scale.to(x.device)
+    z, share, slope, density = local_shape(ctx.link, x, scale, threshold)
     link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
@@ -117,7 +95,7 @@ def _jvp(
     if dk is not None:
         dt = dt - dk / density
     if ctx.log:
-        dy = _log_ratio(link, z) / column * (moved - dt.to(z.dtype).unsqueeze(-1))
+        dy = log_ratio(link, z) / column * (moved - dt.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
         dy = slope * (moved - mean.unsqueeze(-1))
@@ -129,9 +107,12 @@ def _jvp(
 _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
-def _row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size) -> Tensor:
+def _row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
+    """A number for each row; one ``on_host`` for all rows stays there, which saves an accelerator a launch."""
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(batch)
+    if on_host:
+        return torch.full((), value, dtype=torch.float64).expand(batch)
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
@@ -144,7 +125,9 @@ def relaxed_mask(
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
-    y, _ = _apply(x, _row_scalar(k, x, batch), _row_scalar(softness, x, batch), link, log, name, checks_contents(x))
+    on_host = fused(x, link, log) and not torch.compiler.is_compiling()
+    k, softness = (_row_scalar(value, x, batch, on_host) for value in (k, softness))
+    y, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y.movedim(-1, dim)
 
 

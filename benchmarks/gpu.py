@@ -1,0 +1,197 @@
+"""Kernels on an accelerator: time and achieved bytes per second against softmax, topk, sort and a copy.
+
+Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch finds no accelerator.
+
+Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
+CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
+are those it cannot do without: x and y forward; x, the cotangent and its result backward. A new kernel joins by an
+entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from timing import RESULTS, arguments, write_csv
+from torch import Tensor
+
+import khot
+import khot.kernels
+
+SHAPES = [
+    (8192, 10),
+    (8192, 64),
+    (128, 1000),
+    (8192, 1000),
+    (8192, 4096),
+    (1024, 16_384),
+    (64, 10**5),
+    (1, 10**6),
+    (1, 10**7),
+]
+Call = Callable[[], object]
+
+
+class Operation(NamedTuple):
+    """A function of x (rows, n) and k; ``reference`` if there is a torch version of it to compare with."""
+
+    function: Callable[[Tensor, int], Tensor]
+    differentiable: bool = True
+    reference: bool = True
+
+
+OPERATIONS = {
+    "softmax": Operation(lambda x, k: torch.softmax(x, -1), reference=False),
+    "topk": Operation(lambda x, k: torch.topk(x, k).values, reference=False),
+    "sort": Operation(lambda x, k: torch.sort(x).values, reference=False),
+    "sigmoid_topk": Operation(khot.sigmoid_topk),
+    "log_sigmoid_topk": Operation(khot.log_sigmoid_topk),
+    "lapsum_topk": Operation(khot.lapsum_topk),
+    "normal_topk": Operation(khot.normal_topk),
+    "sparse_topk p=2": Operation(khot.sparse_topk),
+    "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+}
+
+
+def forward_backward(function: Callable[[Tensor, int], Tensor], x: Tensor, k: int) -> Call:
+    leaf = x.detach().requires_grad_()
+    grad = torch.randn_like(function(x, k))
+    return lambda: torch.autograd.grad(function(leaf, k), leaf, grad)
+
+
+def eager_seconds(call: Call, repeats: int = 20, rounds: int = 7) -> float:
+    """Median wall time of a call among many in a row."""
+    for _ in range(3):
+        call()
+    samples = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - start) / repeats)
+    return statistics.median(samples)
+
+
+def device_seconds(call: Call, repeats: int = 20, rounds: int = 7) -> float:
+    """Median time of a call inside a replayed graph; NaN where it cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+    except RuntimeError:  # looks at contents, or allocates what a graph cannot
+        torch.cuda.synchronize()
+        return float("nan")
+    samples = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(1e-3 * start.elapsed_time(end) / repeats)
+    return statistics.median(samples)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy of 1 GiB."""
+    source = torch.empty(2**28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / device_seconds(lambda: target.copy_(source), repeats=5)
+
+
+def agrees(operation: Operation, x: Tensor, k: int) -> bool:
+    rows = x[:4]
+    with khot.kernels.backend("torch"):
+        exact = operation.function(rows.double(), k)
+    return torch.allclose(operation.function(rows, k).double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float) -> list[dict[str, object]]:
+    rows = []
+    backends = ["auto", "torch"] if operation.reference else ["torch"]
+    for backend in backends:
+        for what, passes in (("forward", 2), ("forward+backward", 5)):
+            if passes == 5 and not operation.differentiable:
+                continue
+            with khot.kernels.backend(backend):
+                call = partial(operation.function, x, k) if passes == 2 else forward_backward(operation.function, x, k)
+                try:
+                    device, eager = device_seconds(call), eager_seconds(call)
+                except torch.cuda.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    continue
+            speed = passes * x.nbytes / device
+            rows.append(
+                {
+                    "operation": name,
+                    "backend": "triton" if backend == "auto" else "torch",
+                    "rows": x.shape[0],
+                    "n": x.shape[1],
+                    "k": k,
+                    "what": what,
+                    "device_us": round(1e6 * device, 2),
+                    "eager_us": round(1e6 * eager, 2),
+                    "GB_per_s": round(1e-9 * speed, 1),
+                    "of_copy": round(speed / bandwidth, 3),
+                    "device": torch.cuda.get_device_name(),
+                }
+            )
+    return rows
+
+
+def plot(table: list[dict[str, object]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True)
+    for axis, what in zip(axes, ("forward", "forward+backward"), strict=True):
+        for name in OPERATIONS:
+            points = [r for r in table if r["operation"] == name and r["what"] == what and r["backend"] == "triton"]
+            points = points or [r for r in table if r["operation"] == name and r["what"] == what]
+            axis.plot(range(len(points)), [r["of_copy"] for r in points], "o-", label=name)
+            axis.set_xticks(range(len(points)), [f"{r['rows']}×{r['n']}" for r in points], rotation=45)
+        axis.set(title=what, ylabel="bytes per second, as a share of a copy's", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "gpu.png", dpi=150)
+
+
+def main() -> None:
+    options = arguments("Kernels on an accelerator.", "gpu.csv")
+    if not torch.cuda.is_available():
+        print("torch finds no accelerator here: nothing measured")
+        return
+    torch.distributions.Distribution.set_default_validate_args(False)  # looking at contents stalls the device
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}: a copy moves {1e-9 * bandwidth:.0f} GB/s")
+    table: list[dict[str, object]] = []
+    for shape in SHAPES:
+        x, k = torch.randn(shape, device="cuda"), max(1, shape[1] // 10)
+        for name, operation in OPERATIONS.items():
+            if operation.reference and not agrees(operation, x, k):
+                sys.exit(f"{name} is wrong at {shape}: not timed")
+            for row in measure(name, operation, x, k, bandwidth):
+                table.append(row)
+                print(*(f"{value!s:>18}" for value in list(row.values())[:-1]), flush=True)
+            write_csv(options.csv, table)
+    plot(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Which implementation runs, by backend, device, dtype and size; everything that decides stands here.
+
+``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, forces one:
+
+    auto     Triton on accelerators that it supports, where it is installed; torch elsewhere (the default)
+    torch    plain torch everywhere
+    triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``)
+
+Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room
+for beside the root finder's numbers, so that nothing spills; a row of 16384 has a multiprocessor to itself and 64
+entries in a thread, with all the registers that a thread can have. Longer rows are read in tiles; few of them are split
+over all multiprocessors, which costs a launch for each step of the root finder.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .links import Link
+
+BACKENDS = ("auto", "torch", "triton")
+MAX_N = 2**31 - 2**15  # columns are counted in int32
+OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
+
+# Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic. The derivative
+# holds three values of each entry at a time, that of the logarithm four.
+Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
+_DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
+FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
+BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
+LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
+TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
+SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
+
+
+class Plan(NamedTuple):
+    """How a kernel goes through rows.
+
+    Attributes:
+        block: Entries that a program holds at a time, a power of 2.
+        warps: Warps of a program.
+        resident: Whether that is the whole row.
+        splits: Programs per row.
+    """
+
+    block: int
+    warps: int
+    resident: bool
+    splits: int
+
+    def chunks(self, n: int) -> tuple[int, int]:
+        """Number and length of the chunks of whole blocks that the programs of a row of n take, the last the rest."""
+        length = -(-n // (self.splits * self.block)) * self.block
+        return -(-n // length), length
+
+
+def plan(rows: int, n: int, dtype: torch.dtype, table: Table = FORWARD) -> Plan:
+    """The :class:`Plan` for arithmetic in ``dtype``, float32 or float64, by one of the tables above."""
+    block = max(32, 1 << (n - 1).bit_length())
+    for limit, warps in table[dtype]:
+        if block <= limit:
+            return Plan(block, warps, True, 1)
+    block, warps = TILE[dtype]
+    splits = min(PROGRAMS // rows, -(-n // block)) if n > SPLIT_ABOVE and rows <= PROGRAMS // 2 else 1
+    return Plan(block, warps, False, splits)
+
+
+def _checked(name: str, source: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}, but got {name!r}")
+    return name
+
+
+_backend = _checked(os.environ.get("KHOT_BACKEND", "auto"), "KHOT_BACKEND")
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Forces a backend inside a ``with`` block, for all threads.
+
+    Args:
+        name: "auto", "torch" or "triton".
+
+    Raises:
+        ValueError: If there is no such backend.
+
+    Example:
+        >>> import khot.kernels
+        >>> with khot.kernels.backend("torch"):
+        ...     sigmoid_topk(torch.zeros(4), 2)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    global _backend
+    previous, _backend = _backend, _checked(name, "`name`")
+    try:
+        yield
+    finally:
+        _backend = previous
+
+
+def fused(x: Tensor, link: Link, log: bool = False) -> bool:
+    """Whether the map of a link is to be one operator, rather than torch operations that a compiler can fuse."""
+    return (x.is_cuda or _backend == "triton") and _has_kernel(link, log)
+
+
+def _has_kernel(link: Link, log: bool) -> bool:
+    return link.kernel is not None and (not log or link.kernel in ("logistic", "laplace"))
+
+
+def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
+    """Whether Triton kernels are to run on ``x (..., n)`` with this link.
+
+    Raises:
+        RuntimeError: If the backend "triton" is forced where it cannot run.
+    """
+    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+        return False
+    obstacle = _obstacle(x.device)
+    if obstacle and _backend == "triton":
+        raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
+    return obstacle is None
+
+
+@functools.cache
+def _obstacle(device: torch.device) -> str | None:
+    """What keeps Triton from running on this device."""
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed ({error})"
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return None
+        return "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 before Python starts"
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < OLDEST_CUDA:
+        return f"{device} has compute capability {capability}, and Triton needs {OLDEST_CUDA}"
+    return None

@@ -1,0 +1,266 @@
+"""The derivative of the relaxed top-k masks in Triton; the formulas stand in :mod:`khot.relaxations.engine`.
+
+x and the cotangent g are read once where the row stays in registers, twice otherwise. With slopes w_i = F'(z_i), which
+count relative to those at the smallest abs(z), so that they never underflow all together,
+
+    mask        d_i = g_i w_i,          dL/dx_i = (w_i / s) (g_i - D / W),         dL/dk = D / W
+    logarithm   d_i = g_i w_i / F(z_i), dL/dx_i = (d_i - w_i D / W) / s,           dL/dk = D / W
+
+with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -sum_i z_i dL/dx_i.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .dispatch import BACKWARD, LOG_BACKWARD, Plan, plan
+from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from .links_triton import add2, log_slope_ratio, shift_factor, slopes
+from .threshold_triton import inverse_scale, load_tile, split_threshold, standardise
+
+FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
+
+
+@triton.jit
+def _bounded(x, high, low, inv_scale):
+    return tl.minimum(tl.maximum(standardise(x, high, low, inv_scale), -1e18), 1e18)
+
+
+@triton.jit
+def _nearest(z, LINK: tl.constexpr):
+    """The smallest abs(z) of a tile; 0 where slopes cannot underflow."""
+    if LINK == "clip" or LINK == "clip_power":
+        return tl.zeros((), z.dtype)
+    else:
+        return tl.min(tl.abs(z), 0)
+
+
+@triton.jit
+def _tile_terms(x, z, g, start, n, nearest, q, LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr):
+    """w and d of a tile, relative to ``nearest``."""
+    there = start + tl.arange(0, BLOCK) < n
+    w = tl.where(there, slopes(z, nearest, q, LINK), 0.0)
+    if LOG:
+        d = tl.where(x > -float("inf"), g * log_slope_ratio(z, LINK), 0.0)
+    else:
+        d = g * w
+    return w, d
+
+
+@triton.jit
+def _grad_x(w, d, g, mean, nearest, inv_scale, LINK: tl.constexpr, LOG: tl.constexpr):
+    if LOG:
+        return (d - w * mean) * inv_scale
+    else:
+        return (w * (shift_factor(nearest, LINK) * inv_scale)) * (g - mean)
+
+
+@triton.jit
+def _means(weight, direct, nearest, LINK: tl.constexpr, LOG: tl.constexpr):
+    """D / W as dL/dx needs it, and as dL/dk."""
+    least = 2.2250738585072014e-308 if weight.dtype == tl.float64 else 1.1754944e-38
+    mean = direct / tl.maximum(weight, least)
+    if LOG:
+        return mean, direct / tl.maximum(weight * shift_factor(nearest, LINK), least)
+    else:
+        return mean, mean
+
+
+@triton.jit
+def _merge(nearest, weight, direct, other, more_weight, more_direct, LINK: tl.constexpr, LOG: tl.constexpr):
+    """Sums relative to two values of ``nearest``, added up relative to the smaller."""
+    least = tl.minimum(nearest, other)
+    if LINK == "normal":
+        mine = tl.exp(-0.5 * (nearest - least) * (nearest + least))
+        theirs = tl.exp(-0.5 * (other - least) * (other + least))
+    else:
+        mine, theirs = tl.exp(least - nearest), tl.exp(least - other)
+    weight = weight * mine + more_weight * theirs
+    if LOG:
+        direct = direct + more_direct
+    else:
+        direct = direct * mine + more_direct * theirs
+    return least, weight, direct
+
+
+@triton.jit
+def _chunk_sums(
+    x_ptr, g_ptr, n, high, low, inv_scale, q,
+    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Smallest abs(z), W and D of n entries in memory."""
+    nearest = tl.full((), FAR, DTYPE)
+    if LINK == "clip" or LINK == "clip_power":
+        nearest = tl.zeros((), DTYPE)
+    weight, direct = tl.zeros((), DTYPE), tl.zeros((), DTYPE)
+    for start in range(0, n, BLOCK):
+        x = load_tile(x_ptr, start, n, BLOCK, DTYPE)
+        z = _bounded(x, high, low, inv_scale)
+        g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
+        there = _nearest(z, LINK)
+        w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
+        more_weight, more_direct = tl.reduce((w, d), 0, add2)
+        nearest, weight, direct = _merge(nearest, weight, direct, there, more_weight, more_direct, LINK, LOG)
+    return nearest, weight, direct
+
+
+@triton.jit
+def _chunk_grad(
+    x_ptr, g_ptr, out_ptr, n, high, low, inv_scale, q, nearest, mean,
+    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Writes dL/dx of n entries in memory; returns sum_i z_i dL/dx_i in float64."""
+    lever = tl.zeros((), tl.float64)
+    for start in range(0, n, BLOCK):
+        x = load_tile(x_ptr, start, n, BLOCK, DTYPE)
+        z = _bounded(x, high, low, inv_scale)
+        g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
+        w, d = _tile_terms(x, z, g, start, n, nearest, q, LINK, LOG, BLOCK)
+        grad = _grad_x(w, d, g, mean, nearest, inv_scale, LINK, LOG)
+        store_tile(out_ptr, grad, start, n, BLOCK)
+        lever += tl.sum(grad * z, 0).to(tl.float64)
+    return lever
+
+
+@triton.jit
+def _load_cotangent(g_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    return tl.load(g_ptr + cols, mask=cols < n, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def _capped_simplex_bwd(
+    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale,
+    q_number: tl.float64, stride_x, stride_g, stride_out, n,
+    SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
+    IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
+    inv_scale, q = inverse_scale(scale, DTYPE), tl.full((), q_number, DTYPE)
+    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
+    x_ptr += row * stride_x
+    g_ptr += row * stride_g
+    grad_x_ptr += row * stride_out
+    if IN_REGISTERS:
+        x, g = load_tile(x_ptr, 0, n, BLOCK, DTYPE), _load_cotangent(g_ptr, 0, n, BLOCK, DTYPE)
+        z = _bounded(x, high, low, inv_scale)
+        nearest = _nearest(z, LINK)
+        w, d = _tile_terms(x, z, g, 0, n, nearest, q, LINK, LOG, BLOCK)
+        weight, direct = tl.reduce((w, d), 0, add2)
+        mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+        grad = _grad_x(w, d, g, mean, nearest, inv_scale, LINK, LOG)
+        store_tile(grad_x_ptr, grad, 0, n, BLOCK)
+        lever = tl.sum(grad * z, 0).to(tl.float64)
+    else:
+        nearest, weight, direct = _chunk_sums(x_ptr, g_ptr, n, high, low, inv_scale, q, LINK, LOG, BLOCK, DTYPE)
+        mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+        lever = _chunk_grad(
+            x_ptr, g_ptr, grad_x_ptr, n, high, low, inv_scale, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
+        )
+    tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
+    tl.store(grad_scale_ptr + row, -lever)
+
+
+@triton.jit
+def _split_bwd_sums(
+    x_ptr, g_ptr, t_ptr, partial_ptr, scale_ptr, scale_number: tl.float64, stride_scale, q_number: tl.float64,
+    stride_x, stride_g, n, splits, chunk,
+    SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Sums of this program's chunk."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
+    q = tl.full((), q_number, DTYPE)
+    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
+    begin = part * chunk
+    nearest, weight, direct = _chunk_sums(
+        x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, tl.minimum(n - begin, chunk),
+        high, low, inverse_scale(scale, DTYPE), q, LINK, LOG, BLOCK, DTYPE,
+    )  # fmt: skip
+    base = partial_ptr + 3 * (row * splits + part)
+    tl.store(base, nearest)
+    tl.store(base + 1, weight)
+    tl.store(base + 2, direct)
+
+
+@triton.jit
+def _split_bwd(
+    x_ptr, g_ptr, t_ptr, partial_ptr, grad_x_ptr, grad_k_ptr, lever_ptr, scale_ptr, scale_number: tl.float64,
+    stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n, splits, chunk,
+    SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """dL/dx of this program's chunk, from all partial sums of its row."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
+    inv_scale, q = inverse_scale(scale, DTYPE), tl.full((), q_number, DTYPE)
+    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
+
+    parts = tl.arange(0, SPLITS)
+    there = parts < splits
+    base = partial_ptr + 3 * (row * splits + parts)
+    theirs = tl.load(base, mask=there, other=1e18)
+    nearest = tl.min(theirs, 0)
+    weights = tl.load(base + 1, mask=there, other=0.0)
+    directs = tl.load(base + 2, mask=there, other=0.0)
+    _, weights, directs = _merge(nearest, 0.0 * weights, 0.0 * directs, theirs, weights, directs, LINK, LOG)
+    weight, direct = tl.reduce((weights, directs), 0, add2)
+
+    mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+    begin = part * chunk
+    lever = _chunk_grad(
+        x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, grad_x_ptr + row * stride_out + begin,
+        tl.minimum(n - begin, chunk), high, low, inv_scale, q, nearest, mean, LINK, LOG, BLOCK, DTYPE,
+    )  # fmt: skip
+    tl.store(lever_ptr + row * splits + part, lever)
+    if part == 0:
+        tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
+
+
+def launch_backward(
+    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: str, q: float, log: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad_y``."""
+    rows, grad, t = rows_of(x), rows_of(grad_y), threshold.reshape(-1).contiguous()
+    grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    grad_k, grad_scale = torch.empty_like(t), torch.empty_like(t)
+    torch_dtype, dtype = arithmetic(x)
+    how = plan(len(rows), rows.shape[1], torch_dtype, LOG_BACKWARD if log else BACKWARD)
+    numbers = row_numbers(scale, x.device)
+    with on_device(x):
+        if how.splits > 1:
+            grad_scale = _launch_split(rows, grad, t, grad_x, grad_k, numbers, link, q, log, how, dtype)
+        else:
+            _capped_simplex_bwd[(len(rows),)](
+                rows, grad, t, grad_x, grad_k, grad_scale, *numbers.arguments(t), q,
+                rows.stride(0), grad.stride(0), grad_x.stride(0), rows.shape[1],
+                SCALE_TENSOR=numbers.tensor is not None, LOG=log, LINK=link, BLOCK=how.block,
+                IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
+            )  # fmt: skip
+    batch = x.shape[:-1]
+    return grad_x.reshape(x.shape), grad_k.reshape(batch), grad_scale.reshape(batch)
+
+
+def _launch_split(
+    x: Tensor, g: Tensor, t: Tensor, grad_x: Tensor, grad_k: Tensor, scale: RowNumbers, link: str, q: float, log: bool,
+    how: Plan, dtype: tl.dtype,
+) -> Tensor:  # fmt: skip
+    rows, n = x.shape
+    splits, chunk = how.chunks(n)
+    kind = torch.float64 if dtype == tl.float64 else torch.float32
+    partial = torch.empty(rows, splits, 3, dtype=kind, device=x.device)
+    lever = torch.empty(rows, splits, dtype=torch.float64, device=x.device)
+    common = {
+        "SCALE_TENSOR": scale.tensor is not None, "LOG": log, "LINK": link, "BLOCK": how.block, "DTYPE": dtype,
+        "num_warps": how.warps,
+    }  # fmt: skip
+    numbers = (*scale.arguments(t), q, x.stride(0), g.stride(0))
+    _split_bwd_sums[(splits, rows)](x, g, t, partial, *numbers, n, splits, chunk, **common)
+    _split_bwd[(splits, rows)](
+        x, g, t, partial, grad_x, grad_k, lever, *numbers, grad_x.stride(0), n, splits, chunk,
+        SPLITS=triton.next_power_of_2(splits), **common,
+    )  # fmt: skip
+    return -lever.sum(-1)

@@ -1,0 +1,58 @@
+"""What the launchers of Triton kernels over rows share: how tensors and numbers per row get to a program."""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def per_row(pointer, number, row, stride, IS_TENSOR: tl.constexpr):
+    """k or scale of a row, in float64."""
+    if IS_TENSOR:
+        return tl.load(pointer + row * stride)
+    else:
+        return tl.full((), number, tl.float64)
+
+
+@triton.jit
+def store_tile(y_ptr, y, start, n, BLOCK: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
+
+
+class RowNumbers(NamedTuple):
+    """k or scale: one number for all rows, or a float64 tensor with one for each."""
+
+    tensor: Tensor | None
+    number: float
+    stride: int
+
+    def arguments(self, placeholder: Tensor) -> tuple[Tensor, float, int]:
+        return (placeholder if self.tensor is None else self.tensor), self.number, self.stride
+
+
+def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
+    """From a tensor of the batch shape; on a CPU beside an ``x`` elsewhere it holds one number, expanded."""
+    if values.device != device:
+        return RowNumbers(None, values.flatten()[0].item(), 0)
+    values = values.reshape(-1)
+    return RowNumbers(values, 0.0, values.stride(0))
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x as (rows, n) with unit last stride, a view where that is possible."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, not on the tensor's."""
+    return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()
+
+
+def arithmetic(x: Tensor) -> tuple[torch.dtype, tl.dtype]:
+    return (torch.float64, tl.float64) if x.dtype == torch.float64 else (torch.float32, tl.float32)

@@ -1,0 +1,117 @@
+r"""The relaxed top-k mask and its first derivative as one operator each, for which accelerators have fused kernels.
+
+Forward: y_i = F(z_i), z_i = (x_i - t) / s, with t from :mod:`khot.kernels.capped_simplex`. Derivatives, with slopes
+w_i = F'(z_i) / s and their shares omega_i = w_i / sum w: of y,
+
+    dL/dx_i = w_i (g_i - <omega, g>),  dL/dk = <omega, g>,  dL/ds = -sum_i z_i dL/dx_i
+
+and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d,  dL/dk = sum d / sum w.
+
+The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .capped_simplex import compute_dtype, launch_checked, move_batch_first, standardise
+from .dispatch import use_triton
+from .links import Link
+
+
+def bounded(x: Tensor) -> Tensor:
+    """x in the computing dtype, with numbers as good as infinite for its infinities (masked items): 0 * z stays 0."""
+    bound = torch.finfo(compute_dtype(x)).max ** 0.5
+    return x.to(compute_dtype(x)).clamp(-bound, bound)
+
+
+def local_shape(link: Link, x: Tensor, scale: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What every derivative is made of: z, the shares omega, the slopes w (..., n) and their sum, -dk/dt (...)."""
+    z = standardise(bounded(x), threshold, scale)
+    slope = link.slope(z) / scale.to(z.dtype).unsqueeze(-1)
+    return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
+
+
+def log_ratio(link: Link, z: Tensor) -> Tensor:
+    """F'(z) / F(z), the derivative of log F."""
+    return (link.log_slope(z) - link.log_value(z)).exp()
+
+
+def derivative(
+    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor | None, grad_t: Tensor | None, link: Link, log: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in the computing dtype, dL/dk, and z for dL/ds, from dL/dy (or dL/d log y) and dL/dt; differentiable."""
+    z, share, slope, density = local_shape(link, x, scale, threshold)
+    grad_x, grad_k = torch.zeros_like(z), torch.zeros_like(threshold)
+    if grad_y is not None and log:
+        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)
+        direct = direct / scale.to(z.dtype).unsqueeze(-1)
+        total = direct.sum(-1)
+        grad_x, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
+    elif grad_y is not None:
+        mean = (grad_y * share).sum(-1)
+        grad_x, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
+    if grad_t is not None:
+        grad_x = grad_x + share * grad_t.to(z.dtype).unsqueeze(-1)
+        grad_k = grad_k - grad_t / density
+    return grad_x, grad_k, z
+
+
+@torch.library.custom_op("khot::capped_simplex_mask", mutates_args=())
+def fused_mask(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
+    """y, or log y, like ``x (..., n)`` and the float64 thresholds of the batch shape; not differentiable.
+
+    ``k`` and ``scale`` of the batch shape may be on the CPU for an ``x`` elsewhere, if they expand one number. With
+    ``check``, bad contents raise a ValueError in which the scale goes by the name ``softness``.
+    """
+    found = Link.find(link)
+    if use_triton(x, found, log):
+        return launch_checked(x, k, scale, found, log, softness, check)
+    k, scale = k.to(x.device), scale.to(x.device)
+    threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link, softness, check)
+    z = standardise(x.to(compute_dtype(x)), threshold, scale)
+    y = found.log_value(z) if log else found.value(z)
+    return y.to(x.dtype), threshold
+
+
+@fused_mask.register_fake
+def _(x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float64)
+
+
+@fused_mask.register_vmap
+def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool):  # type: ignore[no-untyped-def]
+    x, k, scale = move_batch_first(info.batch_size, in_dims, (x, k, scale))
+    return fused_mask(x, k, scale, link, log, softness, False), (0, 0)
+
+
+@torch.library.custom_op("khot::capped_simplex_mask_derivative", mutates_args=())
+def fused_derivative(
+    x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/dy or dL/d log y; not differentiable.
+
+    ``scale`` may be on the CPU as in :func:`fused_mask`.
+    """
+    found = Link.find(link)
+    if use_triton(x, found, log):
+        from .gradient_triton import launch_backward
+
+        return launch_backward(x, scale, threshold, grad, str(found.kernel), found.q, log)
+    grad_x, grad_k, z = derivative(x, scale.to(x.device), threshold, grad, None, found, log)
+    return grad_x.to(x.dtype), grad_k, -(grad_x * z).sum(-1).double()
+
+
+@fused_derivative.register_fake
+def _(x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool) -> tuple[Tensor, Tensor, Tensor]:
+    of_row = torch.empty_like(threshold, memory_format=torch.contiguous_format)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)
+
+
+@fused_derivative.register_vmap
+def _(info: Any, in_dims: Any, x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool):  # type: ignore[no-untyped-def]
+    x, scale, threshold, grad = move_batch_first(info.batch_size, in_dims, (x, scale, threshold, grad))
+    return fused_derivative(x, scale, threshold, grad, link, log), (0, 0, 0)

@@ -1,0 +1,116 @@
+"""Compiles Triton kernels for devices that are not there: ``python -m tests.kernels.aot``.
+
+The launchers run as they are, on CPU tensors of the sizes that dispatch uses; a driver that only knows the name of the
+target makes Triton compile for it, and nothing is launched. Prints registers, spilled bytes and shared memory of each
+kernel, and exits with 1 if one spills.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class NoDevice:
+    """Stands in for a driver."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return str(self.target.arch)  # what compiled kernels are cached by
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+class Resources(NamedTuple):
+    """Of one compiled kernel: registers of a thread, bytes of stack or spilled registers, bytes of shared memory."""
+
+    registers: int
+    spills: int
+    shared: int
+
+
+def resources(kernel: Any) -> Resources:
+    if "cubin" in kernel.asm:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+        return Resources(found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared)
+    found = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)", kernel.asm["amdgcn"])}
+    spills = found["vgpr_spill_count"] + found["private_segment_fixed_size"]  # scalar registers spill into vector ones
+    return Resources(found["vgpr_count"], spills, kernel.metadata.shared)
+
+
+def compiled(targets: list[str], pattern: str) -> Iterator[tuple[str, str, Any, int]]:
+    """Target, case, kernel and warps, each once."""
+    launched: list[tuple[Any, int]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launched.append((run(self, *args, grid=grid, warmup=True, **options), options["num_warps"]))
+        return launched[-1][0]
+
+    JITFunction.run = compile_only
+    from tests.kernels.kernel_cases import KERNELS
+
+    for name in targets:
+        driver.set_active(NoDevice(TARGETS[name]))
+        seen = set()
+        for case in KERNELS:
+            for shape, dtype in case.compiled if re.search(pattern, case.name) else ():
+                launched.clear()
+                row = torch.empty(shape[:-1], dtype=torch.float64)
+                case.compile(torch.empty(shape, dtype=dtype), row, row)
+                for kernel, warps in launched:
+                    if kernel.hash not in seen:
+                        seen.add(kernel.hash)
+                        yield name, f"{case.name} {shape[-1]} {str(dtype).removeprefix('torch.')}", kernel, warps
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
+    parser.add_argument("--cases", default="", help="regular expression of the names of cases")
+    options = parser.parse_args()
+    print(f"triton {triton.__version__}")
+    print(f"{'target':7} {'case, n, dtype':36} {'kernel':20} warps registers spills shared")
+    spilling = 0
+    for target, case, kernel, warps in compiled(options.targets, options.cases):
+        need = resources(kernel)
+        spilling += need.spills > 0
+        numbers = f"{warps:5} {need.registers:9} {need.spills:6} {need.shared:6}"
+        print(f"{target:7} {case:36} {kernel.metadata.name:20} {numbers}")
+    print(f"{spilling} kernels spill registers")
+    return int(spilling > 0)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main())

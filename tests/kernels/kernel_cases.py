@@ -1,0 +1,129 @@
+"""The Triton kernels under test: a new one joins by one entry in ``KERNELS``.
+
+Every entry is checked against its reference, in the interpreter and on a device (test_triton.py), and compiled ahead of
+time at the sizes that dispatch uses (test_triton_aot.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from khot.kernels.capped_simplex import compute_dtype, standardise
+from khot.kernels.capped_simplex_triton import launch_forward
+from khot.kernels.clipped_power import clipped_power
+from khot.kernels.gradient_triton import launch_backward
+from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
+from khot.kernels.mask import derivative
+
+Inputs = tuple[Tensor, ...]
+Outputs = tuple[Tensor, ...]
+
+# One of each way through a row; 1000 leaves lanes unused, 1 and 33 most of them.
+SHAPES = [(3, 1), (2, 33), (2, 1000), (1, 20_000), (1, 70_000)]
+HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A launcher of Triton kernels.
+
+    Attributes:
+        name: Identifier of the tests.
+        launch: From tensors to tensors, through the kernels.
+        reference: The same in plain torch, for float64 inputs.
+        make: From a shape, dtype and seed to the inputs of both, on the CPU.
+        shapes: At which it is compared with the reference.
+        compile: From empty x, and two float64 tensors of its batch shape, to launches of the kernels.
+        compiled: Shapes and dtypes of x at which it is compiled ahead of time, one for each set of kernel options.
+        tolerance: Largest error of float32 relative to 1 + abs(reference).
+    """
+
+    name: str
+    launch: Callable[..., Outputs]
+    reference: Callable[..., Outputs]
+    make: Callable[[tuple[int, ...], torch.dtype, int], Inputs]
+    shapes: list[tuple[int, ...]]
+    compile: Callable[[Tensor, Tensor, Tensor], object]
+    compiled: list[tuple[tuple[int, ...], torch.dtype]]
+    tolerance: float = 1e-5
+
+
+def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
+    """x, with a masked and a selected entry in long rows, k and scale, and a cotangent."""
+    generator = torch.Generator().manual_seed(seed)
+    x, grad = torch.randn(2, *shape, generator=generator, dtype=DOUBLE).to(dtype)
+    n = shape[-1]
+    if n > 30:
+        x[0, 3], x[0, 5] = -torch.inf, torch.inf
+    k = 1 + 0.3 * (n - 2) * torch.rand(shape[:-1], generator=generator, dtype=DOUBLE) if n > 2 else x[..., 0] * 0 + 0.4
+    scale = 0.5 + torch.rand(shape[:-1], generator=generator, dtype=DOUBLE)
+    return x, k.double(), scale, grad
+
+
+def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Tensor:
+    return torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, "scale", True)
+
+
+def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
+    y, threshold, _ = launch_forward(x, k, scale, str(link.kernel), link.q, log)
+    return y, threshold
+
+
+def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
+    threshold = threshold_of(x, k, scale, link)
+    z = standardise(x.to(compute_dtype(x)), threshold, scale)
+    return (link.log_value if log else link.value)(z).to(x.dtype), threshold
+
+
+def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
+    threshold = threshold_of(x, k, scale, link)
+    return launch_backward(x, scale, threshold, grad, str(link.kernel), link.q, log)
+
+
+def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
+    threshold = threshold_of(x, k, scale, link)
+    grad_x, grad_k, z = derivative(x, scale, threshold, grad, None, link, log)
+    return grad_x, grad_k, -(grad_x * z).sum(-1)
+
+
+def masks() -> list[KernelCase]:
+    everywhere = [((64, n), SINGLE) for n in (300, 1000, 4096, 16_384)]
+    long_rows = [((512, 100_000), SINGLE), ((1, 10**7), SINGLE)]
+    double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
+    largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]
+    entries: list[KernelCase] = []
+    for link, log in (
+        (LOGISTIC, False), (LOGISTIC, True), (LAPLACE, False), (LAPLACE, True), (NORMAL, False),
+        (clipped_power(2.0), False), (clipped_power(1.5), False),
+    ):  # fmt: skip
+        name = f"{link.kernel}{'_log' if log else ''}"
+        whole = link is LOGISTIC and not log
+        compiled = [*everywhere, ((64, 4096), HALF), *long_rows, *double] if whole else largest
+        options = (str(link.kernel), link.q, log)
+        for kind, kernel, reference, launch in (
+            ("mask", mask_kernel, mask_reference, lambda x, k, s, o=options: launch_forward(x, k, s, *o)),
+            (
+                "gradient",
+                gradient_kernel,
+                gradient_reference,
+                lambda x, s, t, o=options: launch_backward(x, s, t, x, *o),
+            ),
+        ):
+            entries.append(
+                KernelCase(
+                    f"{kind}_{name}",
+                    partial(kernel, link=link, log=log),
+                    partial(reference, link=link, log=log),
+                    scores,
+                    SHAPES if whole else SHAPES[1:4:2],
+                    launch,
+                    compiled,
+                )
+            )
+    return entries
+
+
+KERNELS = masks()

@@ -1,0 +1,181 @@
+"""Every Triton kernel against its reference: on an accelerator, or in the interpreter in a process made for it."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+    if not torch.cuda.is_available():
+        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+
+import khot.kernels
+from khot import lapsum_topk, normal_topk, sigmoid_topk, sparse_topk
+from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.capped_simplex_triton import launch_forward
+from khot.kernels.clipped_power import clipped_power
+from khot.kernels.links import LOGISTIC
+from tests.kernels.kernel_cases import KERNELS, KernelCase
+
+MAPS = [sigmoid_topk, lapsum_topk, normal_topk, sparse_topk]
+ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-11}
+
+
+def reference(case: KernelCase, inputs):
+    with khot.kernels.backend("torch"):
+        return case.reference(*(v.double() for v in inputs))
+
+
+def compare(case: KernelCase, inputs, tolerance):
+    outputs = case.launch(*(v.to(DEVICE) for v in inputs))
+    for output, expected in zip(outputs, reference(case, inputs), strict=True):
+        assert output.device.type == DEVICE and output.shape == expected.shape
+        error = (output.cpu().double() - expected).abs()
+        assert (error <= tolerance * (1 + expected.abs())).logical_or(output.cpu() == expected).all(), error.max()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Fresh buffers hold NaN, so that an entry that no program writes shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"), [pytest.param(c, s, id=f"{c.name}-{s[0]}x{s[1]}") for c in KERNELS for s in c.shapes]
+)
+def test_against_reference(case, shape):
+    compare(case, case.make(shape, torch.float32, 0), case.tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: case.name)
+def test_dtypes(case, dtype):
+    x, *others = case.make((2, 33), dtype, 1)
+    compare(case, (x, *others), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: case.name)
+def test_strided_rows(case):
+    inputs = case.make((6, 40), torch.float32, 2)
+    slices = tuple(v[::2, 1:] if v.dim() == 2 else v[::2] for v in inputs)
+    compare(case, slices, case.tolerance)
+    x, k, scale, grad = inputs
+    columns = (x.T.contiguous().T, k, scale, grad.T.contiguous().T)  # unit stride the other way round
+    compare(case, columns, case.tolerance)
+
+
+EXTREMES = {
+    "steep": lambda x: 1e4 * x,
+    "flat": lambda x: 1e-8 * x,
+    "offset": lambda x: x + 1e4,
+    "ties": lambda x: x.round(),
+    "constant": lambda x: 0 * x,
+    "huge": lambda x: 1e30 * x,
+    "outlier": lambda x: torch.cat([x[:, 1:], 1e6 + x[:, :1]], 1),
+    "clusters": lambda x: 1e3 * x.sign() + 1e-3 * x,
+}
+
+
+# The interpreter takes half a minute for all of them; the smooth links share all of the code but their formulas.
+ROWS = [
+    pytest.param(function, name, id=f"{function.__name__}-{name}")
+    for function in MAPS
+    for name in EXTREMES
+    if not INTERPRETED or function in (sigmoid_topk, sparse_topk) or name == "outlier"
+]
+
+
+@pytest.mark.parametrize(("relaxation", "name"), ROWS)
+def test_extreme_rows(relaxation, name):
+    base = torch.randn(2, 50, generator=torch.Generator().manual_seed(3))
+    x = EXTREMES[name](base).to(DEVICE).requires_grad_()
+    sizes = torch.tensor([9.0, 49.999])
+    for softness in (1e-3, 1.0):
+        k = sizes.to(DEVICE).requires_grad_()
+        y = relaxation(x, k, softness)
+        grads = torch.autograd.grad((y * base.to(DEVICE)).sum(), (x, k))
+        assert ((y >= 0) & (y <= 1)).all() and all(grad.isfinite().all() for grad in grads)
+        if x.abs().max() < 1e8 * softness:  # beyond, no pair of floats is near enough to the threshold
+            torch.testing.assert_close(y.double().sum(-1).cpu(), sizes.double(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("relaxation", MAPS, ids=lambda function: function.__name__)
+def test_limits_of_k_and_masks(relaxation):
+    x = torch.tensor([[0.3, -torch.inf, 1.0, -0.5], [torch.inf, 0.2, 0.4, 0.0]], device=DEVICE, requires_grad=True)
+    finite = x.isfinite()
+    for k, ones in (((0, 1), [[0] * 4, [1, 0, 0, 0]]), ((3, 4), [[1, 0, 1, 1], [1] * 4])):
+        size = torch.tensor(k, dtype=torch.float32, device=DEVICE, requires_grad=True)
+        y = relaxation(x, size, 0.5)
+        torch.testing.assert_close(y.cpu(), torch.tensor(ones).float(), rtol=0, atol=1e-20)
+        grads = torch.autograd.grad((y * torch.arange(4.0, device=DEVICE)).sum(), (x, size))
+        assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
+    y = relaxation(x, torch.tensor([1.2, 2.0], device=DEVICE))
+    assert torch.equal(y[~finite], (x[~finite] > 0).float())
+
+
+def test_gap_and_kink():
+    """Where nothing but underflowed tails, or nothing at all, fixes the threshold."""
+    x = torch.tensor([[0.0, 2000.0]], device=DEVICE)
+    assert solve_threshold(x, 1.0, 1.0, LOGISTIC).item() == pytest.approx(1000)
+    x = torch.tensor([[0.0, 1.0, 5.0, 6.0]], device=DEVICE)
+    t = solve_threshold(x, 2.0, 0.5, clipped_power(2.0)).item()
+    assert 1 < t < 4.5
+    k = torch.tensor([2.0], device=DEVICE, requires_grad=True)
+    assert torch.autograd.grad(sparse_topk(x, k, 0.5).square().sum(), k)[0] == 0
+
+
+@pytest.mark.parametrize("relaxation", MAPS, ids=lambda function: function.__name__)
+def test_bad_contents_are_refused(relaxation):
+    for x, k, match in (
+        ([[1.0, 2.0], [1.0, torch.nan]], [1.0, 1.0], "`x` must not contain NaN.*row 1"),
+        ([[1.0, 2.0], [1.0, 3.0]], [1.0, 2.5], "0 <= k <= n.*k=2.5 with n=2.*row 1"),
+        ([[1.0, -torch.inf], [1.0, 3.0]], [1.5, 1.0], "entries above -inf, 1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            relaxation(torch.tensor(x, device=DEVICE), torch.tensor(k, device=DEVICE))
+
+
+def test_numbers_and_tensors_agree():
+    x = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE).requires_grad_()
+    k, scale = (torch.full((2,), v, dtype=torch.float64, device=DEVICE) for v in (7.3, 0.7))
+    first, second = sigmoid_topk(x, 7.3, 0.7), sigmoid_topk(x, k, scale)
+    assert torch.equal(first, second)
+    assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (first, second)))
+
+
+def test_second_derivatives():
+    x = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+
+    def loss(x):
+        return sigmoid_topk(x, 2.2, 0.5).square().sum()
+
+    found = torch.func.hessian(loss)(x)
+    with khot.kernels.backend("torch"):
+        torch.testing.assert_close(found, torch.func.hessian(loss)(x))
+
+
+def test_operators():
+    x, k, scale, grad = (v.to(DEVICE) for v in KERNELS[0].make((2, 33), torch.float64, 0))
+    arguments = (x, k, scale, LOGISTIC.key, False, "temperature", False)
+    torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
+    _, threshold = torch.ops.khot.capped_simplex_mask(*arguments)
+    arguments = (x, scale, threshold, grad, LOGISTIC.key, False)
+    torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
+
+
+def test_long_rows_sum_to_k():
+    """Also where the unguarded steps give up, and one program finishes a split row."""
+    x = torch.randn(1, 70_000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    for row, softness in ((x, 1.0), (x.exp().pow(4), 1e-2)):
+        k = torch.tensor([1000.25], dtype=torch.float64, device=DEVICE)
+        y, _, _ = launch_forward(row, k, torch.full_like(k, softness), "logistic", 1.0)
+        assert abs(y.double().sum().item() - 1000.25) <= 1e-6 * 1000.25

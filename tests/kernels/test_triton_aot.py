@@ -1,0 +1,41 @@
+"""Every kernel compiled ahead of time for devices that are not here, in a process that interprets nothing."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
+]
+# The longest formulas at the largest size, and all sizes of one link; `python -m tests.kernels.aot` takes all.
+LARGEST = "_(normal|clip_power)$"
+ALL_SIZES = "_(logistic|normal|clip_power)$"
+
+
+def compile_for(target: str, cases: str, cache: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.kernels.aot", "--targets", target, "--cases", cases]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    sys.stdout.write(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    assert target in result.stdout, "nothing was compiled"
+
+
+def test_one_kernel(tmp_path):
+    compile_for("sm_90", "mask_laplace$", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "cases"), [("sm_80", LARGEST), ("sm_90", ALL_SIZES), ("sm_100", LARGEST), ("gfx942", ALL_SIZES)]
+)
+def test_no_kernel_spills(target, cases, tmp_path):
+    compile_for(target, cases, tmp_path)

@@ -1,0 +1,58 @@
+"""The kernel tests and the oracles in Triton's interpreter, on a machine without an accelerator.
+
+In a process of its own: interpreted or compiled is decided once, when Triton is imported.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def run_interpreted(*arguments: str) -> None:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "KHOT_BACKEND": "triton",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels.interpreter", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout
+
+
+def test_some_kernels():
+    run_interpreted(
+        "tests/kernels/test_triton.py", "-k", "mask_logistic-2x1000 or gradient_clip-2x1000 or gap_and_kink"
+    )
+
+
+@pytest.mark.slow
+def test_kernels():
+    run_interpreted("tests/kernels/test_triton.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_oracles(dtype):
+    files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse"))
+    run_interpreted(*files, "-k", f"oracle and {dtype}")
+
+
+@pytest.mark.slow
+def test_contract():
+    checks = ("range_and_sum", "half_types", "offset", "wide_gap", "exact_zeros", "masked", "first_derivative")
+    maps = "sigmoid_topk or sparse_topk_any_p-"
+    run_interpreted(
+        "tests/relaxations/test_contract.py", "-k", f"({' or '.join(checks)}) and ({maps}) and not odd_maps"
+    )
