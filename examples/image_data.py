@@ -72,6 +72,13 @@ def _stratified(data: Labelled, part: float, seed: int) -> tuple[Labelled, Label
     return data.take(torch.from_numpy(first)), data.take(torch.from_numpy(second))
 
 
+def compose_numbers(digits: Labelled, size: int, length: int) -> Labelled:
+    """Random numbers of ``length`` random digits each, side by side in one image."""
+    chosen = torch.randint(len(digits.labels), (size, length))
+    images = digits.images[chosen].movedim(1, -2).flatten(-2)  # (size, channels, height, length * width)
+    return Labelled(images, digits.labels[chosen] @ 10 ** torch.arange(length - 1, -1, -1))
+
+
 def load_standard(name: str, data_dir: Path | None) -> tuple[Labelled, Labelled]:
     """Training and test images of a data set whose files the user has."""
     if name not in FOLDERS:

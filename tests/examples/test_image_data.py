@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from image_data import FOLDERS, load_split, load_standard, read_cifar_batch, read_idx
+from image_data import FOLDERS, Labelled, compose_numbers, load_split, load_standard, read_cifar_batch, read_idx
 
 
 def idx(array):
@@ -53,6 +53,15 @@ def test_digits():
     assert first.train.images.min() == 0 and first.train.images.max() == 1
     assert first.test.images.equal(second.test.images) and not first.train.images.equal(second.train.images)
     assert first.train.labels.bincount().min() >= 100  # every class in proportion
+
+
+def test_composed_numbers():
+    digits = Labelled(torch.arange(10.0).view(10, 1, 1, 1).expand(10, 1, 2, 3), torch.arange(10))  # image i shows i
+    images, numbers = compose_numbers(digits, 50, 4)
+    assert images.shape == (50, 1, 2, 12)
+    shown = images[:, 0, 1, ::3].long()
+    assert numbers.tolist() == [int("".join(map(str, row))) for row in shown.tolist()]
+    assert images[..., 0].equal(images[..., 2]) and len(numbers.unique()) > 40
 
 
 @pytest.mark.parametrize("zipped", [False, True])
