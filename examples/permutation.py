@@ -16,8 +16,10 @@ Table 4 of LapSum (Struski et al., 2025) reports sequences of 3, 5 and 7 four-di
 figure 9 follows the learned scale. Its finding: the soft permutation sorts more sequences perfectly than other
 relaxations (the best of them: 93.0, 83.7 and 74.1 %).
 
-Protocol: network, optimiser, steps, sequences and initial weights are the same for every row. Sequences are composed
-anew in every step, from training digits only, and tested on 2000 sequences of digits that no seed trains on.
+Protocol: network, optimiser, steps, sequences and initial weights are the same for every row; the learning rate was
+chosen by the validation scores of the learned scale at n = 5 with seed 100, scale and epsilon were left at 1. Sequences
+are composed anew in every step, from training digits only, and tested on 2000 sequences of digits that no seed trains
+on.
 """
 
 from argparse import Namespace
@@ -36,7 +38,7 @@ from image_data import Labelled, compose_numbers, load_split
 from khot import soft_permutation, soft_rank, sorted_transport_topk
 
 DIGITS, LENGTHS = 4, (3, 5, 7)
-BATCH_SIZE, TEST_SEQUENCES, LEARNING_RATE = 64, 2000, 5e-3
+BATCH_SIZE, TEST_SEQUENCES, LEARNING_RATE = 64, 2000, 1e-2
 FIXED, LEARNED, TRANSPORT = "soft permutation", "soft permutation, learned scale", "soft sort by transport"
 RANKS, PAIRS = "soft ranks", "pairwise logistic"
 PAPER = {f"paper, n = {n}": {LEARNED: sorted_} for n, sorted_ in zip(LENGTHS, ("94.2", "85.3", "74.1"), strict=True)}

@@ -6,7 +6,7 @@
 By default an image shows two digits side by side under so much noise that the best guess among the 100 numbers is
 often wrong while the best five hold the truth. A perceptron is trained with
 
-    cross-entropy
+    cross-entropy           of the scores, and of the scores divided by 10: its softness
     top-k cross-entropy     -log P(the label is among the best K), K drawn from p_k: always 5 (e5), or 1 ... 5 alike,
                             through a relaxed top-k mask (LapSum, SOFT = sigmoid, sparse)
     Fenchel-Young           the loss whose gradient is sparse_topk(scores, k) - target:
@@ -20,9 +20,11 @@ and finds better top-k accuracy for k > 1. Table 1 of LapSum (Struski et al., 20
 cross-entropy for a ResNet18 on CIFAR-100: LapSum 64.5 (top 1) and 88.5 (top 5), the best other map, differentiable
 sorting networks, 62.0 and 86.7.
 
-Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row. The softness of
-each map and the strength of the Fenchel-Young losses were chosen by validation accuracy (top 5) with seeds 100 and
-101. Training, validation and test images are composed of different digits, the test digits the same for all seeds.
+Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row. Softness and strength
+were chosen by validation accuracy (top 5) with seeds 100 and 101: from 0.3, 1, 3 and 10, of the sparse map 3, 10 and
+30, of the Fenchel-Young losses 10 and 100. Cross-entropy gets the same choice: a softer loss trains a better network
+here, and a softness given to the top-k losses alone would pass for their merit. Training, validation and test images
+are composed of different digits, the test digits the same for all seeds.
 """
 
 from argparse import Namespace
@@ -44,8 +46,9 @@ CLASSES, HIDDEN, K = 100, 256, 5
 BATCH_SIZE, LEARNING_RATE = 200, 2e-3
 TRAINING, TESTED, NOISE = 4000, 5000, 0.5  # images composed of training and test digits, and the sd of a pixel's noise
 ONLY_FIVE, ONE_TO_FIVE = [0.0, 0.0, 0.0, 0.0, 1.0], [0.2] * 5
-STRENGTH = 10.0  # of the Fenchel-Young losses
-CROSS_ENTROPY, LAPSUM, SOFT = "cross-entropy", "LapSum, 1 ... 5", "SOFT (= sigmoid), 1 ... 5"
+SOFTNESS, SPARSE_STRENGTH, STRENGTH = 10.0, 30.0, 100.0  # of smooth maps, sparse map, Fenchel-Young losses
+PLAIN, CROSS_ENTROPY = "cross-entropy", "cross-entropy, softness 10"
+LAPSUM, SOFT = "LapSum, 1 ... 5", "SOFT (= sigmoid), 1 ... 5"
 ONE_HOT, SPREAD = "Fenchel-Young, k = 5, one-hot", "Fenchel-Young, k = 5, sum 5"
 CENTRED = f"{ONE_HOT}, centred scores"
 SHOWN = (1, 3, 5, 10)  # the k of the table
@@ -65,12 +68,13 @@ def top_k(p_k: list[float], relaxation: Callable[..., Tensor], softness: float) 
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    CROSS_ENTROPY: cross_entropy,
-    "LapSum, e5": top_k(ONLY_FIVE, lapsum_topk, 1.0),
-    LAPSUM: top_k(ONE_TO_FIVE, lapsum_topk, 1.0),
-    "SOFT (= sigmoid), e5": top_k(ONLY_FIVE, transport_topk, 2.0),
-    SOFT: top_k(ONE_TO_FIVE, transport_topk, 2.0),
-    "sparse, p = 4/3, 1 ... 5": top_k(ONE_TO_FIVE, partial(sparse_topk, p=4 / 3), 3.0),
+    PLAIN: cross_entropy,
+    CROSS_ENTROPY: lambda scores, labels: cross_entropy(scores / SOFTNESS, labels),
+    "LapSum, e5": top_k(ONLY_FIVE, lapsum_topk, SOFTNESS),
+    LAPSUM: top_k(ONE_TO_FIVE, lapsum_topk, SOFTNESS),
+    "SOFT (= sigmoid), e5": top_k(ONLY_FIVE, transport_topk, 2 * SOFTNESS),
+    SOFT: top_k(ONE_TO_FIVE, transport_topk, 2 * SOFTNESS),
+    "sparse, p = 4/3, 1 ... 5": top_k(ONE_TO_FIVE, partial(sparse_topk, p=4 / 3), SPARSE_STRENGTH),
     "Fenchel-Young, k = 1, one-hot": partial(fenchel_young, k=1, target_sum=1),
     ONE_HOT: partial(fenchel_young, k=K, target_sum=1),
     CENTRED: partial(fenchel_young, k=K, target_sum=1, centred=True),
@@ -130,7 +134,7 @@ def draw_figure(table: Table) -> Figure:
     axes.axhline(0, color="black", linewidth=0.8)
     for i, row in enumerate(table.scores):
         gains = np.array([table.paired(row, CROSS_ENTROPY, column) for column in table.columns])
-        if row not in (CROSS_ENTROPY, ONE_HOT):  # the reference, and what does not train at all
+        if row not in (CROSS_ENTROPY, ONE_HOT):  # the reference, and what does not train
             axes.errorbar(places + 0.04 * (i - 5), gains[:, 0], gains[:, 1], label=row, marker="o", capsize=2)
     axes.set_xticks(places, table.columns)
     axes.set(ylabel="gain over cross-entropy, points", title="Within the best k (paired difference ± standard error)")
