@@ -3,8 +3,8 @@
     python examples/permutation.py                                    numbers of scikit-learn's digits
     python examples/permutation.py --data mnist --data-dir DIR        of MNIST's, where you have its files
 
-An image shows four digits side by side. A network gives each image of a sequence a
-score; its training signal is the permutation that sorts the sequence, never a number. The rows differ in the loss:
+An image shows four digits side by side. A network gives each image of a sequence a score; its training signal is the
+permutation that sorts the sequence, never a number. The rows differ in the loss:
 
     soft permutation        cross-entropy of soft_permutation(scores) with the true permutation, scale 1
     ..., learned scale      the same with a scale that is learned with the network, from the same start
