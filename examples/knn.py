@@ -156,7 +156,7 @@ def draw_figure(split: Split, network: nn.Module) -> Figure:
     spaces = {"pixels": data.images.flatten(1), "features learned with SOFT top-k": embed(data, network)}
     for axes, (title, points) in zip(figure.subplots(1, 2), spaces.items(), strict=True):
         x, y = TSNE(random_state=0, init="pca").fit_transform(points.numpy()).T
-        dots = axes.scatter(x, y, c=data.labels, cmap="tab10", s=12)
+        dots = axes.scatter(x, y, c=data.labels.numpy(), cmap="tab10", s=12)
         axes.set(title=title, xticks=[], yticks=[])
     figure.legend(*dots.legend_elements(), loc="outside right center", title="label")
     figure.suptitle("Test images by t-SNE")

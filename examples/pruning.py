@@ -162,7 +162,7 @@ def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
     right.suptitle(f"weights left per pixel, {column(SPARSITIES[-1])}")
     for panel, (row, weights) in zip(panels, matrices.items(), strict=False):
         side = round(weights.shape[1] ** 0.5)
-        panel.imshow((weights != 0).sum(0).view(side, side), cmap="viridis")
+        panel.imshow((weights != 0).sum(0).view(side, side).numpy(), cmap="viridis")
         panel.set_title(row, fontsize=8)
     for panel in right.axes:
         panel.set_axis_off()
