@@ -125,7 +125,7 @@ class Table:
 
     def markdown(self) -> str:
         seeds = len(next(iter(self.scores.values())))
-        lines = [f"{self.title}. Mean ± sd over {seeds} seeds."]
+        lines = [f"{self.title}. Mean ± sd over {seeds} seeds." if seeds > 1 else f"{self.title}. One seed."]
         if self.reference:
             lines[0] += f" Δ: paired difference to “{self.reference}” ± its standard error."
         headings = [""]

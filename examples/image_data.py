@@ -29,8 +29,7 @@ FOLDERS = {
     "cifar10": ("", "cifar-10-batches-py"),
     "cifar100": ("", "cifar-100-python"),
 }
-VALIDATION = {"digits": 0.2}  # part of the images that are not for testing
-DEFAULT_VALIDATION = 0.1
+VALIDATION, VALIDATION_OF_DIGITS = 0.1, 0.2  # parts of the images that are not for testing; digits are few
 
 
 class Labelled(NamedTuple):
@@ -53,8 +52,12 @@ class Split(NamedTuple):
 
 def load_split(name: str, seed: int, data_dir: Path | None = None) -> Split:
     """The data set ``name``, split for ``seed``, every class in proportion."""
-    rest, test = load_digits_fixed() if name == "digits" else load_standard(name, data_dir)
-    train, validation = _stratified(rest, VALIDATION.get(name, DEFAULT_VALIDATION), seed)
+    if name == "digits":
+        rest, test = load_digits_fixed()
+        train, validation = _stratified(rest, VALIDATION_OF_DIGITS, seed)
+    else:
+        rest, test = load_standard(name, data_dir)
+        train, validation = _stratified(rest, VALIDATION, seed)
     return Split(train, validation, test)
 
 

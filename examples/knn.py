@@ -86,7 +86,9 @@ def neighbour_loss(features: Tensor, labels: Tensor, k: int, relaxation: Callabl
     return -share.clamp(min=1e-6).log().mean()
 
 
-def train(split: Split, relaxation: Callable[..., Tensor] | None, args: Namespace, after_epoch: Callable[[], object]):
+def train(
+    split: Split, relaxation: Callable[..., Tensor] | None, args: Namespace, after_epoch: Callable[[], object]
+) -> tuple[nn.Module, nn.Module]:
     """Trains a network by its relaxed neighbours, or without a relaxation by cross-entropy; returns it and its head."""
     network = make_network(split.train.images.shape[1], split.train.images.shape[-1])
     head = nn.Linear(FEATURES, CLASSES)

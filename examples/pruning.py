@@ -157,7 +157,7 @@ def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
     axes.set_yticks(places + height / 2, list(table.scores))
     axes.invert_yaxis()
     axes.set(xlabel="test accuracy, % (mean and sd)")
-    axes.legend(loc="lower left")
+    left.legend(loc="outside lower center", ncols=len(table.columns))
     panels = right.subplots(2, 4).flat
     right.suptitle(f"weights left per pixel, {column(SPARSITIES[-1])}")
     for panel, (row, weights) in zip(panels, matrices.items(), strict=False):

@@ -92,7 +92,9 @@ def show(data: Labelled, size: int, source: str) -> Labelled:
     return Labelled(images + NOISE * torch.randn_like(images), labels)
 
 
-def train(data: Labelled, loss_of: Callable[[Tensor, Tensor], Tensor], epochs: int, after_epoch: Callable[[], object]):
+def train(
+    data: Labelled, loss_of: Callable[[Tensor, Tensor], Tensor], epochs: int, after_epoch: Callable[[], object]
+) -> nn.Module:
     """Trains a perceptron by the loss; returns it."""
     network = nn.Sequential(
         nn.Flatten(), nn.Linear(data.images[0].numel(), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
