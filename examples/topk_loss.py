@@ -49,7 +49,7 @@ ONLY_FIVE, ONE_TO_FIVE = [0.0, 0.0, 0.0, 0.0, 1.0], [0.2] * 5
 SOFTNESS, SPARSE_STRENGTH = 10.0, 30.0  # of cross-entropy and the smooth maps; of the sparse map
 STRENGTHS = {1: 100.0, K: 1000.0}  # of the Fenchel-Young losses, by k
 PLAIN, CROSS_ENTROPY = "cross-entropy", "cross-entropy, softness 10"
-LAPSUM, SOFT = "LapSum, 1 ... 5", "SOFT (= sigmoid), 1 ... 5"
+LAPSUM, SOFT, SPARSE = "LapSum, 1 ... 5", "SOFT (= sigmoid), 1 ... 5", "sparse, p = 4/3, 1 ... 5"
 ONE_HOT, SPREAD = "Fenchel-Young, k = 5, one-hot", "Fenchel-Young, k = 5, sum 5"
 CENTRED = f"{ONE_HOT}, centred scores"
 SHOWN = (1, 3, 5, 10)  # the k of the table
@@ -75,7 +75,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     LAPSUM: top_k(ONE_TO_FIVE, lapsum_topk, SOFTNESS),
     "SOFT (= sigmoid), e5": top_k(ONLY_FIVE, transport_topk, 2 * SOFTNESS),
     SOFT: top_k(ONE_TO_FIVE, transport_topk, 2 * SOFTNESS),
-    "sparse, p = 4/3, 1 ... 5": top_k(ONE_TO_FIVE, partial(sparse_topk, p=4 / 3), SPARSE_STRENGTH),
+    SPARSE: top_k(ONE_TO_FIVE, partial(sparse_topk, p=4 / 3), SPARSE_STRENGTH),
     "Fenchel-Young, k = 1, one-hot": partial(fenchel_young, k=1, target_sum=1),
     ONE_HOT: partial(fenchel_young, k=K, target_sum=1),
     CENTRED: partial(fenchel_young, k=K, target_sum=1, centred=True),
@@ -158,11 +158,10 @@ def main(arguments: list[str] | None = None) -> Table:
         for row, scores in run_seed(seed, args, progress.update).items():
             table.add(row, scores)
     for column in ("top 1, %", "top 5, %"):
-        table.find("LapSum top-k cross-entropy beats the next map (LapSum: by 2.5 and 1.6)", LAPSUM, SOFT, column)
-        table.find("LapSum top-k cross-entropy beats cross-entropy of plain scores", LAPSUM, PLAIN, column)
-        table.find("... and of scores with a softness of their own", LAPSUM, CROSS_ENTROPY, column)
+        for other in (SOFT, SPARSE, PLAIN, CROSS_ENTROPY):
+            table.find(f"“{LAPSUM}” beats “{other}”", LAPSUM, other, column)
     for row in (ONE_HOT, CENTRED, SPREAD):
-        table.find(f"{row} beats cross-entropy (Sander et al.)", row, CROSS_ENTROPY, "top 5, %")
+        table.find(f"“{row}” beats cross-entropy (Sander et al.)", row, CROSS_ENTROPY, "top 5, %")
     table.save(args, "topk_loss")
     save_figure(draw_figure(table), args, "topk_loss")
     return table
