@@ -26,6 +26,7 @@ from torch import Tensor
 from .dispatch import use_triton
 from .guarded_newton import MAX_STEPS, RESOLUTION, Evaluation, guarded_newton
 from .links import LOGISTIC, Link, TailSums
+from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
@@ -93,11 +94,11 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
         float64 tensor (...).
     """
     k, scale = (torch.as_tensor(v, dtype=torch.float64, device=x.device).expand(x.shape[:-1]) for v in (k, scale))
-    return torch.ops.khot.capped_simplex_threshold(x.detach(), k.detach(), scale.detach(), link.key, "scale", False)
+    return capped_simplex_threshold(x.detach(), k.detach(), scale.detach(), link.key, "scale", False)
 
 
-@torch.library.custom_op("khot::capped_simplex_threshold", mutates_args=())
-def _threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
+@operator("capped_simplex_threshold")
+def capped_simplex_threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
     """:func:`solve_threshold` for k and scale of the batch shape, as an operator that compiled graphs keep whole.
 
     With ``check``, bad contents raise a ValueError in which the scale goes by the name ``softness``.
@@ -133,15 +134,15 @@ def launch_checked(
     return y, threshold
 
 
-@_threshold.register_fake
+@capped_simplex_threshold.register_fake
 def _(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
     return torch.empty_like(k, memory_format=torch.contiguous_format)
 
 
-@_threshold.register_vmap
+@capped_simplex_threshold.register_vmap
 def _(info, in_dims, x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool):  # type: ignore[no-untyped-def]
     x, k, scale = move_batch_first(info.batch_size, in_dims, (x, k, scale))
-    return _threshold(x, k, scale, link, softness, False), 0
+    return capped_simplex_threshold(x, k, scale, link, softness, False), 0
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:

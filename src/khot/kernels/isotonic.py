@@ -38,6 +38,7 @@ from torch import Tensor
 
 from .capped_simplex import move_batch_first
 from .guarded_newton import guarded_newton
+from .operator import operator
 
 MIN_COMPILED = 32  # length of row from which SciPy's loop is worth a call per row
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
@@ -282,7 +283,7 @@ def _is_optimal(objective: Objective, v: Tensor) -> Tensor:
     return (v.diff(dim=-1) <= 0).all(-1, keepdim=True) & (first.cumsum(-1) >= -slack).all(-1, keepdim=True)
 
 
-@torch.library.custom_op("khot::isotonic", mutates_args=())
+@operator("isotonic")
 def isotonic(
     s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
 ) -> tuple[Tensor, Tensor]:

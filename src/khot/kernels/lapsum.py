@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from .capped_simplex import move_batch_first
+from .operator import operator
 
 SAFE_EXPONENT = 600.0  # exp of it leaves a factor of 1e47 for the length of the row and the size of v
 
 
-@torch.library.custom_op("khot::laplace_sums", mutates_args=())
+@operator("laplace_sums")
 def laplace_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of the module's docstring, over the items on the left of each and over those on its right.
 
@@ -85,7 +86,7 @@ def _sums_by_doubling(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, T
     return torch.cat([nothing, decay * before[..., :-1]], -1), torch.cat([decay * after[..., 1:], nothing], -1)
 
 
-@torch.library.custom_op("khot::laplace_quantiles", mutates_args=())
+@operator("laplace_quantiles")
 def laplace_quantiles(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     """Where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; and how many items lie below.
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capped_simplex import compute_dtype, launch_checked, move_batch_first, standardise
+from .capped_simplex import capped_simplex_threshold, compute_dtype, launch_checked, move_batch_first, standardise
 from .dispatch import use_triton
 from .links import Link
+from .operator import operator
 
 
 def bounded(x: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def derivative(
     return grad_x, grad_k, z
 
 
-@torch.library.custom_op("khot::capped_simplex_mask", mutates_args=())
+@operator("capped_simplex_mask")
 def fused_mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
@@ -71,7 +72,7 @@ def fused_mask(
     if use_triton(x, found, log):
         return launch_checked(x, k, scale, found, log, softness, check)
     k, scale = k.to(x.device), scale.to(x.device)
-    threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link, softness, check)
+    threshold = capped_simplex_threshold(x, k, scale, link, softness, check)
     z = standardise(x.to(compute_dtype(x)), threshold, scale)
     y = found.log_value(z) if log else found.value(z)
     return y.to(x.dtype), threshold
@@ -88,7 +89,7 @@ def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, scale: Tensor, link: str, l
     return fused_mask(x, k, scale, link, log, softness, False), (0, 0)
 
 
-@torch.library.custom_op("khot::capped_simplex_mask_derivative", mutates_args=())
+@operator("capped_simplex_mask_derivative")
 def fused_derivative(
     x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,11 +33,12 @@ from .capped_simplex import (
 from .clipped_power import ClippedPower
 from .guarded_newton import RESOLUTION, Evaluation, arithmetic_mean, guarded_newton
 from .links import Link, TailSums
+from .operator import operator
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 
 
-@torch.library.custom_op("khot::odd_threshold", mutates_args=())
+@operator("odd_threshold")
 def odd_threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> Tensor:
     """The threshold t of each row of x (..., n), for float64 k and strength of shape (...); not differentiable.
 

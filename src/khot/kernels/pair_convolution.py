@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .forward_mode import with_forward_mode
+from .operator import operator
 
 DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
 
@@ -35,6 +36,7 @@ def _compact(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+@operator("pair_merge")
 def _merge(x: Tensor, start: int, length: int) -> Tensor:
     width = x.shape[0]
     if width <= DIRECT_WIDTH:
@@ -49,6 +51,7 @@ def _merge(x: Tensor, start: int, length: int) -> Tensor:
     return _compact(torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length])
 
 
+@operator("pair_split")
 def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
     width, length = x.shape[0], g.shape[0]
     sibling = x.flip(1)
@@ -65,17 +68,12 @@ def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
     return _compact(torch.fft.irfft(product, size, dim=0)[:width])
 
 
-# For compiled graphs, which keep an operator whole. Called directly it would cost short rows much of their time.
-_merge_op = torch.library.custom_op("khot::pair_merge", _merge, mutates_args=())
-_split_op = torch.library.custom_op("khot::pair_split", _split, mutates_args=())
-
-
-@_merge_op.register_fake
+@_merge.register_fake
 def _(x: Tensor, start: int, length: int) -> Tensor:
     return x.new_empty(length, *x.shape[2:])
 
 
-@_split_op.register_fake
+@_split.register_fake
 def _(g: Tensor, x: Tensor, start: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -83,7 +81,7 @@ def _(g: Tensor, x: Tensor, start: int) -> Tensor:
 class _Merge(Function):
     @staticmethod
     def forward(x: Tensor, start: int, length: int) -> Tensor:
-        return (_merge_op if torch.compiler.is_compiling() else _merge)(x, start, length)
+        return _merge(x, start, length)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -105,7 +103,7 @@ class _Merge(Function):
 class _Split(Function):
     @staticmethod
     def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
-        return (_split_op if torch.compiler.is_compiling() else _split)(g, x, start)
+        return _split(g, x, start)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .capped_simplex import move_batch_first
+from .operator import operator
 
 CACHED = 2**17  # entries of P that a CPU works on at a time
 FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and 0 * FAR is, too
@@ -80,7 +81,7 @@ def _chunks(x: Tensor, size: int) -> list[slice]:
     return [slice(i, i + rows) for i in range(0, len(x), rows)]
 
 
-@torch.library.custom_op("khot::sorted_transport_plan", mutates_args=())
+@operator("sorted_transport_plan")
 def sorted_transport_plan(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
     """softmax(place_scores(threshold_distances(x, t, half))) in few passes and buffers; not differentiable."""
     batch, n, size = x.shape[:-1], x.shape[-1], t.shape[-1] + 1
@@ -102,7 +103,7 @@ def _(info: Any, in_dims: Any, x: Tensor, t: Tensor, half: Tensor) -> Any:
     return sorted_transport_plan(*move_batch_first(info.batch_size, in_dims, (x, t, half))), 0
 
 
-@torch.library.custom_op("khot::sorted_transport_thresholds", mutates_args=())
+@operator("sorted_transport_thresholds")
 def sorted_transport_thresholds(x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Tensor:
     """The thresholds (..., places - 1) of the plan; not differentiable (the map is).
 

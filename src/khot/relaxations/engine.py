@@ -19,11 +19,17 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
-from khot.kernels.capped_simplex import compute_dtype, mask_gradient, move_batch_first, standardise
+from khot.kernels.capped_simplex import (
+    capped_simplex_threshold,
+    compute_dtype,
+    mask_gradient,
+    move_batch_first,
+    standardise,
+)
 from khot.kernels.dispatch import fused
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
-from khot.kernels.mask import derivative, local_shape, log_ratio
+from khot.kernels.mask import derivative, fused_derivative, fused_mask, local_shape, log_ratio
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -36,8 +42,8 @@ class _CappedSimplexMap(Function):
         x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
     ) -> tuple[Tensor, Tensor]:
         if fused(x, link, log):
-            return torch.ops.khot.capped_simplex_mask(x, k, scale, link.key, log, softness, check)
-        threshold = torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, softness, check)
+            return fused_mask(x, k, scale, link.key, log, softness, check)
+        threshold = capped_simplex_threshold(x, k, scale, link.key, softness, check)
         z = standardise(x.to(compute_dtype(x)), threshold, scale)
         y = link.log_value(z) if log else link.value(z)
         return y.to(x.dtype), threshold
@@ -58,7 +64,7 @@ class _CappedSimplexMap(Function):
         compiling, graph = torch.compiler.is_compiling(), torch.is_grad_enabled()
         if grad_y is not None and grad_t is None:
             if fused(x, link, log) and (compiling or not graph):
-                grads = torch.ops.khot.capped_simplex_mask_derivative(x, scale, threshold, grad_y, link.key, log)
+                grads = fused_derivative(x, scale, threshold, grad_y, link.key, log)
                 return *grads, *(None,) * 4
             if not (graph or compiling or needs_scale or log or x.is_cuda):
                 dtype = compute_dtype(x)

@@ -23,7 +23,13 @@ from torch.nn.functional import pad
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import move_batch_first
 from khot.kernels.forward_mode import with_forward_mode
-from khot.kernels.sorted_transport import place_scores, solve_dual, threshold_distances
+from khot.kernels.sorted_transport import (
+    place_scores,
+    solve_dual,
+    sorted_transport_plan,
+    sorted_transport_thresholds,
+    threshold_distances,
+)
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
@@ -49,8 +55,8 @@ class _SortedTransport(Function):
 
     @staticmethod
     def forward(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-        t = torch.ops.khot.sorted_transport_thresholds(x, 2 * half, k, tol, max_iter, check)
-        return torch.ops.khot.sorted_transport_plan(x, t, half), t
+        t = sorted_transport_thresholds(x, 2 * half, k, tol, max_iter, check)
+        return sorted_transport_plan(x, t, half), t
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -66,7 +72,7 @@ class _SortedTransport(Function):
         if ctx.needs_input_grad[1] or torch.is_grad_enabled():
             scores, plan = _scores_and_plan(x, half, t)
         else:
-            plan = torch.ops.khot.sorted_transport_plan(x, t, half)
+            plan = sorted_transport_plan(x, t, half)
         if grad_plan is None:
             grad_plan = torch.zeros_like(plan)
         right = _centred(plan, grad_plan).sum(-1)[..., :-1]

@@ -1,0 +1,44 @@
+"""Operators of ``torch.ops.khot``: compiled graphs keep them whole, and eager mode does without the dispatcher.
+
+Through the dispatcher a call costs tens of microseconds, and the first one the import of torch's compiler and Triton.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def _is_plain(argument: Any) -> bool:
+    """Whether a function can look at it: no tensor, or one without subclass or function transform."""
+    if not isinstance(argument, Tensor):
+        return True
+    transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
+    return type(argument) in (Tensor, Parameter) and not transformed
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator for a function that is not differentiable: registers it as the operator ``khot::name``.
+
+    The result has the methods ``register_fake`` and ``register_vmap`` of the operator.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        definition = torch.library.custom_op(f"khot::{name}", function, mutates_args=())
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            if torch.compiler.is_compiling() or _get_current_dispatch_mode() or not all(map(_is_plain, args)):
+                return definition(*args)
+            with torch.no_grad():
+                return function(*args)
+
+        vars(call).update(register_fake=definition.register_fake, register_vmap=definition.register_vmap)
+        return call
+
+    return decorate
