@@ -44,14 +44,12 @@ def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Si
     if value.device != x.device and value.dim() > 0:
         raise ValueError(f"`{name}` must be on the device of `x`, {x.device}, but is on {value.device}")
     try:
-        fits = torch.broadcast_shapes(value.shape, batch_shape) == batch_shape
+        value.expand(batch_shape)
     except RuntimeError:
-        fits = False
-    if not fits:
         raise ValueError(
             f"`{name}` of shape {tuple(value.shape)} must broadcast to the batch shape {tuple(batch_shape)} "
             f"of `x` of shape {tuple(x.shape)}; expand `x` first for a larger batch"
-        )
+        ) from None
 
 
 def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> None:
