@@ -17,7 +17,7 @@ demo: $(READY)  ## the main job: learn which pixels of the digits to look at; wr
 	$(BIN)/python examples/feature_selection.py --out demo-output
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n auto -m "not gpu"
 
 check: $(READY)  ## the quick tests
 	$(BIN)/python -m pytest
