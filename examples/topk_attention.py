@@ -166,7 +166,7 @@ def draw_figure(models: dict[str, GroupSum], args: Namespace) -> Figure:
         maps[row] = models[row].attend(keys, values)[0]
     panels = figure.subplots(1, len(maps))
     for axes, (title, weights) in zip(panels, maps.items(), strict=True):
-        image = axes.imshow(weights[0], cmap="viridis", vmin=0, vmax=2 / args.k)
+        image = axes.imshow(weights[0].numpy(), cmap="viridis", vmin=0, vmax=2 / args.k)
         axes.set(title=title, xticks=[], yticks=[], xlabel="attended token")
     panels[0].set_ylabel("attending token")
     figure.colorbar(image, ax=panels, shrink=0.8, extend="max")
