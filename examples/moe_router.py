@@ -210,7 +210,8 @@ def draw_figure(table: Table, taken: dict[str, Tensor]) -> Figure:
     for axes, row in zip(panels[1:], (HARD, STRAIGHT_THROUGH, SPARSE), strict=True):
         shares = taken[row][:, taken[row].argmax(0).argsort()]
         image = axes.imshow(shares.numpy(), cmap="viridis", vmin=0, vmax=1)
-        axes.set(title=row, xlabel="expert", ylabel="kind of token", xticks=[], yticks=[])
+        axes.set_title(row, fontsize="medium")
+        axes.set(xlabel="expert", ylabel="kind of token", xticks=[], yticks=[])
     figure.colorbar(image, ax=panels[1:], shrink=0.8, label="share of an expert's tokens")
     return figure
 
