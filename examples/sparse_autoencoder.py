@@ -45,7 +45,8 @@ STARTS = (4, 16, 40)  # sizes that learning starts from
 SIZE_LEARNING_RATE = 0.03
 TEMPERATURE = 0.3
 BEST = "best of the sweep"
-ERROR, SIZE, OBJECTIVE = "squared error", "active units", "objective"
+OBJECTIVE, ERROR, SIZE = "objective", "squared error", "active units"
+EXCESS = "error above the sweep's at that size, %"
 
 
 def learned(start: int) -> str:
@@ -162,6 +163,12 @@ def evaluate(model: Autoencoder, mask: nn.Module, images: Tensor, penalty: float
     return Scores(error, size, error + penalty * size)
 
 
+def error_of_sweep(scores: dict[str, Scores], size: float) -> float:
+    """The squared error that the fixed k lead one to expect at this size, between them log-linear in log k."""
+    errors = [scores[f"k = {k}"].error for k in SWEEP]
+    return float(np.exp(np.interp(np.log(size), np.log(SWEEP), np.log(errors))))
+
+
 def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> tuple[Split, dict[str, tuple]]:
     """Adds a row for each mask; returns the data, the models and their masks."""
     split = load_split(args.data, seed, args.data_dir)
@@ -178,7 +185,8 @@ def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> tuple[
         test[row] = evaluate(model, mask, split.test.images, args.penalty)
     best = min((row for row, mask in masks.items() if isinstance(mask, Fixed)), key=validation.get)
     for row, scores in {**test, BEST: test[best]}.items():
-        table.add(row, {OBJECTIVE: scores.objective, ERROR: scores.error, SIZE: scores.size})
+        excess = 100 * (scores.error / error_of_sweep(test, scores.size) - 1)
+        table.add(row, {OBJECTIVE: scores.objective, ERROR: scores.error, SIZE: scores.size, EXCESS: excess})
     return split, models
 
 
@@ -197,7 +205,7 @@ def draw_figure(table: Table, split: Split, models: dict[str, tuple], penalty: f
             axes.scatter(table.values(row, SIZE), table.values(row, ERROR), color=colour, marker=marker, label=row)
     best = min(error + penalty * size for error, size in zip(errors, sizes, strict=True))
     axes.plot(sizes, [best - penalty * size for size in sizes], ":", color="0.5", label="as good as the best of these")
-    axes.set(xlabel="active units", ylabel=ERROR, xscale="log", yscale="log", xticks=SWEEP, xticklabels=SWEEP)
+    axes.set(xlabel="active units", ylabel=ERROR, xscale="log", xticks=SWEEP, xticklabels=SWEEP)
     axes.minorticks_off()
     axes.legend()
 
@@ -223,7 +231,7 @@ def main(arguments: list[str] | None = None) -> Table:
     args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
 
     title = f"Codes of {UNITS} units, penalty {args.penalty} per active unit, {args.data}"
-    table = Table(title, {OBJECTIVE: ".3f", ERROR: ".3f", SIZE: ".1f"}, BEST)
+    table = Table(title, {OBJECTIVE: ".3f", ERROR: ".3f", SIZE: ".1f", EXCESS: ".1f"}, BEST)
     first = None
     for seed, progress in each_seed(args, steps=(len(SWEEP) + 2 * len(STARTS)) * args.epochs):
         result = run_seed(seed, args, table, progress)
