@@ -49,8 +49,8 @@ EXPERTS_RUN, DROPPED = "experts per token", "tokens without expert, %"
 ROUTING = (HARD_ERROR, EXPERTS_RUN, DROPPED)
 
 
-def straight_through(scores: Tensor, k: int, strength: float, dim: int) -> Tensor:
-    relaxed = sparse_topk(scores, k, strength, dim=dim)
+def straight_through(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
+    relaxed = sparse_topk(scores, k, softness, dim=dim)
     return topk_mask(scores, k, dim) + (relaxed - relaxed.detach())
 
 
@@ -58,24 +58,14 @@ def hard(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
     return topk_mask(scores, k, dim)
 
 
-class Mask(NamedTuple):
-    """A relaxed top-k with its softness."""
-
-    relaxation: Callable[..., Tensor]
-    softness: float
-
-    def __call__(self, scores: Tensor, k: int) -> Tensor:
-        """Scores (tokens, experts) to a mask in which every expert has k tokens."""
-        return self.relaxation(scores, k, self.softness, dim=0)
-
-
-MASKS = {
-    HARD: Mask(hard, SOFTNESS),
-    STRAIGHT_THROUGH: Mask(straight_through, SOFTNESS),
-    SPARSE: Mask(sparse_topk, SOFTNESS),
-    "sparse top-k, p = 4/3": Mask(partial(sparse_topk, p=4 / 3), SOFTNESS),
-    "sigmoid top-k": Mask(sigmoid_topk, SOFTNESS),
-    "LapSum top-k": Mask(lapsum_topk, SOFTNESS),
+Mask = Callable[..., Tensor]  # (scores, k, softness, dim) to a mask like the scores, of sum k along dim
+MASKS: dict[str, Mask] = {
+    HARD: hard,
+    STRAIGHT_THROUGH: straight_through,
+    SPARSE: sparse_topk,
+    "sparse top-k, p = 4/3": partial(sparse_topk, p=4 / 3),
+    "sigmoid top-k": sigmoid_topk,
+    "LapSum top-k": lapsum_topk,
 }
 
 
@@ -109,7 +99,7 @@ class MixtureOfExperts(nn.Module):
     def route(self, tokens: Tensor) -> Tensor:
         """Weights of the experts, (tokens, EXPERTS)."""
         scores = self.router(tokens)
-        return self.mask(scores, self.k) * scores.softmax(-1)
+        return self.mask(scores, self.k, SOFTNESS, dim=0) * scores.softmax(-1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.einsum("te,teo->to", self.route(tokens), self.experts(tokens))

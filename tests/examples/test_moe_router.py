@@ -24,7 +24,7 @@ def test_wrong_capacity(capsys):
 @pytest.mark.parametrize("row", example.MASKS)
 def test_every_expert_takes_k_tokens_and_the_router_learns(row):
     scores = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    mask = example.MASKS[row](scores, 5)
+    mask = example.MASKS[row](scores, 5, example.SOFTNESS, dim=0)
     assert_close(mask.sum(0), torch.full((4,), 5.0))
     (mask * scores.softmax(-1)).square().sum().backward()
     assert scores.grad.abs().sum() > 0
