@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import beam_search as example
-from beam_search import END, Corpus
+from generated_language import END, Corpus, draw_corpora, draw_sentence, make_corpus, translate
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def model():
 @pytest.fixture
 def corpus():
     random = Random(0)
-    return example.make_corpus([example.draw_sentence(random) for _ in range(6)], random, wrong=0.0)
+    return make_corpus([draw_sentence(random) for _ in range(6)], random, wrong=0.0)
 
 
 @pytest.mark.slow
@@ -38,12 +38,12 @@ def test_too_many_beams(capsys):
 
 def test_grammar():
     # adjective 8, noun 3 (odd, subject), verb 12, noun 2: second forms are odd numbers
-    assert example.translate([8, 3, 12, 2], Random(0), wrong=0.0) == [5, 15, 4, 23]
-    assert example.translate([8, 3, 12, 2], Random(0), wrong=1.0) == [6, 16, 3, 24]
+    assert translate([8, 3, 12, 2], Random(0), wrong=0.0) == [5, 15, 4, 23]
+    assert translate([8, 3, 12, 2], Random(0), wrong=1.0) == [6, 16, 3, 24]
 
 
 def test_other_sentences_in_tests():
-    corpora = example.draw_corpora(1000, Random(0))
+    corpora = draw_corpora(1000, Random(0))
     known, unknown = ({tuple(filter(None, words)) for words in corpus.sources.tolist()} for corpus in corpora)
     assert len(unknown) > 300 and not known & unknown
 
