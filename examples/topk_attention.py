@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> Table:
     parser.add_argument("--k", type=int, default=4, help="tokens that share a key (default: %(default)s)")
     parser.add_argument("--length", type=int, default=32, help="of training sequences (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="of training (default: %(default)s)")
-    args = parse(parser, arguments, smoke={"seeds": 2, "steps": 2})
+    args = parse(parser, arguments, smoke={"seeds": 2, "steps": 2, "length": 8})
     if args.length % args.k or LONGER * args.length > args.k * KEYS:
         parser.error(f"--length must be a multiple of --k, at most {args.k * KEYS // LONGER}, but is {args.length}")
 
