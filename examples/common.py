@@ -190,6 +190,8 @@ def _mean_and_sd(values: np.ndarray, of_mean: bool = False) -> tuple[float, floa
 
 
 def _plus_minus(mean: float, deviation: float, digits: str) -> str:
+    if np.isnan(mean):
+        return ""
     return f"{mean:{digits}}" if np.isnan(deviation) else f"{mean:{digits}} ± {deviation:{digits.lstrip('+')}}"
 
 

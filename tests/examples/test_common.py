@@ -111,6 +111,12 @@ def test_one_seed_has_no_spread(tmp_path):
     assert json.loads((tmp_path / "toy.json").read_text())["rows"]["a"]["accuracy"]["sd"] is None
 
 
+def test_a_score_that_a_row_does_not_have():
+    table = Table("Toy", {"accuracy": ".1f", "loss": ".1f"}, "a")
+    table.add("a", {"accuracy": 1.0, "loss": float("nan")})
+    assert table.markdown().splitlines()[-1] == "| a | 1.0 |  |  |  |"
+
+
 def test_wrong_columns():
     with pytest.raises(ValueError, match=r"the scores of 'a' are \['loss'\], the columns \['accuracy'\]"):
         Table("Toy", {"accuracy": ".1f"}).add("a", {"loss": 1.0})

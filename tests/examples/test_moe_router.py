@@ -1,0 +1,38 @@
+"""The example runs with the smallest settings; its routers balance their loads."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import moe_router as example
+
+
+@pytest.mark.slow
+def test_smoke(tmp_path, capsys):
+    table = example.main(["--smoke", "--out", str(tmp_path)])
+    assert set(table.scores) == {example.ONE_EXPERT, example.WIDE, *example.MASKS}
+    assert (tmp_path / "moe_router.png").stat().st_size > 10_000
+    assert "sparse top-k routing beats hard top-k" in capsys.readouterr().out
+
+
+def test_wrong_capacity(capsys):
+    with pytest.raises(SystemExit):
+        example.main(["--capacity", "9"])
+    assert "--capacity must be in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", example.MASKS)
+def test_every_expert_takes_k_tokens_and_the_router_learns(row):
+    scores = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mask = example.MASKS[row](scores, 5, example.SOFTNESS, dim=0)
+    assert_close(mask.sum(0), torch.full((4,), 5.0))
+    (mask * scores.softmax(-1)).square().sum().backward()
+    assert scores.grad.abs().sum() > 0
+
+
+def test_networks_side_by_side_are_networks_alone():
+    torch.manual_seed(0)
+    networks, tokens = example.Networks(3, 5), torch.randn(7, example.INPUTS)
+    first, second = networks.first[1], networks.second[1]
+    hidden = (tokens @ first[:-1] + first[-1]).tanh()
+    assert_close(networks(tokens)[:, 1], hidden @ second[:-1] + second[-1])
