@@ -34,7 +34,7 @@ from torch.nn.functional import mse_loss, one_hot
 from tqdm import tqdm
 
 from common import Table, each_seed, example_parser, parse, save_figure
-from khot import lapsum_topk, sigmoid_topk, sparse_topk, topk_mask
+from khot import lapsum_topk, sigmoid_topk, sparse_topk, straight_through_topk, topk_mask
 
 KINDS, EXPERTS = 8, 8
 INPUTS, OUTPUTS, HIDDEN = 16, 4, 16
@@ -50,8 +50,7 @@ ROUTING = (HARD_ERROR, EXPERTS_RUN, DROPPED)
 
 
 def straight_through(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
-    relaxed = sparse_topk(scores, k, softness, dim=dim)
-    return topk_mask(scores, k, dim) + (relaxed - relaxed.detach())
+    return straight_through_topk(scores, k, softness, sparse_topk, dim)
 
 
 def hard(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:

@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from common import Table, each_seed, example_parser, minibatches, parse, save_figure
 from image_data import Split, load_split
-from khot import PhantomUnit, Pivotal, StraightThrough, sigmoid_topk, topk_mask
+from khot import PhantomUnit, Pivotal, StraightThrough, straight_through_topk, topk_mask
 
 UNITS = 64
 HIDDEN = 128
@@ -70,8 +70,7 @@ class Fixed(nn.Module):
         return torch.full(scores.shape[:-1], float(self.k))
 
     def forward(self, scores: Tensor) -> Tensor:
-        relaxed = sigmoid_topk(scores, self.k, TEMPERATURE)
-        return topk_mask(scores, self.k) + (relaxed - relaxed.detach())
+        return straight_through_topk(scores, self.k, TEMPERATURE)
 
 
 class Learned(nn.Module):
@@ -85,9 +84,7 @@ class Learned(nn.Module):
         return (UNITS * self.logit.sigmoid()).expand(scores.shape[:-1])
 
     def forward(self, scores: Tensor) -> Tensor:
-        k = self.size(scores)
-        relaxed = sigmoid_topk(scores, k, TEMPERATURE)
-        return topk_mask(scores, k.detach().round().long()) + (relaxed - relaxed.detach())
+        return straight_through_topk(scores, self.size(scores), TEMPERATURE)
 
 
 class LearnedPerImage(nn.Module):

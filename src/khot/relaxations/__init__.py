@@ -15,6 +15,7 @@ from .sigmoid import log_sigmoid_topk, sigmoid_topk
 from .signed import sparse_topk_signed
 from .sorted_transport import sorted_transport_topk
 from .sparse import sparse_topk
+from .straight_through import straight_through_topk
 from .successive_softmax import successive_softmax_topk
 from .transport import transport_topk
 
@@ -40,6 +41,7 @@ __all__ = [
     "sparse_topk",
     "sparse_topk_magnitude",
     "sparse_topk_signed",
+    "straight_through_topk",
     "successive_softmax_topk",
     "topk_mask",
     "transport_topk",

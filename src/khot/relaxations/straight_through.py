@@ -1,0 +1,55 @@
+"""The hard top-k mask with the gradient of a relaxed one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .hard import topk_mask
+from .sigmoid import sigmoid_topk
+
+
+def straight_through_topk(
+    x: Tensor,
+    k: float | Tensor,
+    softness: float | Tensor = 1.0,
+    relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
+    dim: int = -1,
+) -> Tensor:
+    r"""Marks the k largest entries with ones, differentiated as if it were a relaxed mask.
+
+    .. math:: y = \mathrm{topk}(x, k), \qquad dy := d\,\mathrm{relaxation}(x, k, \text{softness})
+
+    The gradient is biased: the softer the relaxation, the further it spreads beyond the entries next to the threshold.
+    Deterministic; :class:`~khot.StraightThrough` does the same for random draws. Differentiable in ``x``, ``k`` and
+    ``softness`` as the relaxation is.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``.
+        k: Number of ones, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. A size that is
+            learned need not be an integer: the mask then has the nearest number of ones.
+        softness: Third argument of the relaxation.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x`` of zeros and ones.
+
+    Raises:
+        ValueError: As the relaxation.
+        TypeError: As the relaxation.
+
+    References:
+        [1] Bengio, Léonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons for
+            conditional computation", arXiv:1308.3432.
+
+    Example:
+        >>> x = torch.tensor([0.3, 2.0, -1.0, 0.9], requires_grad=True)
+        >>> y = straight_through_topk(x, 2)
+        >>> y.tolist(), torch.autograd.grad(y[0], x)[0]
+        ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
+    """
+    x = x.movedim(dim, -1)
+    relaxed = relaxation(x, k, softness)
+    size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
+    return (topk_mask(x, size) + (relaxed - relaxed.detach())).movedim(-1, dim)
