@@ -230,6 +230,7 @@ def test_nuts_recovers_a_known_posterior():
     assert ((statistics.mean(0) - BetaSlice().moments()).abs() < 4 * error).all()
 
 
+@pytest.mark.slow
 def test_autonormal_recovers_a_known_posterior():
     # A normal pushed onto the capped simplex: the guide can represent it exactly.
     target = dist.TransformedDistribution(

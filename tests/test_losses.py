@@ -89,6 +89,7 @@ class TestFenchelYoung:
             )
             assert (middle <= (left + right) / 2 + 1e-13).all()
 
+    @pytest.mark.slow
     def test_derivatives(self, kind, p):
         x, strength = normal(4, 6, seed=3).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
         target = feasible(kind)

@@ -33,8 +33,13 @@ def by_definition(p, q):
     return torch.where(p > 0, p * (p / q).log(), 0).sum()
 
 
-@pytest.mark.parametrize("q_case", SCORED, ids=lambda case: case.name)
-@pytest.mark.parametrize("p_case", SCORED, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("p_case", "q_case"),
+    [
+        pytest.param(p, q, id=f"{p.name}-{q.name}", marks=() if i == j - 1 else pytest.mark.slow)
+        for (i, p), (j, q) in itertools.product(enumerate(SCORED), repeat=2)
+    ],
+)
 def test_every_pair_of_designs(p_case, q_case):
     p, q = p_case.make(logits=P, k=2), q_case.make(logits=Q, k=2)
     expected = torch.stack(

@@ -121,6 +121,7 @@ def test_low_precision(make, dtype):
 
 
 @pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
+@pytest.mark.slow
 def test_long_row(make):
     torch.manual_seed(0)
     design = make(logits=3 * torch.randn(50_000), k=20)
@@ -139,6 +140,7 @@ def test_sample_indices_are_those_of_sample(make):
     assert torch.equal(torch.zeros(50, 3, 9).scatter_(-1, indices, 1), design.sample((50,)))
 
 
+@pytest.mark.slow
 def test_improbable_draws():
     """The far tail of the noise is drawn as it should be: the least of 2000 ranks, and the largest."""
     torch.manual_seed(0)

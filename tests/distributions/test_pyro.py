@@ -141,6 +141,7 @@ def test_enumeration_in_the_model(case):
 
 @every_scored_design
 @pytest.mark.parametrize("elbo_class", [Trace_ELBO, TraceGraph_ELBO])
+@pytest.mark.slow
 def test_score_function_elbos_agree_with_enumeration(case, elbo_class):
     # Ten estimates, each of 500 particles: their mean within 8 standard errors (two-sided 2e-5 for Student's t with 9
     # degrees of freedom; the seed is fixed).

@@ -115,6 +115,7 @@ def test_score(case):
 
 @every_case
 @pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO])
+@pytest.mark.slow
 def test_trains_under_elbos(case, elbo):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)

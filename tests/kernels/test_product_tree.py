@@ -249,6 +249,7 @@ def test_sampler_with_certain_units() -> None:
 
 
 @pytest.mark.parametrize("n, k, scale", [(600, 250, 1.0), (600, 250, 30.0), (2000, 30, 2.0), (1000, 990, 1.0)])
+@pytest.mark.slow
 def test_sampler_of_long_rows(n: int, k: int, scale: float) -> None:
     torch.manual_seed(4)
     logits, count = normal(n, scale=scale), 4000
@@ -310,6 +311,7 @@ def test_solve_logits_over_many_orders_of_magnitude() -> None:
         close(cps.inclusion_probabilities(solve_logits(probs, k), k), probs)
 
 
+@pytest.mark.slow
 def test_solve_logits_derivatives() -> None:
     def solve(u: Tensor) -> Tensor:
         probs = torch.cat((u.softmax(-1), 1 - u.softmax(-1), u.new_tensor([0.0, 1.0])))

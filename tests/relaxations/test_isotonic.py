@@ -53,6 +53,7 @@ def test_l2_is_the_projection_onto_decreasing_sequences():
 
 
 @pytest.mark.parametrize(("p", "kind"), [(2.0, "mask"), (2.0, "magnitude"), (4 / 3, "mask"), (1.5, "magnitude")])
+@pytest.mark.slow
 def test_derivatives(p, kind):
     s, w = problem(2, 4)
     strength = torch.tensor([0.4, 1.1], dtype=torch.float64)

@@ -79,6 +79,7 @@ def test_properties():
     assert torch.equal(permutahedron_sort(half, 1e-4), half.sort().values)
 
 
+@pytest.mark.slow
 def test_derivatives():
     inputs = normal(2, 5).requires_grad_(), normal(2, 5, seed=1).requires_grad_()
     strength = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
@@ -89,6 +90,7 @@ def test_derivatives():
         assert gradcheck(function, (inputs[0], strength), **options)
 
 
+@pytest.mark.slow
 def test_functional_transforms_and_compile():
     x, w = normal(3, 6), normal(6, seed=1)
     torch.testing.assert_close(vmap(permutahedron_projection, in_dims=(0, None))(x, w), permutahedron_projection(x, w))

@@ -147,6 +147,7 @@ def test_dims_dtypes_and_batches():
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5])
+@pytest.mark.slow
 def test_derivatives(k):
     x = normal(2, 5).requires_grad_()
     epsilon = torch.tensor([0.5, 0.9], dtype=torch.float64, requires_grad=True)

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def _is_plain(argument: Any) -> bool:
-    """Whether a function can look at it: no tensor, or one without subclass or function transform."""
+    """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
     if not isinstance(argument, Tensor):
         return True
     transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return type(argument) in (Tensor, Parameter) and not transformed
+    return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
