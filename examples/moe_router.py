@@ -50,7 +50,7 @@ ROUTING = (HARD_ERROR, EXPERTS_RUN, DROPPED)
 
 
 def straight_through(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
-    return straight_through_topk(scores, k, softness, sparse_topk, dim)
+    return straight_through_topk(scores, k, softness, dim, relaxation=sparse_topk)
 
 
 def hard(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:

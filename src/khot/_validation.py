@@ -1,6 +1,7 @@
 """Argument checks shared by the packages: what is checked when, and in which words."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ def checks_contents(tensor: Tensor) -> bool:
     Always on a CPU; elsewhere, where a look stalls the device, only while validation is on
     (``torch.distributions.Distribution.set_default_validate_args``).
     """
-    return tensor.device.type == "cpu" or Distribution._validate_args
+    return tensor.device.type == "cpu" or (Distribution._validate_args and not tensor.is_meta)
 
 
 def looks_at_contents(*tensors: Tensor) -> bool:
@@ -56,7 +57,7 @@ def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> No
     """``k`` is a number in [0, n] or a tensor that broadcasts with the batch; a tensor's contents are not looked at."""
     if isinstance(k, Tensor):
         _check_broadcasts("k", k, x, batch_shape)
-    elif isinstance(k, bool) or not isinstance(k, (int, float, torch.SymInt, torch.SymFloat)):
+    elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
@@ -66,7 +67,7 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
     """The softness is a positive finite number or a tensor that broadcasts with the batch, contents not looked at."""
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape)
-    elif isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+    elif isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
     elif not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, but got {value}")

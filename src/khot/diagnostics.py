@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from khot.distributions import PhantomUnit, SamplingDesign
+from khot.distributions.design import MAX_SUPPORT
 from khot.estimators import enumerated, reinmax, score_function, straight_through, unordered_set
 
 __all__ = ["compare_estimators"]
@@ -47,7 +48,7 @@ class Report:
         bias: Length of :math:`\bar g` minus the exact gradient.
         bias_error: What ``bias`` is, as a root mean square, where the estimator is unbiased: its standard error.
         variance: :math:`E|g - E g|^2`, the sum of the variances of all entries.
-        cosine: Mean cosine of the angle between g and the exact gradient.
+        cosine: Mean cosine of the angle between g and the exact gradient, where neither is 0.
         signal_to_noise: Length of :math:`\bar g` over the root of ``variance``; infinite where there is no noise.
         seconds: Median time of a call with its backward pass.
     """
@@ -226,6 +227,11 @@ def _flat(gradient: Tensor, design: SamplingDesign) -> Tensor:
 
 
 def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
+    n, k = design.event_shape[0], int(design.k.max()) if design.k.numel() else 0
+    if math.comb(n, k) > MAX_SUPPORT:
+        raise NotImplementedError(
+            f"C({n}, {k}) = {math.comb(n, k)} vectors are too many to enumerate. Give the exact gradient as `exact`"
+        )
     try:
         return _gradient(design, f, enumerated, 1)[0]
     except NotImplementedError as error:
@@ -240,7 +246,7 @@ def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, fl
         "bias": (mean - exact).norm().item(),
         "bias_error": math.sqrt(variance / len(gradients)),
         "variance": variance,
-        "cosine": torch.cosine_similarity(gradients, exact.unsqueeze(0), dim=-1, eps=1e-300).mean().item(),
-        "signal_to_noise": signal / math.sqrt(variance) if variance > 0 else math.inf,
+        "cosine": (gradients @ exact / (gradients.norm(dim=-1) * exact.norm())).nanmean().item(),
+        "signal_to_noise": signal / math.sqrt(variance) if variance > 0 else math.inf if signal > 0 else math.nan,
         "seconds": torch.tensor(seconds).median().item(),
     }

@@ -7,6 +7,7 @@ import torch
 from pyro.distributions import Independent, MaskedDistribution, TorchDistribution
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
+from torch.distributions import Distribution
 
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
@@ -71,8 +72,10 @@ class KHotReparam(Reparam):
     ) -> None:
         if estimator is not None and temperature is not None:
             raise ValueError("`estimator` and `temperature` exclude each other, but both are given")
-        if not (estimator is None or callable(estimator)):
-            raise TypeError(f"`estimator` must be a function of a sampling design, but got {estimator!r}")
+        if estimator is not None and not _is_function(estimator):
+            raise TypeError(
+                f"`estimator` must be a function of a sampling design, such as StraightThrough, but got {estimator!r}"
+            )
         if isinstance(temperature, int | float) and not temperature > 0:
             raise ValueError(f"`temperature` must be positive, but got {temperature}")
         self.estimator = StraightThrough if estimator is None else estimator
@@ -99,6 +102,10 @@ class KHotReparam(Reparam):
         if isinstance(fn, PhantomUnit):
             raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} is a PhantomUnit")
         return RelaxedKHot(self.temperature, logits=_log_weights(fn), k=fn.k)
+
+
+def _is_function(x: object) -> bool:
+    return callable(x) and not isinstance(x, Distribution)  # designs are callable: a call is a draw
 
 
 def _log_weights(design: SamplingDesign) -> Tensor:

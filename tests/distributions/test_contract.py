@@ -246,8 +246,8 @@ def check_bad_arguments(case):
         (ValueError, r"`logits`.*\(\)", {**good, "logits": LOGITS[0, 0]}),
         (ValueError, "probs", {"probs": PROBS + 0.3 * torch.tensor([1, 1, -1, -1, 0])}),
         (ValueError, "probs", {"probs": PROBS * math.nan}),
-        (ValueError, r"`probs` must sum to its integer.*2\.1.*round or rescale", {"probs": PROBS * 1.05}),
-        (ValueError, "`probs` must sum", {"probs": PROBS, "k": 3}),
+        (ValueError, r"`probs` must lie in \[0, 1\] and sum to its.*2\.1.*round or rescale", {"probs": PROBS * 1.05}),
+        (ValueError, "`probs` must lie.*k=3", {"probs": PROBS, "k": 3}),
     ]
     if case.takes_relaxation:
         errors += [

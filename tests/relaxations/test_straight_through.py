@@ -13,7 +13,7 @@ def test_value_and_gradients(relaxation, dim):
     x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     k = torch.tensor([0.0, 1.2, 2.0, 3.8, 5.0], dtype=torch.float64, requires_grad=True)
     softness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    y, relaxed = straight_through_topk(x, k, softness, relaxation, dim), relaxation(x, k, softness, dim=dim)
+    y, relaxed = straight_through_topk(x, k, softness, dim, relaxation=relaxation), relaxation(x, k, softness, dim=dim)
     assert torch.equal(y, topk_mask(x, torch.tensor([0, 1, 2, 4, 5]), dim))
     cotangent = torch.randn(5, 5, dtype=torch.float64)
     for gradient, expected in zip(
@@ -29,3 +29,7 @@ def test_defaults_and_errors():
         straight_through_topk(x, 7)
     with pytest.raises(ValueError, match="`temperature` must be positive"):
         straight_through_topk(x, 2, -1.0)
+    with pytest.raises(TypeError, match="`x` must be a torch.Tensor"):
+        straight_through_topk([1.0, 2.0], 1)
+    with pytest.raises(TypeError, match="`relaxation` must be a function"):
+        straight_through_topk(x, 2, relaxation=1)

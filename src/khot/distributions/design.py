@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import checked_positive, looks_at_contents
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
@@ -121,13 +121,20 @@ class SamplingDesign(TorchDistribution):
         if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
         if self._given == "probs":
-            wrong = ~capped_simplex(k).check(self._param.detach())
-            if wrong.any():
-                total = self._param.detach().sum(-1, dtype=torch.float64)[wrong][0]
-                raise ValueError(
-                    f"each row of `probs` must sum to its integer k, but got the sum {total:.9g} for k={k[wrong][0]} "
-                    f"(probs of shape {tuple(self._param.shape)}); round or rescale it"
-                )
+            self._check_probs(
+                self._param, "`probs`", "round or rescale it; for sums that are no integer there is PhantomUnit"
+            )
+
+    def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
+        probs = probs.detach()
+        wrong = ~capped_simplex(self.k).check(probs)
+        if wrong.any():
+            row, k = probs[wrong][0], self.k[wrong][0]
+            raise ValueError(
+                f"each row of {name} must lie in [0, 1] and sum to its integer k, but got entries from {row.min():.6g} "
+                f"to {row.max():.6g} with the sum {row.sum(dtype=torch.float64):.9g} for k={k} "
+                f"(shape {tuple(probs.shape)}); {advice}"
+            )
 
     def _validate_infinite_logits(self) -> None:
         """For logits that are natural parameters: ``inf`` includes a unit and ``-inf`` excludes it, k in between."""
@@ -178,7 +185,12 @@ class SamplingDesign(TorchDistribution):
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities that the design aims at."""
-        return self.relaxation(self.logits, self._size, self.temperature)
+        probs = self.relaxation(self.logits, self._size, self.temperature)
+        # In half precision a right sum may be off by as much as a wrong one.
+        if self._validate_args and probs.dtype.itemsize >= 4 and looks_at_contents(probs):
+            name = getattr(self.relaxation, "__name__", repr(self.relaxation))
+            self._check_probs(probs, f"what `relaxation` {name} returns", "it is no mask of inclusion probabilities")
+        return probs
 
     @lazy_property
     def logits(self) -> Tensor:
@@ -213,6 +225,11 @@ class SamplingDesign(TorchDistribution):
 
     def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
+
+    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        raise NotImplementedError(
+            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
+        )
 
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from khot._validation import check_scores
+
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
 
@@ -13,8 +15,9 @@ def straight_through_topk(
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
-    relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
     dim: int = -1,
+    *,
+    relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
 ) -> Tensor:
     r"""Marks the k largest entries with ones, differentiated as if it were a relaxed mask.
 
@@ -29,8 +32,8 @@ def straight_through_topk(
         k: Number of ones, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. A size that is
             learned need not be an integer: the mask then has the nearest number of ones.
         softness: Third argument of the relaxation.
-        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
         dim: Axis of the ground set.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
 
     Returns:
         Tensor like ``x`` of zeros and ones.
@@ -49,6 +52,9 @@ def straight_through_topk(
         >>> y.tolist(), torch.autograd.grad(y[0], x)[0]
         ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
     """
+    check_scores(x, dim)
+    if not callable(relaxation):
+        raise TypeError(f"`relaxation` must be a function of (x, k, softness), but got {relaxation!r}")
     x = x.movedim(dim, -1)
     relaxed = relaxation(x, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
