@@ -28,7 +28,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(READY)  ## timings against other implementations
-	@for script in benchmarks/*.py; do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
 GPU_TESTS := tests/kernels/test_triton.py tests/relaxations/test_accelerator.py tests/distributions/test_accelerator.py
