@@ -9,8 +9,8 @@ objective charges for what is looked at:
     cross-entropy + penalty * (number of pixels chosen) / (number of pixels)
 
 The sweep trains with each of several fixed k, by StraightThrough on Pivotal. The rows "learned" train by
-StraightThrough on a PhantomUnit, whose inclusion probabilities sigmoid(logits) may have any sum, so that the gradient of
-the objective moves the sum as well. They start from several sizes, with equal probabilities.
+StraightThrough on a PhantomUnit, whose inclusion probabilities sigmoid(logits) may have any sum, so that the gradient
+of the objective moves the sum as well. They start from several sizes, with equal probabilities.
 
 This is figure 5 of "Differentiable top-k: from one-hot to k-hot", which sets the learned k, on MNIST and from several
 initial sizes, against the sweep: one training in place of many.
