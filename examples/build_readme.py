@@ -10,6 +10,7 @@ import argparse
 import ast
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,10 +131,10 @@ def section(example: Example, relative: str) -> str:
 
 
 def overview(examples: list[Example]) -> str:
-    lines = ["| example | what it shows | findings that hold |", "| --- | --- | --- |"]
+    lines = ["| example | what it shows | findings |", "| --- | --- | --- |"]
     for example in examples:
-        holding = sum(finding["verdict"] == "holds" for finding in example.findings)
-        count = f"{holding} of {len(example.findings)}" if example.findings else ""
+        verdicts = Counter(finding["verdict"] for finding in example.findings)
+        count = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items()))
         lines.append(f"| [{example.name}](#{example.name}py) | {example.summary.replace('|', '/')} | {count} |")
     return "\n".join(lines)
 

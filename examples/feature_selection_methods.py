@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common import Table, each_seed, example_parser, minibatches, parse, save_figure
-from image_data import Labelled, Split, load_split
+from feature_selection import BATCH_SIZE, MASK_LR, WEIGHTS_LR, centred, make_classifier
+from image_data import Labelled, load_split
 from khot import (
     ConditionalPoisson,
     Pivotal,
@@ -45,8 +46,6 @@ from khot import (
     topk_mask,
 )
 
-CLASSES, HIDDEN, BATCH_SIZE = 10, 256, 128
-WEIGHTS_LR, MASK_LR = 5e-3, 5e-2
 TEMPERATURE = 0.5  # of both Gumbel rows
 SIZES = {"digits": 10}  # k; of other data 50
 XIE_ERMON, NCPSS, SIMPLE, GUMBEL, FIRST, SECOND = "Xie & Ermon", "NCPSS", "SIMPLE", "Gumbel-σ_k", "πST", "πST2"
@@ -102,12 +101,6 @@ class Selection(NamedTuple):
     classifier: nn.Module
 
 
-def centred(split: Split) -> Split:
-    """Images as vectors without the mean of the training images: a masked pixel looks average rather than white."""
-    mean = split.train.images.mean(0).flatten()
-    return Split(*(Labelled(part.images.flatten(1) - mean, part.labels) for part in split))
-
-
 def train(
     data: Labelled,
     mask: Callable[[Tensor, int], Tensor],
@@ -118,7 +111,7 @@ def train(
 ) -> Selection:
     """Learns logits, from ``first`` on, and a classifier of what ``mask(logits, draws)`` leaves of the images."""
     logits = first.clone().requires_grad_()
-    classifier = nn.Sequential(nn.Linear(len(logits), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    classifier = make_classifier(len(logits))
     groups = [{"params": classifier.parameters(), "lr": WEIGHTS_LR}, {"params": [logits], "lr": MASK_LR}]
     optimizer = torch.optim.Adam(groups)
     for _ in range(epochs):

@@ -31,7 +31,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from common import Table, each_seed, example_parser, parse, save_figure
-from feature_selection_methods import ACCURACY, LOSS, Selection, centred, evaluate, train
+from feature_selection import centred
+from feature_selection_methods import ACCURACY, LOSS, Selection, evaluate, train
 from image_data import Labelled, load_split
 from khot import PhantomUnit, Pivotal, StraightThrough
 
