@@ -28,7 +28,7 @@ the largest difference of an inclusion probability to the posterior's. The best 
 
 import math
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ from torch import Tensor
 from common import Table, each_seed, example_parser, parse, save_figure
 from khot import ConditionalPoisson, PhantomUnit, ReinMax, SamplingDesign, StraightThrough, sigmoid_topk
 
+VARIABLES = 10
 SLAB = 0.3  # standard deviation of a coefficient, in standard deviations of y per one of its variable
 LEARNING_RATE = 0.1
 DRAWS = 8  # per step
@@ -232,25 +233,20 @@ def draw_figure(exact: Tensor, fits: dict[str, Fit], k: float) -> Figure:
     return figure
 
 
-def size(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 9:
-        raise ValueError
-    return value
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--k", type=size, default=4.0, help="number of variables, 1 to 9; default: %(default)g")
-    parser.add_argument("--steps", type=int, default=200, help="of the optimiser (default: %(default)s)")
+def number_of_variables(text: str) -> float:
+    if not 1 <= float(text) <= VARIABLES - 1:
+        raise ArgumentTypeError(f"must lie between 1 and {VARIABLES - 1}, but is {text}")
+    return float(text)
 
 
 def main(arguments: list[str] | None = None) -> Table:
     parser = example_parser(__doc__)
-    add_arguments(parser)
+    parser.add_argument("--k", type=number_of_variables, default=4.0, help="variables chosen; default: %(default)g")
+    parser.add_argument("--steps", type=int, default=200, help="of the optimiser (default: %(default)s)")
     args = parse(parser, arguments, smoke={"seeds": 2, "steps": 10})
 
     formats = {GAP: ".4f", ERROR: ".3f", SECONDS: ".1f"}
-    table = Table(f"{args.k:g} of the 10 variables of the diabetes data", formats, FIRST)
+    table = Table(f"{args.k:g} of the {VARIABLES} variables of the diabetes data", formats, FIRST)
     first = None
     for seed, progress in each_seed(args, steps=len(ESTIMATORS) * args.steps):
         result = run_seed(seed, args, table, progress.update)

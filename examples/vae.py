@@ -151,7 +151,7 @@ class VAE(nn.Module):
             pyro.sample("pixels", dist.Binomial(self.levels, logits=logits).to_event(1), obs=images)
         return torch.sigmoid(logits)
 
-    def guide(self, images: Tensor, size: int = 1) -> None:
+    def guide(self, images: Tensor) -> None:
         vectors, n, k = self.latent
         with pyro.plate("images", len(images)):
             logits = self.encoder(images / self.levels).unflatten(-1, (vectors, n))

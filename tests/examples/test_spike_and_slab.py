@@ -65,3 +65,10 @@ def test_every_estimator_improves_the_guide(row):
     assert fitted.curve[-1][1] > fitted.curve[0][1] + 1
     if row == EXACT:
         assert problem.elbo(best_guide(problem)).item() - fitted.curve[-1][1] < 1
+
+
+@pytest.mark.parametrize("k", ["0", "9.5", "many"])
+def test_bad_k(k, capsys):
+    with pytest.raises(SystemExit):
+        spike_and_slab.main(["--k", k])
+    assert "argument --k" in capsys.readouterr().err
