@@ -16,7 +16,7 @@ help:  ## this list
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python examples/feature_selection.py --out demo-output
 
-# Examples write into the results, but for custom_loop.py, which prints. What others print is kept for a look only.
+# custom_loop.py only prints. What is printed stands in the page for examples that write no table.
 RESULTS := examples/results
 EXAMPLES := $(filter-out %/build_readme.py %/common.py %/image_data.py,$(wildcard examples/*.py))
 

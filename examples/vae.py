@@ -21,9 +21,9 @@ Prior terms: "exact" is the Kullback-Leibler divergence from the uniform law on 
 whose draws have no tractable probability, it is that of the perturbed logits up to a shift, an upper bound, estimated
 from the draws. Pivotal draws have none either: there it is that of the ConditionalPoisson of the same marginals, which
 is also the law that test images are encoded by, so that the bound is one. "per-item" treats the entries as independent,
-sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)), and is added by a `pyro.factor`; it bounds nothing, but is the same function
-of pi for all rows. Whatever a network was trained with, the table has the exact term in its -ELBO, a bound on the
-negative log-likelihood of the hard model.
+sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)), and is added by a `pyro.factor`; it bounds nothing, but is one and the same
+function of pi for all rows. Whatever a network was trained with, the table has the exact term in its -ELBO, a bound on
+the negative log-likelihood of the hard model.
 
 Protocol: networks, optimiser, epochs, initial weights and minibatches are the same for every row. Scores are those of
 the test images, the same for all seeds, with several draws of the code each.
