@@ -23,7 +23,8 @@ from the draws. Pivotal draws have none either: there it is that of the Conditio
 is also the law that test images are encoded by, so that the bound is one. "per-item" treats the entries as independent,
 sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)), and is added by a `pyro.factor`; it bounds nothing, but is one and the same
 function of pi for all rows. Whatever a network was trained with, the table has the exact term in its -ELBO, a bound on
-the negative log-likelihood of the hard model.
+the negative log-likelihood of the hard model. It is looser in the Gumbel rows: there a finding about -ELBO is one about
+what can be shown of these methods as well as about how well they learn.
 
 Protocol: networks, optimiser, epochs, initial weights and minibatches are the same for every row. Scores are those of
 the test images, the same for all seeds, with several draws of the code each.
