@@ -134,7 +134,7 @@ def overview(examples: list[Example]) -> str:
     lines = ["| example | what it shows | findings |", "| --- | --- | --- |"]
     for example in examples:
         verdicts = Counter(finding["verdict"] for finding in example.findings)
-        count = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items()))
+        count = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
         lines.append(f"| [{example.name}](#{example.name}py) | {example.summary.replace('|', '/')} | {count} |")
     return "\n".join(lines)
 

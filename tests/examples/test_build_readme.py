@@ -48,7 +48,7 @@ def test_sections_and_overview(folder):
     result(folder / "results", "vae_ten")
     result(folder / "results", "vae_single", verdict="open")
     overview, first, second = build(folder).split("\n## ")
-    assert "| [vae](#vaepy) | Codes of images. | 1 holds, 1 open |" in overview and "helper" not in overview
+    assert "| [vae](#vaepy) | Codes of images. | holds: 1, open: 1 |" in overview and "helper" not in overview
     assert first.startswith("[vae.py](vae.py)\n\nCodes of images.\n\n    python examples/vae.py\n\n")
     assert "Not run yet." in second and "Not run yet." not in first
 

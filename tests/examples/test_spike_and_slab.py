@@ -12,9 +12,8 @@ from spike_and_slab import ESTIMATORS, EXACT, GAP, SLAB, Problem, best_guide, fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", ["4", "4.5"])
-def test_runs(k, tmp_path, capsys):
-    table = spike_and_slab.main(["--smoke", "--seeds", "1", "--k", k, "--out", str(tmp_path)])
+def test_runs(tmp_path, capsys):
+    table = spike_and_slab.main(["--smoke", "--seeds", "1", "--out", str(tmp_path)])
     assert (tmp_path / "spike_and_slab.png").stat().st_size > 10_000
     document = json.loads((tmp_path / "spike_and_slab.json").read_text())
     assert list(document["rows"]) == [*ESTIMATORS, "best guide"] and len(document["findings"]) == 3
@@ -65,6 +64,16 @@ def test_every_estimator_improves_the_guide(row):
     assert fitted.curve[-1][1] > fitted.curve[0][1] + 1
     if row == EXACT:
         assert problem.elbo(best_guide(problem)).item() - fitted.curve[-1][1] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ESTIMATORS)
+def test_two_sizes(row):
+    pyro.set_rng_seed(0)
+    fitted = fit(load_problem(0, 4.5), ESTIMATORS[row], 3, lambda: None)
+    assert fitted.design.largest_k == fitted.design.k + 1 == 5
+    assert len(fitted.curve) == 4 and fitted.curve[-1][1] != fitted.curve[0][1]
+    assert all(torch.tensor(elbo).isfinite() for _, elbo in fitted.curve)
 
 
 @pytest.mark.parametrize("k", ["0", "9.5", "many"])
