@@ -8,13 +8,25 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint bench gpu clean
+.PHONY: help demo examples test check lint bench gpu clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python examples/feature_selection.py --out demo-output
+
+# custom_loop.py only prints. What is printed stands in the page for examples that write no table.
+RESULTS := examples/results
+EXAMPLES := $(filter-out %/build_readme.py %/common.py %/image_data.py,$(wildcard examples/*.py))
+
+examples: $(READY)  ## every example with its defaults, and examples/README.md made of their results; takes an hour
+	mkdir -p $(RESULTS)
+	@for script in $(EXAMPLES); do \
+		case $$script in */custom_loop.py) out=;; *) out='--out $(RESULTS)';; esac; \
+		echo "$$script" && $(BIN)/python $$script $$out > $(RESULTS)/$$(basename $$script .py).txt || exit 1; \
+	done
+	$(BIN)/python examples/build_readme.py --results $(RESULTS)
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto -m "not gpu"

@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
+from khot.relaxations import sigmoid_topk
 
 __all__ = ["KHotReparam"]
 
@@ -109,9 +110,8 @@ def _is_function(x: object) -> bool:
 
 
 def _log_weights(design: SamplingDesign) -> Tensor:
-    try:
-        logits = design.logits
-    except AttributeError:  # made from probs, which nothing else determines
+    # Log-odds where the logits are none: with another map than the logistic one, or where probs are what is given.
+    if design._given == "probs" or (design.relaxes_logits and design.relaxation is not sigmoid_topk):
         return torch.logit(design.probs)
-    softness = design.temperature
+    logits, softness = design.logits, design.temperature
     return logits / (softness.unsqueeze(-1) if isinstance(softness, Tensor) else softness)

@@ -10,7 +10,7 @@ from pyro.infer import TraceMeanField_ELBO
 from torch.autograd import gradcheck
 from torch.distributions import kl_divergence
 
-from khot import Brewer, ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic
+from khot import Brewer, ConditionalPoisson, GumbelTopK, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic
 from tests.registry import DESIGNS
 
 float64 = torch.float64
@@ -153,3 +153,19 @@ def test_mean_field_elbo_uses_it(form):
 
     loss = TraceMeanField_ELBO().loss(lambda: site(q), lambda: site(StraightThrough(p)))
     assert loss == pytest.approx(kl_divergence(p, q).sum().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_shapes", [((), (3,)), ((3,), ()), ((3,), (2, 1))])
+def test_batches_broadcast(batch_shapes):
+    torch.manual_seed(0)
+    for design_class in (GumbelTopK, ConditionalPoisson, Sampford):
+        p, q = (design_class(logits=torch.randn(*shape, 3, dtype=float64), k=1) for shape in batch_shapes)
+        shape = torch.broadcast_shapes(*batch_shapes)
+        torch.testing.assert_close(kl_divergence(p, q), kl_divergence(p.expand(shape), q.expand(shape)))
+
+
+@pytest.mark.parametrize("q_class", [ConditionalPoisson, Sampford])
+def test_different_numbers_of_units(q_class):
+    for n in (1, 5):
+        with pytest.raises(ValueError, match="the same number of units"):
+            kl_divergence(ConditionalPoisson(logits=torch.zeros(4), k=1), q_class(logits=torch.zeros(n), k=1))

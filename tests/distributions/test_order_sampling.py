@@ -174,3 +174,10 @@ def test_goodness_of_fit_at_a_million_draws(dtype):
         for other in (Sampford(probs=probs), ConditionalPoisson(probs=probs)):
             with pytest.raises(AssertionError, match="subsets"):
                 gof.check_subsets(draws.double(), support, other.log_prob(support).exp())
+
+
+@pytest.mark.parametrize("probs", [[0.999, 0.001], [0.95, 0.05], [0.0067, 0.9933, 3e-7, 1 - 3e-7]])
+def test_analytic_adjustment_improves_on_none_where_few_units_are_undecided(probs):
+    probs = torch.tensor(probs, dtype=torch.float64)
+    errors = [(ParetoSampling(probs=probs, adjust=a).mean - probs).abs().max() for a in ("analytic", None)]
+    assert errors[0] < errors[1]

@@ -25,6 +25,8 @@ MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled diverg
 @register_kl(SamplingDesign, ConditionalPoisson)
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], at the mean of p because log q is linear in its value; infinite where the sizes differ."""
+    if p.event_shape != q.event_shape:
+        return _enumerated(p, q)  # which says so
     try:
         entropy = p.entropy()
     except NotImplementedError:
@@ -37,6 +39,8 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
 @register_kl(PhantomUnit, PhantomUnit)
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """Of the wrapped designs; infinite where p has a size that q has not."""
+    if p.event_shape != q.event_shape:
+        return _enumerated(p, q)  # which says so
     possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
     larger, wrapped = possible & (p.k > q.k), p.wrapped
     if larger.any():  # the only size of p is the larger one of q: p's phantom then stays out, rather than in
@@ -56,6 +60,9 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
             f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
             f"but here are {terms}; that of a design with an entropy from ConditionalPoisson is known at any size"
         )
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")
+    p = p.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
     unchecked = copy.copy(q)

@@ -11,6 +11,8 @@ from khot.relaxations import sigmoid_topk
 from .design import Relaxation
 from .order_sampling import OrderSampling, interior_of, with_certain
 
+LEAST_SPREAD = 0.25  # of the units; the adjustment is an expansion for large d, which below would invert the order
+
 
 class ParetoSampling(OrderSampling):
     r"""Draws the k units of smallest odds ratios :math:`Q_i = \frac{U_i}{1 - U_i} / \frac{\lambda_i}{1 - \lambda_i}`.
@@ -20,7 +22,7 @@ class ParetoSampling(OrderSampling):
     :math:`\lambda` = ``probs`` itself. ``adjust`` chooses the odds:
 
     * ``"analytic"``: log-odds :math:`\operatorname{logit} p_i - p_i (1 - p_i)(p_i - \tfrac12) / d^2`,
-      :math:`d = \sum_j p_j (1 - p_j)`; the error becomes 2 to 10 times smaller;
+      :math:`d = \max(\sum_j p_j (1 - p_j), \tfrac14)`; the error becomes 2 to 10 times smaller;
     * ``"exact"``: those with ``mean`` = ``probs``, solved for by Newton's method, with implicit gradients;
     * None: logit p.
 
@@ -86,7 +88,7 @@ class ParetoSampling(OrderSampling):
         if self.adjust == "analytic":
             spread = (p * (1 - p)).masked_fill(~interior, 0.0)
             d = spread.sum(-1, keepdim=True)
-            log_odds = log_odds - spread * (p - 0.5) / d.masked_fill(d == 0, 1.0).square()
+            log_odds = log_odds - spread * (p - 0.5) / d.clamp(min=LEAST_SPREAD).square()
         return with_certain(log_odds, interior, probs)
 
     @property

@@ -27,6 +27,9 @@ class PhantomUnit(SamplingDesign):
     and it is learned along with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped design's
     law of that size. Rows of different sums form one batch.
 
+    The law has a kink where the sum passes an integer. There log_prob has derivatives in the directions that keep the
+    sum only, and estimators made of it do not learn the size: start from a sum that is none, or use pathwise ones.
+
     As x and the phantom determine each other, whatever the wrapped design knows is known here: ``mean`` (which is
     ``probs`` where it is so in the wrapped design), ``log_prob``, ``entropy``, ``pairwise_inclusion``, ``mode``; all
     differentiable in the parameter, the phantom's probability included. Where the wrapped design has none,

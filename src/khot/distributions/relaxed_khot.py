@@ -138,6 +138,9 @@ class RelaxedKHot(TorchDistribution):
             remember_scores(value, scores, self.k, self.temperature)
         return value
 
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
+
     @property
     def _varies(self) -> Tensor:
         """Whether samples are not constant."""

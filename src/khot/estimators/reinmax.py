@@ -44,7 +44,8 @@ class ReinMax(DesignWrapper):
     exact, but several times the cost of a draw.
 
     On :class:`~khot.PhantomUnit` x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
-    learned too. Its logits are log-odds: J is that of sigmoid_topk, or the covariance of a wrapped ConditionalPoisson.
+    learned too; where their sum is an integer, the change of the size has the straight-through gradient. Its logits are
+    log-odds: J is that of sigmoid_topk, or the covariance of a wrapped ConditionalPoisson.
 
     Gradients go to the logits and to the design's temperature; none to ``temperature``, which enters :math:`\pi_1`
     only. Second derivatives are those of the estimate.
@@ -103,14 +104,27 @@ class ReinMax(DesignWrapper):
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         value = value.detach()
         if isinstance(self.design, PhantomUnit):
-            of_wrapped = ReinMax(self.design.wrapped, self.temperature, relaxation=self.relaxation)
-            return of_wrapped.attach_gradient(self.design.with_phantom(value))[..., :-1].to(value.dtype)
+            return self._attach_with_phantom(self.design, value)
         tangent = self._tangent()
         unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
         shifted = (value + softened) / 2
         doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, self.design.k)
         return doubled - (tangent.probs - tangent.probs.detach()) / 2
+
+    def _attach_with_phantom(self, design: PhantomUnit, value: Tensor) -> Tensor:
+        wrapped = design.wrapped
+        slope = (wrapped.probs * (1 - wrapped.probs)).detach()
+        # Where the sum is an integer the phantom is certain, and cannot make up for a change of the sum: its gradient
+        # is that of straight-through. Elsewhere the sum, with the phantom, does not change.
+        total = wrapped.probs.sum(-1, keepdim=True)
+        share = slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
+        change = share * (total - total.detach())
+        fixed = design.design_class(
+            probs=wrapped.probs - change, k=wrapped.k, validate_args=False, **design.design_kwargs
+        )
+        estimator = ReinMax(fixed, self.temperature, relaxation=self.relaxation)
+        return (estimator.attach_gradient(design.with_phantom(value)) + change)[..., :-1].to(value.dtype)
 
     def _tangent(self) -> "_Tangent":
         if self.relaxation is None and isinstance(self.design, ConditionalPoisson):

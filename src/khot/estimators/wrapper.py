@@ -48,6 +48,8 @@ class DesignWrapper(TorchDistribution):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
         self.design = design
         self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
+        if validate_args is None:
+            validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
@@ -78,6 +80,9 @@ class DesignWrapper(TorchDistribution):
     @property
     def mode(self) -> Tensor:
         return self.design.mode
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} draws; what enumerates takes the design itself")
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""

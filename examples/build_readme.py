@@ -1,0 +1,165 @@
+"""Writes examples/README.md: what each example shows, its figures and its tables, from the results that it left.
+
+    python examples/build_readme.py --results examples/results
+
+`make examples` runs every example before. A result belongs to the example whose name it starts with: vae_ten_exact.md,
+.json and .png are of vae.py. Examples that write no table have what they printed, in <name>.txt.
+"""
+
+import argparse
+import ast
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HELPERS = ("build_readme", "common", "image_data")
+NAMES = {
+    "digits": "scikit-learn's digits",
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
+K_HOT, SOFT = "“Differentiable top-k: from one-hot to k-hot”", "Xie et al. (2020)"
+SANDER, LAPSUM = "Sander et al. (2023)", "“LapSum”"
+HEADER = """# Examples
+
+Each is a script with `--help`; most have `--smoke`, which takes seconds, to see that they work. `make examples` runs
+all with their defaults, on data that ship with scikit-learn or are generated, and builds this page. A finding holds, or
+does not hold, where Student's 95 % interval of the paired difference over the seeds lies on one side of zero, and is
+open otherwise. A dash stands for numbers of a paper that are not repeated here.
+"""
+
+
+class Source(NamedTuple):
+    """The experiment that an example is after, and the paper's data, as in NAMES; none where they are generated."""
+
+    experiment: str
+    data: tuple[str, ...] = ()
+
+
+SOURCES = {
+    "compare_estimators": Source("the toys of SIMPLE (Ahmed et al. 2023) and SFESS"),
+    "feature_selection_methods": Source(f"table 3 of {K_HOT}", ("mnist",)),
+    "knn": Source(f"table 1 of {SOFT} and table 3 of {LAPSUM}", ("mnist", "cifar10")),
+    "learned_k": Source(f"figure 5 of {K_HOT}", ("mnist",)),
+    "permutation": Source(f"table 4 and figure 9 of {LAPSUM}", ("mnist",)),
+    "beam_search": Source(f"algorithm 2 of {SOFT}"),
+    "moe_router": Source(f"the router of {SANDER}"),
+    "polynomial_programming": Source(f"figure 9 of {K_HOT}"),
+    "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
+    "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
+    "topk_attention": Source(f"figure 6 of {SOFT}"),
+    "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
+}
+
+
+class Example(NamedTuple):
+    """A script and the results that it left."""
+
+    name: str
+    summary: str
+    usage: str
+    tables: list[str]
+    documents: list[dict[str, Any]]
+    figures: list[Path]
+    printed: str
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return [finding for document in self.documents for finding in document.get("findings", ())]
+
+
+def example_names(folder: Path) -> list[str]:
+    return [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in HELPERS]
+
+
+def owner(stem: str, names: list[str]) -> str | None:
+    """The example with the longest name that a result's begins with."""
+    fitting = [name for name in names if stem == name or stem.startswith(f"{name}_")]
+    return max(fitting, key=len, default=None)
+
+
+def read_example(name: str, names: list[str], folder: Path, results: Path) -> Example:
+    doc = ast.get_docstring(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    summary, _, rest = doc.partition("\n")
+    usage = next((line.split("  ")[0] for line in map(str.strip, rest.splitlines()) if line.startswith("python ")), "")
+    mine = [path for path in sorted(results.glob("*")) if owner(path.stem, names) == name]
+    texts = {suffix: [path for path in mine if path.suffix == suffix] for suffix in (".md", ".json", ".png", ".txt")}
+    tables = [path.read_text(encoding="utf-8").strip() for path in texts[".md"]]
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in texts[".json"]]
+    documents = [document for document in documents if isinstance(document, dict)]
+    printed = "" if tables else "\n\n".join(path.read_text(encoding="utf-8").strip() for path in texts[".txt"])
+    return Example(name, summary, usage, tables, documents, texts[".png"], printed)
+
+
+def provenance(example: Example) -> str:
+    """Where the experiment comes from, whether the data are the paper's, and whether its numbers stand in the table."""
+    source = SOURCES.get(example.name)
+    if source is None:
+        return ""
+    sentences = [f"After {source.experiment}."]
+    used = sorted(
+        {str(document["settings"]["data"]) for document in example.documents if "data" in document["settings"]}
+    )
+    ours = ", ".join(NAMES.get(name, name) for name in used)
+    theirs = " and ".join(NAMES[name] for name in source.data)
+    if used and set(used) <= set(source.data):
+        sentences.append(f"Data: {ours}, as in the paper.")
+    elif used and source.data:
+        sentences.append(
+            f"**The data differ**: {ours} here, {theirs} in the paper, so that the numbers cannot be compared, only "
+            "what they say of the methods."
+        )
+    has_numbers = any(row.get("paper") for document in example.documents for row in document["rows"].values())
+    if example.documents and not has_numbers:
+        sentences.append("Numbers of the paper: –.")
+    return " ".join(sentences)
+
+
+def section(example: Example, relative: str) -> str:
+    parts = [f"## [{example.name}.py]({example.name}.py)", example.summary]
+    if example.usage:
+        parts.append(f"    {example.usage}")
+    parts.append(provenance(example))
+    parts += [f"![{path.stem}]({relative}/{path.name})" for path in example.figures]
+    parts += example.tables
+    if example.printed:
+        parts.append(f"```\n{example.printed}\n```")
+    if not (example.figures or example.tables or example.printed):
+        parts.append("Not run yet.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def overview(examples: list[Example]) -> str:
+    lines = ["| example | what it shows | findings |", "| --- | --- | --- |"]
+    for example in examples:
+        verdicts = Counter(finding["verdict"] for finding in example.findings)
+        count = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
+        lines.append(f"| [{example.name}](#{example.name}py) | {example.summary.replace('|', '/')} | {count} |")
+    return "\n".join(lines)
+
+
+def build(folder: Path, results: Path) -> str:
+    """The text of the page about the examples in ``folder``."""
+    names = example_names(folder)
+    examples = [read_example(name, names, folder, results) for name in names]
+    relative = Path(os.path.relpath(results, folder)).as_posix()
+    return "\n\n".join([HEADER.strip(), overview(examples), *(section(one, relative) for one in examples)]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=here, help="folder of the examples and of the page")
+    parser.add_argument("--results", type=Path, default=here / "results", help="folder of their results")
+    args = parser.parse_args(arguments)
+    page = args.folder / "README.md"
+    page.write_text(build(args.folder, args.results), encoding="utf-8")
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
