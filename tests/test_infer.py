@@ -160,3 +160,21 @@ def test_errors():
             pyro.sample("x", fn, obs=obs)
     with poutine.reparam(config={"x": KHotReparam()}):
         assert pyro.sample("x", phantom).requires_grad is False and khot.KHotReparam is KHotReparam
+
+
+def test_relaxed_form_depends_on_the_law_not_on_how_it_was_given():
+    logits = torch.tensor([0.3, -1.0, 0.8, 2.0])
+    expected = khot.sigmoid_topk(logits, 2, 0.5).logit()
+    for design in (
+        Pivotal(logits=logits, k=2, temperature=0.5),
+        Pivotal(logits=logits, k=2, relaxation=khot.transport_topk, temperature=1.0),
+        Pivotal(probs=khot.sigmoid_topk(logits, 2, 0.5)),
+    ):
+        site = poutine.trace(poutine.reparam(lambda d=design: pyro.sample("x", d), {"x": KHotReparam(temperature=1.0)}))
+        relaxed = site.get_trace().nodes["x"]["fn"].logits
+        torch.testing.assert_close(relaxed - relaxed.mean(), expected - expected.mean())
+
+
+def test_an_instance_of_an_estimator_is_no_function_of_the_design():
+    with pytest.raises(TypeError, match="such as StraightThrough, but got"):
+        KHotReparam(StraightThrough(Pivotal(logits=torch.zeros(4), k=2)))

@@ -97,3 +97,15 @@ def test_is_a_pyro_site():
     trace = pyro.poutine.trace(model).get_trace()
     trace.compute_log_prob()
     assert trace.nodes["x"]["value"].shape == (3, 4) and trace.nodes["x"]["log_prob"][1] == 0
+
+
+def test_checks_values_where_the_design_does():
+    for validate_args in (True, False):
+        design = ConditionalPoisson(logits=LOGITS, k=2, validate_args=validate_args)
+        assert StraightThrough(design)._validate_args is validate_args
+        assert StraightThrough(design, validate_args=not validate_args)._validate_args is not validate_args
+
+
+def test_enumeration_is_refused_with_a_reason():
+    with pytest.raises(NotImplementedError, match="takes the design itself"):
+        StraightThrough(ConditionalPoisson(logits=LOGITS, k=2)).enumerate_support()
