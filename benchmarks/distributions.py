@@ -37,7 +37,7 @@ OF_LOGITS: dict[str, Callable[[Tensor, int], khot.SamplingDesign]] = {
     "GumbelTopK": lambda t, k: khot.GumbelTopK(logits=t, k=k, validate_args=False),
 }
 ORDER_SAMPLING = ("ParetoSampling", "SequentialPoisson", "GumbelTopK")
-SERIES_ENDS = {"seconds": 0.3, "elements": 2 * 10**7}
+SERIES_ENDS = {"seconds": 0.3, "elements": 2 * 10**6}
 
 
 def designs(batch: int, n: int, k: int) -> dict[str, tuple[Tensor, Callable[[Tensor], khot.SamplingDesign]]]:
