@@ -32,7 +32,7 @@ test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto -m "not gpu"
 
 check: $(READY)  ## the quick tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -51,6 +51,7 @@ def check_gradient(estimator, scores):
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.slow
 def test_relaxation_design_reinmax(case, name):
     """Needs the slope of the relaxation, or another map's in its place; conditional Poisson needs neither."""
     torch.manual_seed(0)

@@ -272,6 +272,7 @@ class TestTopKCrossEntropy:
         assert sizes == [[2, 5], [1, 2, 3]]  # one call each; a weight that may be learnt is needed
 
     @pytest.mark.parametrize("relaxation", [lapsum_topk, sigmoid_topk, normal_topk])
+    @pytest.mark.slow
     def test_derivatives(self, relaxation):
         x, target = normal(3, 6).requires_grad_(), torch.tensor([0, 5, 2])
         softness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)

@@ -94,6 +94,7 @@ WRAPPED = [(ConditionalPoisson, {}), (Sampford, {}), (Brewer, {}), (Systematic, 
 
 
 @pytest.mark.parametrize(("design_class", "kwargs"), WRAPPED)
+@pytest.mark.slow
 def test_phantom_units(design_class, kwargs):
     rows = torch.tensor(
         [

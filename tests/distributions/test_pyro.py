@@ -111,6 +111,7 @@ def test_mask(case):
 @every_scored_design
 @pytest.mark.parametrize("enumerate_", ["sequential", "parallel"])
 @pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.slow
 def test_enumeration_is_exact(case, enumerate_, expand):
     model, guide, exact_loss, exact_grad = problem(case)
     elbo = TraceEnum_ELBO(max_plate_nesting=0)

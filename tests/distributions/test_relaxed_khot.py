@@ -113,6 +113,7 @@ GUMBEL = [case for case in cases("gumbel_topk") if case.values[0]["full"] and ca
 
 
 @pytest.mark.parametrize("case", GUMBEL)
+@pytest.mark.slow
 def test_limit_is_gumbel_topk(case):
     logits, k, n = tensor(case["theta"]), case["k"], case["n"]
     support = torch.tensor([[float(i in subset) for i in range(n)] for subset in case["subsets"]], dtype=float64)

@@ -144,6 +144,7 @@ def test_certain_units_are_taken_out(noise):
 
 
 @every_noise
+@pytest.mark.slow
 def test_derivatives_to_second_order(noise):
     theta = random_positions(2, 4).requires_grad_()
     value = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]], dtype=torch.float64)
@@ -188,6 +189,7 @@ def test_slabs_change_nothing(noise, monkeypatch):
 
 @smooth_noise
 @pytest.mark.parametrize(("n", "k", "scale"), [(2, 1, 1.0), (5, 2, 10.0), (20, 7, 40.0), (20, 19, 3.0), (100, 1, 3.0)])
+@pytest.mark.slow
 def test_solved_positions(noise, n, k, scale):
     probs = sigmoid_topk(random_positions(2, n, scale=scale), k)
     theta = kernel.solve_positions(noise, probs, k)

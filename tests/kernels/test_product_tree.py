@@ -161,6 +161,7 @@ def test_gradients_of_a_long_row() -> None:
 
 
 @pytest.mark.parametrize("n, k", [(1, 0), (1, 1), (2, 1), (5, 2), (6, 6), (7, 5)])
+@pytest.mark.slow
 def test_gradcheck(n: int, k: int) -> None:
     logits, value = normal(2, n).requires_grad_(), k_hot_vectors(n, k)[:1]
     assert gradcheck(lambda t: cps.log_partition(t, k), logits) and gradgradcheck(

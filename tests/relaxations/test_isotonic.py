@@ -82,6 +82,7 @@ def test_derivative_where_nothing_is_pooled_and_weights_vanish():
             torch.testing.assert_close(jacobian.diag()[1:], torch.ones(3).double())
 
 
+@pytest.mark.slow
 def test_functional_transforms_and_compile():
     s, w = problem(3, 6)
     for function in (isotonic_l2, lambda s, w: isotonic_lp(s, w, 1.5, 0.5)):

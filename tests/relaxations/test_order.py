@@ -37,6 +37,7 @@ def test_oracle(case, dtype):
 
 
 @every_map
+@pytest.mark.slow
 def test_derivatives(order_map):
     inputs = normal(2, 6).requires_grad_(), torch.tensor([0.5, 1.3], dtype=torch.float64, requires_grad=True)
     assert gradcheck(order_map, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
