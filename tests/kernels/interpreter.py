@@ -1,12 +1,12 @@
 """A pytest plugin for a process in which Triton kernels are interpreted: ``TRITON_INTERPRET=1 pytest -p <this>``.
 
-The interpreter takes a reduction with a combining function of its own one pair of entries at a time. The kernels' own
-functions are sums, minima and maxima of tuples, which NumPy has.
+The interpreter takes a reduction or scan with a combining function of its own one pair of entries at a time. The
+kernels' own reductions are sums, minima and maxima of tuples, which NumPy has.
 """
 
 import numpy as np
 from triton.runtime import interpreter
-from triton.runtime.interpreter import ReduceOps
+from triton.runtime.interpreter import ReduceOps, ScanOps
 
 from khot.kernels import links_triton, threshold_triton
 
@@ -32,6 +32,22 @@ def _reduce(self, operands):
 
 
 ReduceOps.generic_reduce = _reduce
+
+
+def _scan(self, operands):
+    """Entries along the axis one by one, but all others at a time."""
+    rows = [np.moveaxis(operand.handle.data, self.axis, 0) for operand in operands]
+    sums = [row[0] for row in rows]
+    upto = [sums]
+    for entries in zip(*(row[1:] for row in rows), strict=True):
+        pair = (self.to_tensor(v, o.dtype) for half in (sums, entries) for v, o in zip(half, operands, strict=True))
+        sums = [v.handle.data for v in self.combine_fn.fn(*pair)]
+        upto.append(sums)
+    stacked = (np.stack(parts, axis=self.axis) for parts in zip(*upto, strict=True))
+    return [self.to_tensor(v, o.dtype) for v, o in zip(stacked, operands, strict=True)]
+
+
+ScanOps.generic_scan = _scan
 
 _patch_tensor = interpreter._patch_lang_tensor
 

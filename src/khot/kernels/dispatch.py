@@ -40,6 +40,38 @@ SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that spli
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 
+# Sorted transport: up to how many places (k + 1) and with how many items of a tile for each warp, and warps by the
+# length of the row. A row has one program, which few long rows leave without company: those take torch.
+TRANSPORT: Table = {torch.float32: ((4, 64), (8, 64), (16, 32)), torch.float64: ((4, 64), (8, 16), (16, 16))}
+TRANSPORT_WARPS = ((64, 1), (256, 2), (2048, 4), (MAX_N, 8))
+LONE_ROW = 2**15  # entries; longer rows want FEW_ROWS of them at least
+FEW_ROWS = 16
+
+
+class TransportPlan(NamedTuple):
+    """How the kernels of sorted transport go through a row.
+
+    Attributes:
+        places: Of the plan.
+        block_places: The same as a power of 2.
+        block: Items of a tile, a power of 2.
+        warps: Warps of a program.
+    """
+
+    places: int
+    block_places: int
+    block: int
+    warps: int
+
+
+def transport_plan(n: int, k: int, dtype: torch.dtype) -> TransportPlan:
+    """The :class:`TransportPlan` for arithmetic in ``dtype``, float32 or float64, and no more places than it takes."""
+    places = min(k + 1, n)
+    limit, items = next(entry for entry in TRANSPORT[dtype] if places <= entry[0])
+    warps = next(warps for length, warps in TRANSPORT_WARPS if n <= length)
+    return TransportPlan(places, limit, items * warps, warps)
+
+
 class Plan(NamedTuple):
     """How a kernel goes through rows.
 
@@ -105,9 +137,14 @@ def backend(name: str) -> Iterator[None]:
         _backend = previous
 
 
+def wants_kernels(x: Tensor) -> bool:
+    """Whether Triton kernels, if there are some for an operation, are to run on ``x``."""
+    return x.is_cuda or _backend == "triton"
+
+
 def fused(x: Tensor, link: Link, log: bool = False) -> bool:
     """Whether the map of a link is to be one operator, rather than torch operations that a compiler can fuse."""
-    return (x.is_cuda or _backend == "triton") and _has_kernel(link, log)
+    return wants_kernels(x) and _has_kernel(link, log)
 
 
 def _has_kernel(link: Link, log: bool) -> bool:
@@ -115,12 +152,28 @@ def _has_kernel(link: Link, log: bool) -> bool:
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether Triton kernels are to run on ``x (..., n)`` with this link.
+    """Whether Triton kernels are to run on ``x (..., n)`` with this link; errors as of :func:`triton_runs`."""
+    return _has_kernel(link, log) and triton_runs(x)
+
+
+def use_triton_transport(x: Tensor, k: int) -> bool:
+    """Whether Triton kernels are to solve sorted transport of ``x (..., n)``; errors as of :func:`triton_runs`."""
+    return transport_fits(x, k) and triton_runs(x)
+
+
+def transport_fits(x: Tensor, k: int) -> bool:
+    """Whether the kernels of sorted transport take ``x (..., n)``, and are faster than torch."""
+    n, table = x.shape[-1], TRANSPORT[torch.float64 if x.dtype == torch.float64 else torch.float32]
+    return 1 < min(k + 1, n) <= table[-1][0] and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether the backend, the device and the size of ``x (..., n)`` allow Triton kernels.
 
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not wants_kernels(x):
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":

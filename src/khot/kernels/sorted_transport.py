@@ -23,17 +23,12 @@ Layout: x (..., n), T (...), t (..., places - 1), P (..., places, n), unit last 
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .capped_simplex import move_batch_first
-from .operator import operator
-
 CACHED = 2**17  # entries of P that a CPU works on at a time
-FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and 0 * FAR is, too
 FAR_OFF = 1.0  # error of a column's sum above which the first step is Sinkhorn's
 OVERSHOOT = 0.1  # largest slope after a step, relative to the slope before it
 ROUGH = 1e-2  # largest error of float32 for which the first phase is worth while
@@ -43,18 +38,6 @@ ROUGH_STEPS = 10  # rows that take more there start anew in the second phase
 def places(k: int, n: int) -> int:
     """Number of rows of the plan."""
     return k + 1 if k < n else n
-
-
-def place_scores(z: Tensor) -> Tensor:
-    """s (..., places, n) of z (..., places - 1, n); differentiable."""
-    above = z.relu()
-    below = (z - above).flip(-2).cumsum(-2).flip(-2)
-    return pad(below, (0, 0, 0, 1)) - pad(above.cumsum(-2), (0, 0, 1, 0))
-
-
-def threshold_distances(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
-    """z (..., places - 1, n), clipped where a place is out of reach; differentiable."""
-    return ((x.unsqueeze(-2) - t.unsqueeze(-1)) / half[..., None, None]).clamp(-FAR, FAR)
 
 
 def _rounding(plan: Tensor) -> float:
@@ -81,44 +64,30 @@ def _chunks(x: Tensor, size: int) -> list[slice]:
     return [slice(i, i + rows) for i in range(0, len(x), rows)]
 
 
-@operator("sorted_transport_plan")
-def sorted_transport_plan(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
-    """softmax(place_scores(threshold_distances(x, t, half))) in few passes and buffers; not differentiable."""
+def sorted_transport_plan(x: Tensor, t: Tensor, half: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """The first ``rows`` rows of the plan in ``dtype``, in few passes and buffers; not differentiable."""
     batch, n, size = x.shape[:-1], x.shape[-1], t.shape[-1] + 1
     x, half = x.reshape(-1, n), half.reshape(-1)
     t = t.reshape(len(x), size - 1)
-    plan = x.new_empty(len(x), size, n)
-    for rows in _chunks(x, size):
-        _plan_into(plan[rows], torch.empty_like(plan[rows, 1:]), x[rows], t[rows], half[rows])
-    return plan.reshape(*batch, size, n)
+    result = x.new_empty(len(x), rows, n, dtype=dtype)
+    for part in _chunks(x, size):
+        plan = x.new_empty(len(x[part]), size, n)
+        result[part] = _plan_into(plan, torch.empty_like(plan[:, 1:]), x[part], t[part], half[part])[:, :rows]
+    return result.reshape(*batch, rows, n)
 
 
-@sorted_transport_plan.register_fake
-def _(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], t.shape[-1] + 1, x.shape[-1])
-
-
-@sorted_transport_plan.register_vmap
-def _(info: Any, in_dims: Any, x: Tensor, t: Tensor, half: Tensor) -> Any:
-    return sorted_transport_plan(*move_batch_first(info.batch_size, in_dims, (x, t, half))), 0
-
-
-@operator("sorted_transport_thresholds")
-def sorted_transport_thresholds(x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Tensor:
+def sorted_transport_thresholds(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int) -> Tensor:
     """The thresholds (..., places - 1) of the plan; not differentiable (the map is).
 
     Args:
         x: Finite scores (..., n), float64.
-        epsilon: Positive (...), float64.
+        half: Half the epsilon, positive (...), float64.
         k: Number of sorted places, ``1 <= k <= n``.
         tol: Largest deviation of a sum over the items from 1 at which to stop.
         max_iter: Number of steps after which to give up, with a warning.
-        check: Whether to look for bad contents, which raise a ValueError.
     """
     batch, n, size = x.shape[:-1], x.shape[-1], places(k, x.shape[-1])
-    rows, half = x.reshape(-1, n), epsilon.reshape(-1) / 2
-    if check:
-        _check_contents(rows, epsilon.reshape(-1))
+    rows, half = x.reshape(-1, n), half.reshape(-1)
     t = x.new_empty(len(rows), size - 1)
     with torch.autocast(x.device.type, enabled=False):  # it would round the float32 phase
         for part in _chunks(rows, size):
@@ -126,18 +95,8 @@ def sorted_transport_thresholds(x: Tensor, epsilon: Tensor, k: int, tol: float, 
     return t.reshape(*batch, size - 1)
 
 
-@sorted_transport_thresholds.register_fake
-def _(x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Tensor:
-    return x.new_empty(*x.shape[:-1], places(k, x.shape[-1]) - 1)
-
-
-@sorted_transport_thresholds.register_vmap
-def _(info: Any, in_dims: Any, x: Tensor, epsilon: Tensor, k: int, tol: float, max_iter: int, check: bool) -> Any:
-    x, epsilon = move_batch_first(info.batch_size, in_dims, (x, epsilon))
-    return sorted_transport_thresholds(x, epsilon, k, tol, max_iter, False), 0
-
-
-def _check_contents(x: Tensor, epsilon: Tensor) -> None:
+def check_contents(x: Tensor, epsilon: Tensor) -> None:
+    """ValueError for rows of x (rows, n) that are not finite, or an epsilon (rows,) out of range."""
     finite, positive = x.isfinite().all(-1), (epsilon > 0) & (epsilon < torch.inf)
     if not bool(finite.all()):
         raise ValueError(f"`x` must be finite, but row {int((~finite).nonzero()[0])} of the flattened batch is not")
@@ -178,13 +137,18 @@ def _solve_rows(x: Tensor, half: Tensor, size: int, tol: float, max_iter: int) -
     t = _rough(x, half, start, top[:, size // 2])
     t, open_rows, error = _descend(x, half, t, _plan_into, tol, max_iter)
     if len(open_rows):
-        warnings.warn(
-            f"sorted_transport_topk: sums of {len(open_rows)} of {len(x)} rows were off by up to {error:.1e} before "
-            f"the last of max_iter={max_iter} steps, more than tol={tol:g}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_of_errors(len(open_rows), len(x), error, max_iter, tol)
     return t
+
+
+def warn_of_errors(number: int, rows: int, error: float, max_iter: int, tol: float) -> None:
+    """Says that Newton's method has not ended."""
+    warnings.warn(
+        f"sorted_transport_topk: sums of {number} of {rows} rows were off by up to {error:.1e} before "
+        f"the last of max_iter={max_iter} steps, more than tol={tol:g}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _rough(x: Tensor, half: Tensor, start: Tensor, centre: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def _jvp(
 _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
-def _row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
+def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
     """A number for each row; one ``on_host`` for all rows stays there, which saves an accelerator a launch."""
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(batch)
@@ -132,7 +132,7 @@ def relaxed_mask(
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
     on_host = fused(x, link, log) and not torch.compiler.is_compiling()
-    k, softness = (_row_scalar(value, x, batch, on_host) for value in (k, softness))
+    k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y.movedim(-1, dim)
 

@@ -1,15 +1,8 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan P of :mod:`khot.kernels.sorted_transport`, a softmax over places of :math:`s_{ji}(x, t, T)`.
-
-Derivatives, by the implicit function theorem. With ds the change of s at fixed thresholds and dg that of the places'
-duals, which keep the sums over the items as they are,
-
-.. math:: dP = P \circ (ds + dg - \langle P, ds + dg\rangle), \qquad
-    H\,dg = -\textstyle\sum_i P_{\cdot i} \circ (ds_{\cdot i} - \langle P_{\cdot i}, ds_{\cdot i}\rangle),
-
-with the (places - 1)-square Hessian H of the dual. They are written in differentiable operations of x, T and t, and t
-is itself an output of the function, so derivatives of every order follow. Saved are x and the thresholds.
+Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas of
+:mod:`khot.kernels.transport_plan`, in differentiable operations of x, T and the thresholds t. As t is itself an output
+of the function, derivatives of every order follow. Saved are x and the thresholds.
 """
 
 import math
@@ -22,67 +15,50 @@ from torch.nn.functional import pad
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import move_batch_first
+from khot.kernels.dispatch import transport_fits, wants_kernels
 from khot.kernels.forward_mode import with_forward_mode
-from khot.kernels.sorted_transport import (
-    place_scores,
-    solve_dual,
-    sorted_transport_plan,
-    sorted_transport_thresholds,
-    threshold_distances,
+from khot.kernels.sorted_transport import solve_dual
+from khot.kernels.transport_plan import (
+    anchors,
+    centred,
+    derivative,
+    scores_and_plan,
+    sorted_transport,
+    sorted_transport_derivative,
 )
+
+from .engine import row_scalar
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
 
 
-def _anchors(plan: Tensor) -> Tensor:
-    """How many thresholds lie below each place, ds_ji / dz_i: (places, 1)."""
-    return torch.arange(plan.shape[-2] - 1, -1, -1, dtype=plan.dtype, device=plan.device).unsqueeze(-1)
-
-
-def _centred(plan: Tensor, v: Tensor) -> Tensor:
-    """Derivative of the softmax over places, P o (v - <P, v>)."""
-    return plan * (v - (plan * v).sum(-2, keepdim=True))
-
-
-def _scores_and_plan(x: Tensor, half: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    scores = place_scores(threshold_distances(x, t, half))
-    return scores, torch.softmax(scores, -2)
-
-
 class _SortedTransport(Function):
-    """(x, T) -> (P, t) for float64 x of shape (..., n) and T = eps / 2 of shape (...)."""
+    """(x, T) -> (y, t) for x of shape (..., n) and float64 T = eps / 2 of shape (...), y of shape (..., k, n)."""
 
     @staticmethod
     def forward(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
-        t = sorted_transport_thresholds(x, 2 * half, k, tol, max_iter, check)
-        return sorted_transport_plan(x, t, half), t
+        return sorted_transport(x, half, k, tol, max_iter, check)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, half, *_ = inputs
+        x, half, ctx.k, *_ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, half, output[1])
         ctx.save_for_forward(x, half, output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad_plan: Tensor | None, grad_t: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> tuple[Tensor | None, ...]:
         x, half, t = ctx.saved_tensors
-        scores = plan = None
-        if ctx.needs_input_grad[1] or torch.is_grad_enabled():
-            scores, plan = _scores_and_plan(x, half, t)
-        else:
-            plan = sorted_transport_plan(x, t, half)
-        if grad_plan is None:
-            grad_plan = torch.zeros_like(plan)
-        right = _centred(plan, grad_plan).sum(-1)[..., :-1]
-        if grad_t is not None:  # t_l = T (g_{l+1} - g_l)
-            right = right + half.unsqueeze(-1) * -pad(grad_t, (1, 0)).diff(dim=-1)
-        shift = pad(solve_dual(plan, right), (0, 1)).unsqueeze(-1)
-        grad_scores = _centred(plan, grad_plan - shift)
-        grad_x = (_anchors(plan) * grad_scores).sum(-2) / half.unsqueeze(-1)
-        grad_half = None if scores is None else -(grad_scores * scores).sum((-2, -1)) / half
-        return grad_x, grad_half, None, None, None, None
+        needs_half = ctx.needs_input_grad[1]
+        plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        if plain and grad_y is not None and grad_t is None:
+            grad_x, grad_half = sorted_transport_derivative(x, half, t, grad_y, needs_half)
+            return grad_x, grad_half if needs_half else None, None, None, None, None
+        half = half.to(x.device)
+        scores, plan = scores_and_plan(x, half, t)
+        grad_x, grad_half = derivative(plan, scores, half, grad_y, grad_t)
+        return grad_x.to(x.dtype), grad_half if needs_half else None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -93,15 +69,17 @@ class _SortedTransport(Function):
 
 def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
     x, half, t = saved
-    scores, plan = _scores_and_plan(x, half, t)
+    half = half.to(x.device)
+    scores, plan = scores_and_plan(x, half, t)
     moved = torch.zeros_like(plan)
     if dx is not None:
-        moved = moved + _anchors(plan) * (dx / half.unsqueeze(-1)).unsqueeze(-2)
+        moved = moved + anchors(plan) * (dx / half.unsqueeze(-1)).unsqueeze(-2)
     if dhalf is not None:
         moved = moved - scores * (dhalf / half)[..., None, None]
-    dg = pad(-solve_dual(plan, _centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
+    dg = pad(-solve_dual(plan, centred(plan, moved).sum(-1)[..., :-1]), (0, 1))
     dt = half.unsqueeze(-1) * dg.diff(dim=-1)
-    return _centred(plan, moved + dg.unsqueeze(-1)), dt
+    dy = centred(plan, moved + dg.unsqueeze(-1)).narrow(-2, 0, ctx.k)
+    return dy.to(x.dtype).clone(memory_format=torch.contiguous_format), dt  # like y, which forward mode insists on
 
 
 _apply = with_forward_mode(_SortedTransport, _jvp)
@@ -173,6 +151,7 @@ def sorted_transport_topk(
         return x.unsqueeze(-1)[..., :0]
     if tol is None:
         tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
-    epsilon = torch.as_tensor(epsilon, dtype=torch.float64, device=x.device).expand(batch)
-    plan, _ = _apply(rows.double(), epsilon / 2, k, tol, max_iter, checks_contents(x))
-    return plan.narrow(-2, 0, k).to(x.dtype).movedim(-1, dim)
+    on_host = wants_kernels(x) and transport_fits(rows, k) and not torch.compiler.is_compiling()
+    half = row_scalar(epsilon, x, batch, on_host) / 2
+    y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
+    return y.movedim(-1, dim)
