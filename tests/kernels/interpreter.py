@@ -4,6 +4,8 @@ The interpreter takes a reduction or scan with a combining function of its own o
 kernels' own reductions are sums, minima and maxima of tuples, which NumPy has.
 """
 
+import functools
+
 import numpy as np
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
@@ -59,3 +61,16 @@ def _patch_tensor_for_numpy(tensor, *scope):
 
 
 interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+
+
+_patch_lang = functools.cache(interpreter._patch_lang)
+
+
+def _call_device_function(self, *args, **kwargs):
+    """Patches the language for Triton's own functions once, and not again for others, for which each launch does."""
+    if self.fn.__module__.startswith("triton."):
+        _patch_lang(self.fn)
+    return self.rewrite()(*args, **kwargs)
+
+
+interpreter.InterpretedFunction.__call__ = _call_device_function

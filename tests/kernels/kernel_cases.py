@@ -17,6 +17,7 @@ from khot.kernels.clipped_power import clipped_power
 from khot.kernels.gradient_triton import launch_backward
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
 from khot.kernels.mask import derivative
+from tests.kernels import cases_transport as transport
 
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
@@ -126,4 +127,17 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = masks()
+def transports() -> list[KernelCase]:
+    entries: list[KernelCase] = []
+    for k, (shapes, compiled) in transport.SIZES.items():
+        make = partial(transport.transport_inputs, k=k)
+        for kind, launch, reference, compile_ in (
+            ("transport", transport.forward_kernel, transport.forward_reference, transport.compile_forward),
+            ("transport_gradient", transport.gradient_kernel, transport.gradient_reference, transport.compile_backward),
+        ):
+            launches = partial(compile_, k=k)
+            entries.append(KernelCase(f"{kind}_k{k}", launch, reference, make, shapes, launches, compiled))
+    return entries
+
+
+KERNELS = masks() + transports()
