@@ -37,11 +37,15 @@ Call = Callable[[], object]
 
 
 class Operation(NamedTuple):
-    """A function of x (rows, n) and k; ``reference`` if there is a torch version of it to compare with."""
+    """A function of x (rows, n) and k; ``reference`` if there is a torch version of it to compare with.
+
+    Its result is of the size of x times ``columns``.
+    """
 
     function: Callable[[Tensor, int], Tensor]
     differentiable: bool = True
     reference: bool = True
+    columns: int = 1
 
 
 OPERATIONS = {
@@ -54,6 +58,7 @@ OPERATIONS = {
     "normal_topk": Operation(khot.normal_topk),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+    "sorted_transport_topk k=10": Operation(lambda x, k: khot.sorted_transport_topk(x, 10, 0.1), columns=10),
 }
 
 
@@ -123,11 +128,12 @@ def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float
     rows = []
     backends = ["auto", "torch"] if operation.reference else ["torch"]
     for backend in backends:
-        for what, passes in (("forward", 2), ("forward+backward", 5)):
-            if passes == 5 and not operation.differentiable:
+        for what, passes in (("forward", 1 + operation.columns), ("forward+backward", 3 + 2 * operation.columns)):
+            forward = what == "forward"
+            if not (forward or operation.differentiable):
                 continue
             with khot.kernels.backend(backend):
-                call = partial(operation.function, x, k) if passes == 2 else forward_backward(operation.function, x, k)
+                call = partial(operation.function, x, k) if forward else forward_backward(operation.function, x, k)
                 try:
                     device, eager = device_seconds(call), eager_seconds(call)
                 except torch.cuda.OutOfMemoryError:

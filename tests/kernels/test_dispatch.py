@@ -70,6 +70,22 @@ def test_plans_cover_every_row(dtype):
             assert rows * parts <= 2 * dispatch.PROGRAMS or plan.splits == 1
 
 
+def test_transport_plans():
+    """Powers of 2, warps that each have items enough for matrix units, and torch for what does not fit."""
+    for dtype in (torch.float32, torch.float64):
+        for n, k in ((2, 1), (5, 5), (64, 3), (300, 15), (10**5, 7)):
+            plan = dispatch.transport_plan(n, k, dtype)
+            assert (
+                plan.places == min(k + 1, n) <= plan.block_places and plan.block_places & (plan.block_places - 1) == 0
+            )
+            assert plan.block % plan.warps == 0 and plan.block // plan.warps >= 16
+    fits = dispatch.transport_fits
+    assert fits(torch.zeros(2, 100), 15) and not fits(torch.zeros(2, 100), 16) and not fits(torch.zeros(2, 1), 1)
+    assert fits(torch.zeros(16, 10**5), 3) and not fits(torch.zeros(2, 10**5), 3)
+    with backend("triton"):
+        assert not dispatch.use_triton_transport(torch.zeros(2, 100), 16)
+
+
 def test_the_fused_operators_are_the_map_and_its_derivative():
     """What accelerators without Triton run, or compiled graphs on them."""
     generator = torch.Generator().manual_seed(0)

@@ -50,6 +50,11 @@ def test_oracles(dtype):
 
 
 @pytest.mark.slow
+def test_transport():
+    run_interpreted("tests/relaxations/test_sorted_transport.py", "-k", "oracle and sorted-00 or tied_items")
+
+
+@pytest.mark.slow
 def test_contract():
     checks = ("range_and_sum", "half_types", "offset", "wide_gap", "exact_zeros", "masked", "first_derivative")
     maps = "sigmoid_topk or sparse_topk_any_p-"

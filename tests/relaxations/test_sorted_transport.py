@@ -185,6 +185,16 @@ def test_functional_transforms():
 
 
 @pytest.mark.slow
+def test_operators():
+    x, half, grad = normal(2, 5), torch.tensor([0.3, 0.8]).double(), normal(2, 3, 5, seed=1)
+    arguments = (x, half, 3, 1e-13, 100, True)
+    torch.library.opcheck(torch.ops.khot.sorted_transport.default, arguments)
+    _, t = torch.ops.khot.sorted_transport(*arguments)
+    for with_half in (False, True):
+        torch.library.opcheck(torch.ops.khot.sorted_transport_derivative.default, (x, half, t, grad, with_half))
+
+
+@pytest.mark.slow
 def test_compile():
     torch._dynamo.reset()
     compiled = torch.compile(sorted_transport_topk, backend="aot_eager", fullgraph=True, dynamic=True)

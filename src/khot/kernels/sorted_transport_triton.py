@@ -131,26 +131,35 @@ def _sorted_transport_fwd(
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     x_ptr += row * stride_x
     t_ptr += row * (places - 1)
-    place, tol = tl.arange(0, PLACES), tl.full((), tol, tl.float64).to(tl.float32)
-    own = _start(x_ptr, t_ptr, n, places, PLACES, TILE, DTYPE)
-    if DTYPE == tl.float64:
-        rough, few = tl.maximum(tol, ROUGH_TOLERANCE), tl.minimum(max_iter, ROUGH_STEPS)
-        _descend(x_ptr, t_ptr, n, own, places, scale, rough, few, PLACES, BLOCK, WARPS, DTYPE, tl.float32)
-    found, error = _descend(x_ptr, t_ptr, n, own, places, scale, tol, max_iter, PLACES, BLOCK, WARPS, DTYPE, DTYPE)
+    tol = tl.full((), tol, tl.float64).to(tl.float32)
+    sound, found, error = tl.full((), 1, tl.int1), tl.full((), 0, tl.int1), tl.full((), float("nan"), tl.float32)
     if CHECK:
         sound = (scale > 0) & (scale < float("inf")) & _all_finite(x_ptr, n, TILE, DTYPE)
-        tl.store(error_ptr + row, tl.where(sound, tl.where(found, 0.0, error), float("nan")))
+    if sound:
+        own = _start(x_ptr, t_ptr, n, places, PLACES, TILE, DTYPE)
+        if DTYPE == tl.float64:
+            rough, few = tl.maximum(tol, ROUGH_TOLERANCE), tl.minimum(max_iter, ROUGH_STEPS)
+            _descend(x_ptr, t_ptr, n, own, places, scale, rough, few, PLACES, BLOCK, WARPS, DTYPE, tl.float32)
+        found, error = _descend(x_ptr, t_ptr, n, own, places, scale, tol, max_iter, PLACES, BLOCK, WARPS, DTYPE, DTYPE)
+        _write_plan(x_ptr, y_ptr + row * k * n, t_ptr, n, places, k, scale, PLACES, BLOCK, DTYPE)
+    if CHECK:
+        tl.store(error_ptr + row, tl.where(found, 0.0, error))
+
+
+@triton.jit
+def _write_plan(
+    x_ptr, y_ptr, t_ptr, n, places, k, scale, PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+):
     tl.debug_barrier()
-    t = load_thresholds(t_ptr, places, PLACES, DTYPE)
-    inv_scale = inverse_scale(scale, DTYPE)
-    y_ptr += row * k * n
+    t, inv_scale = load_thresholds(t_ptr, places, PLACES, DTYPE), inverse_scale(scale, DTYPE)
+    place = tl.arange(0, PLACES)[:, None]
     for start in range(0, n, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(DTYPE)
         plan = tl.exp(tile_scores(x, t, inv_scale, DTYPE))
         y = plan * (1.0 / tl.sum(plan, 0))[None, :]
-        at = place[:, None].to(tl.int64) * n + cols[None, :]
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=(place[:, None] < k) & (cols[None, :] < n))
+        at = y_ptr + (place * n + cols[None, :])
+        tl.store(at, y.to(y_ptr.dtype.element_ty), mask=(place < k) & (cols[None, :] < n))
 
 
 @triton.jit

@@ -14,10 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dispatch import transport_plan
+from .dispatch import MAX_N, transport_plan
 from .launch_triton import arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .threshold_triton import inverse_scale
 from .transport_tile_triton import add_weights, all_weights, epsilon, load_thresholds, solve_laplacian, tile_scores
+
+MOST_WARPS = 4  # with 8, wide wavefronts run out of registers
 
 
 @triton.jit
@@ -31,8 +33,8 @@ def _tile_terms(
     scores = tile_scores(x, t, inv_scale, DTYPE)
     plan = tl.exp(scores)
     plan = plan * tl.where(cols < n, 1.0 / tl.sum(plan, 0), 0.0)[None, :]
-    at = place.to(tl.int64) * stride_place + cols[None, :].to(tl.int64) * stride_item
-    v = tl.load(g_ptr + at, mask=(place < k) & (cols[None, :] < n), other=0.0).to(DTYPE) - h[:, None]
+    at = g_ptr + (place * stride_place + cols[None, :] * stride_item)
+    v = tl.load(at, mask=(place < k) & (cols[None, :] < n), other=0.0).to(DTYPE) - h[:, None]
     own = scores == tl.max(scores, 0)[None, :]
     share = 1.0 / tl.sum(tl.where(own, 1.0, 0.0).to(DTYPE), 0)
     v -= (tl.sum(tl.where(own, v, 0.0), 0) * share)[None, :]
@@ -84,7 +86,9 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
     """dL/dx like x (..., n), and dL/dhalf in float64 of the batch shape, from dL/dy = ``grad_y`` (..., k, n)."""
     k, n = grad_y.shape[-2:]
     rows, grad, (torch_dtype, dtype) = rows_of(x), grad_y.reshape(-1, k, n), arithmetic(x)
-    how, thresholds = transport_plan(n, k, torch_dtype), t.reshape(len(rows), -1).contiguous()
+    if k * grad.stride(1) + n * grad.stride(2) > MAX_N:  # a program's offsets are int32
+        grad = grad.contiguous()
+    how, thresholds = transport_plan(n, k, torch_dtype, MOST_WARPS), t.reshape(len(rows), -1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_half = torch.empty(len(rows), dtype=torch.float64, device=x.device)
     scale = row_numbers(half, x.device)

@@ -121,10 +121,12 @@ def sorted_transport_topk(
         epsilon: Positive softness; a number, or a tensor that broadcasts with the batch shape.
         dim: Axis of the ground set.
         tol: Deviation of a column's sum from 1 at which to stop, by default about the rounding error of the dtype.
-        max_iter: Number of Newton steps after which to stop with a RuntimeWarning.
+        max_iter: Number of Newton steps after which to stop with a RuntimeWarning, which accelerators with kernels for
+            this map give only while they check contents.
 
     Returns:
-        Tensor of dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. Computed in float64.
+        Tensor of dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. Computed in float64; on
+        accelerators, for k <= 15, in that of ``x`` or float32 with thresholds in float64.
 
     Raises:
         ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` is not finite.
