@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.optimize
 import scipy.special
 import scipy.stats
@@ -54,6 +55,20 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.relaxations import Link
+
+
+def members(cases: list[Any], checks: list[Any], costly: tuple[Any, ...] = ()) -> list[Any]:
+    """Each case with each check, for ``parametrize``; what is costly, the quick tests leave to the first case."""
+    return [
+        pytest.param(
+            case,
+            check,
+            id=f"{case.name}-{check.__name__.removeprefix('check_')}",
+            marks=[pytest.mark.slow] if check in costly and case is not cases[0] else [],
+        )
+        for case in cases
+        for check in checks
+    ]
 
 
 @dataclass(frozen=True)
