@@ -12,13 +12,10 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from khot import topk_mask
+from tests.inputs import normal
 from tests.registry import ODD_MAPS, RELAXATIONS, RelaxationCase, members
 
 INF = float("inf")
-
-
-def normal(*shape, dtype=torch.float64, seed=0, scale=1.0):
-    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
 
 
 def reference(case, x, k, softness):
