@@ -19,6 +19,7 @@ from torch import Tensor
 
 from khot import (
     capped_simplex_map,
+    capped_softmax,
     lapsum_topk,
     log_lapsum_topk,
     log_sigmoid_topk,
@@ -135,6 +136,14 @@ RELAXATIONS = [
     RelaxationCase("lapsum_topk", lapsum_topk, scipy.stats.laplace.cdf, softness="scale", log=log_lapsum_topk),
     RelaxationCase("normal_topk", normal_topk, scipy.special.ndtr, softness="scale"),
     RelaxationCase("transport_topk", transport_topk, lambda z: scipy.special.expit(2 * z), softness="epsilon"),
+    RelaxationCase(
+        "capped_softmax",
+        capped_softmax,
+        lambda z: np.exp(np.minimum(z, 0)),
+        smooth=False,
+        symmetric=False,
+        compact=True,
+    ),
     sparse("sparse_topk", p=2),
     sparse("sparse_topk_any_p", p=1.7),
 ]

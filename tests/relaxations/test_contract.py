@@ -151,7 +151,7 @@ def check_wide_gap(case):
 
 def check_exact_zeros_and_ones(case):
     """A compact link gives them, and no derivative there; where all entries are such the threshold has no place."""
-    if not case.compact:
+    if not case.compact or case.cdf(-5.0) > 0:
         return
     x = torch.tensor([0.0, -1.0, -0.3, 60.0, 61.5, 1.6], dtype=torch.float64, requires_grad=True)
     k, softness = torch.tensor(2.0, dtype=torch.float64, requires_grad=True), torch.ones((), requires_grad=True)
