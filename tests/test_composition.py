@@ -12,7 +12,8 @@ from khot import (
     sigmoid_topk,
 )
 from tests import gof
-from tests.registry import DESIGNS, RELAXATIONS
+from tests.maps import RELAXATIONS
+from tests.registry import DESIGNS
 
 MAPS = {case.name: case.map for case in RELAXATIONS}
 MAPS["rescaled_sigmoid_topk"] = rescaled_sigmoid_topk

@@ -12,7 +12,8 @@ import torch
 from khot.distributions import Pivotal
 from khot.relaxations import sigmoid_topk
 from tests import gof
-from tests.registry import DESIGNS, DesignCase, members
+from tests.maps import members
+from tests.registry import DESIGNS, DesignCase
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
 LOGITS = torch.tensor(

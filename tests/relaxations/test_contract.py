@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from khot import topk_mask
 from tests.inputs import normal
-from tests.registry import ODD_MAPS, RELAXATIONS, RelaxationCase, members
+from tests.maps import ODD_MAPS, RELAXATIONS, RelaxationCase, members
 
 INF = float("inf")
 
