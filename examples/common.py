@@ -61,6 +61,7 @@ def parse(
 
 def each_seed(args: argparse.Namespace, steps: int) -> Iterator[tuple[int, tqdm]]:
     """Seeds Python, NumPy and torch in turn; the progress bar counts ``steps`` per seed and shows on terminals only."""
+    torch.set_num_threads(1)  # the tensors are too small to share out, and so the numbers do not depend on the cores
     with tqdm(total=args.seeds * steps, disable=None) as progress:
         for seed in range(args.seed, args.seed + args.seeds):
             progress.set_description(f"seed {seed}")
@@ -211,5 +212,5 @@ def save_figure(figure: Figure, args: argparse.Namespace, name: str) -> None:
     """Writes ``<out>/<name>.png``."""
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.png"
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     print(f"figure: {path}")

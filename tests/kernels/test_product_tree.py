@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from khot.kernels import conditional_poisson as cps
 from khot.kernels import pair_convolution, product_tree
-from khot.kernels.conditional_poisson_inverse import solve_logits
+from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from tests import gof, oracle
 
 INF = math.inf
@@ -325,6 +325,27 @@ def test_solve_logits_derivatives() -> None:
     probs = torch.tensor([0.0, 1.0, 0.4, 0.6], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(solve_logits(probs, 2)[2], probs)
     assert grad[:2].tolist() == [0.0, 0.0] and grad.isfinite().all()
+
+
+def test_solve_logits_of_rounded_probabilities() -> None:
+    probs = cps.inclusion_probabilities(normal(5, 30, scale=2.0), 7).float()
+    close(solve_logits(probs, 7), solve_logits(probs.double(), 7), 1e-7)
+
+
+@pytest.mark.slow
+def test_largest_entropy_falls_with_the_logits() -> None:
+    """Value and derivatives are those of the entropy as a function of the logits that are solved for."""
+
+    def entropy(u: Tensor) -> Tensor:
+        probs = cps.inclusion_probabilities(u, 2)
+        return largest_entropy(probs, solve_logits(probs, 2), 2)
+
+    u = normal(2, 4).requires_grad_()
+    close(entropy(u), cps.entropy(u, 2), 1e-13)
+    gradient = torch.autograd.grad(cps.entropy(u, 2).sum(), u)[0]
+    close(torch.autograd.grad(entropy(u).sum(), u)[0], gradient, 1e-13)
+    close(torch.func.vmap(torch.func.grad(entropy))(u.detach()), gradient, 1e-13)
+    assert gradgradcheck(entropy, u)
 
 
 def test_solve_logits_never_fails_silently() -> None:
