@@ -137,7 +137,6 @@ def main(arguments: list[str] | None = None) -> Table:
             table.add(row, score(curves[row], problems))
         first = first or (curves, problems)
     table.find("ReinMax leaves less than straight-through (k-hot paper, figure 9)", SECOND, FIRST, lower=True)
-    table.find("ReinMax leaves less than the exact gradient in as many steps", SECOND, EXACT, lower=True)
     table.save(args, "polynomial_programming")
     title = f"{args.problems} problems: {args.k} of {args.n}, p = {args.power:g}, {args.samples} draws a step, pivotal"
     save_figure(draw_figure(*first, title), args, "polynomial_programming")
