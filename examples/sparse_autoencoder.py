@@ -1,6 +1,6 @@
 """A k-sparse autoencoder that learns its k, against a sweep of fixed k.
 
-    python examples/sparse_autoencoder.py --penalty 0.02                     scikit-learn's digits
+    python examples/sparse_autoencoder.py                                    scikit-learn's digits
 
 The code of an image has n = 64 units, of which the k of highest score are active (Makhzani & Frey, 2014):
 
