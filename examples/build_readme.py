@@ -23,6 +23,7 @@ NAMES = {
 }
 K_HOT, SOFT, SANDER, LAPSUM = "the k-hot paper", "Xie et al. (2020)", "Sander et al. (2023)", "LapSum"
 SIMPLE, SFESS = "SIMPLE", "SFESS"
+FRENCH = "translation from English to French"
 PAPERS = {
     K_HOT: "“Differentiable top-k: from one-hot to k-hot” (2025), https://openreview.net/forum?id=HxLmtJYfBi",
     SOFT: "Xie, Dai, Chen, Dai, Zhao, Zha, Wei, Pfister, “Differentiable top-k with optimal transport”",
@@ -35,6 +36,7 @@ PAPERS = {
     "Xie & Ermon": "(2019), “Reparameterizable subset sampling via continuous relaxations”",
     "ReinMax": "Liu et al. (2023), “Bridging discrete and backpropagation: straight-through and beyond”",
 }
+VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Examples
 
 Each is a script with `--help`, seeds and a progress bar; `--smoke` takes seconds, to see that it works. `make examples`
@@ -46,7 +48,7 @@ Student's 95 % interval of the paired difference over the seeds lies on one side
 
 
 class Source(NamedTuple):
-    """The experiment that an example is after, and the paper's data, as in NAMES; none where they are generated."""
+    """The experiment that an example is after, and the data of the paper if not generated: names in NAMES, or words."""
 
     experiment: str
     data: tuple[str, ...] = ()
@@ -58,12 +60,12 @@ SOURCES = {
     "knn": Source(f"table 1 of {SOFT} and table 3 of {LAPSUM}", ("mnist", "cifar10")),
     "learned_k": Source(f"figure 5 of {K_HOT}", ("mnist",)),
     "permutation": Source(f"table 4 and figure 9 of {LAPSUM}", ("mnist",)),
-    "beam_search": Source(f"algorithm 2 of {SOFT}"),
-    "moe_router": Source(f"the router of {SANDER}"),
+    "beam_search": Source(f"algorithm 2 of {SOFT}", (FRENCH,)),
+    "moe_router": Source(f"the router of {SANDER}", ("photographs",)),
     "polynomial_programming": Source(f"figure 9 of {K_HOT}"),
     "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
-    "topk_attention": Source(f"figure 6 of {SOFT}"),
+    "topk_attention": Source(f"figure 6 of {SOFT}", (FRENCH,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
 }
 
@@ -115,11 +117,11 @@ def provenance(example: Example) -> str:
     used = sorted(
         {str(document["settings"]["data"]) for document in example.documents if "data" in document["settings"]}
     )
-    ours = ", ".join(NAMES.get(name, name) for name in used)
-    theirs = " and ".join(NAMES[name] for name in source.data)
+    ours = ", ".join(NAMES.get(name, name) for name in used) or "generated"
+    theirs = " and ".join(NAMES.get(name, name) for name in source.data)
     if used and set(used) <= set(source.data):
         sentences.append(f"Data: {ours}, as in the paper.")
-    elif used and source.data:
+    elif example.documents and source.data:
         sentences.append(
             f"**The data differ**: {ours} here, {theirs} in the paper, so that the numbers cannot be compared, only "
             "what they say of the methods."
@@ -146,7 +148,7 @@ def overview(examples: list[Example]) -> str:
     lines = ["| example | what it shows | findings |", "| --- | --- | --- |"]
     for example in examples:
         verdicts = Counter(finding["verdict"] for finding in example.findings)
-        count = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
+        count = ", ".join(f"{verdict}: {verdicts[verdict]}" for verdict in VERDICTS if verdicts[verdict])
         lines.append(f"| [{example.name}](#{example.name}py) | {example.summary.replace('|', '/')} | {count} |")
     return "\n".join(lines)
 
