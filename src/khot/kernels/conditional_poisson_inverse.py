@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .capped_simplex import solve_threshold
-from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, pull_back
+from .conditional_poisson import entropy, inclusion_log_odds, inclusion_probabilities, pull_back
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -31,6 +31,7 @@ MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
+ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
 
 class Family(NamedTuple):
@@ -74,7 +75,38 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     """
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
-    return _SolveLogits.apply(probs.double(), k, family)
+    goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+    return _SolveLogits.apply(probs.double(), k, family._replace(goal=goal))
+
+
+def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` made of ``probs``.
+
+    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
+    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
+    """
+    if isinstance(k, Tensor):
+        k = k.expand(probs.shape[:-1])
+    return _LargestEntropy.apply(probs.double(), logits.double(), k)
+
+
+class _LargestEntropy(Function):
+    @staticmethod
+    def forward(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+        return entropy(logits, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (logits,) = ctx.saved_tensors  # a function of probs, to which second derivatives go
+        return -grad_output[..., None] * logits.masked_fill(logits.isinf(), 0.0), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _LargestEntropy.apply(*_batch_first(info, in_dims, args)), 0
 
 
 class _SolveLogits(Function):
@@ -104,7 +136,7 @@ class _CovarianceSolve(Function):
     def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: Family) -> Tensor:
         interior = logits.isfinite()
         weight, product = _covariance(logits, k, family)
-        return _conjugate_gradients(product, _centre(b, interior), weight, CG_TOLERANCE)
+        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, family.goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -190,7 +222,7 @@ def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
             break
         logits = torch.where(worse[..., None], logits, logits + step)
         r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
-    if not (error <= ACCEPTED).all():
+    if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
 
