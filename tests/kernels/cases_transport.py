@@ -62,5 +62,6 @@ DOUBLES = [((64, n), DOUBLE) for n in (64, 256, 1000)]
 SIZES = {
     3: ([(2, 3), (1, 33), (1, 150)], SINGLES + DOUBLES),
     7: ([(1, 40)], SINGLES + DOUBLES),
-    10: ([(1, 5), (1, 12)], SINGLES),
+    10: ([(1, 5), (1, 12)], [((64, 1000), SINGLE)]),
+    15: ([], SINGLES),
 }
