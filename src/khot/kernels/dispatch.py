@@ -43,11 +43,8 @@ PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large d
 # Sorted transport: up to how many places (k + 1), with how many items of a tile for each warp, which makes up to 8
 # float32 or 4 float64 entries of the plan for each thread; and up to what length of the row how many warps. A row has
 # one program, which few long rows leave without company: those take torch.
-TRANSPORT: Table = {torch.float32: ((4, 32), (8, 32), (16, 16)), torch.float64: ((4, 32), (8, 16))}
-TRANSPORT_WARPS: Table = {
-    torch.float32: ((64, 1), (256, 2), (2048, 4), (MAX_N, 8)),
-    torch.float64: ((64, 1), (256, 2), (MAX_N, 4)),
-}
+TRANSPORT: Table = {torch.float32: ((4, 32), (8, 32), (16, 16)), torch.float64: ((8, 16),)}
+TRANSPORT_WARPS = ((64, 1), (256, 2), (MAX_N, 4))
 LONE_ROW = 2**15  # entries; longer rows want FEW_ROWS of them at least
 FEW_ROWS = 16
 
@@ -68,12 +65,11 @@ class TransportPlan(NamedTuple):
     warps: int
 
 
-def transport_plan(n: int, k: int, dtype: torch.dtype, most_warps: int = 8) -> TransportPlan:
+def transport_plan(n: int, k: int, dtype: torch.dtype) -> TransportPlan:
     """The :class:`TransportPlan` for arithmetic in ``dtype``, float32 or float64, and no more places than it takes."""
     places = min(k + 1, n)
     limit, items = next(entry for entry in TRANSPORT[dtype] if places <= entry[0])
-    warps = next(warps for length, warps in TRANSPORT_WARPS[dtype] if n <= length)
-    warps = min(warps, most_warps)
+    warps = next(warps for length, warps in TRANSPORT_WARPS if n <= length)
     return TransportPlan(places, limit, items * warps, warps)
 
 

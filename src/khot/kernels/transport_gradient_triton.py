@@ -19,8 +19,6 @@ from .launch_triton import arithmetic, on_device, per_row, row_numbers, rows_of,
 from .threshold_triton import inverse_scale
 from .transport_tile_triton import add_weights, all_weights, epsilon, load_thresholds, solve_laplacian, tile_scores
 
-MOST_WARPS = 4  # with 8, wide wavefronts run out of registers
-
 
 @triton.jit
 def _tile_terms(
@@ -88,7 +86,7 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
     rows, grad, (torch_dtype, dtype) = rows_of(x), grad_y.reshape(-1, k, n), arithmetic(x)
     if k * grad.stride(1) + n * grad.stride(2) > MAX_N:  # a program's offsets are int32
         grad = grad.contiguous()
-    how, thresholds = transport_plan(n, k, torch_dtype, MOST_WARPS), t.reshape(len(rows), -1).contiguous()
+    how, thresholds = transport_plan(n, k, torch_dtype), t.reshape(len(rows), -1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_half = torch.empty(len(rows), dtype=torch.float64, device=x.device)
     scale = row_numbers(half, x.device)

@@ -126,7 +126,7 @@ def sorted_transport_topk(
 
     Returns:
         Tensor of dtype and shape of ``x`` with an axis of length ``k`` appended, in ``[0, 1]``. Computed in float64; on
-        accelerators, for k <= 15, in that of ``x`` or float32 with thresholds in float64.
+        accelerators with small k (15; float64 7), in that of ``x`` or float32 with thresholds in float64.
 
     Raises:
         ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` is not finite.
