@@ -75,16 +75,14 @@ def test_plans_cover_every_row(dtype):
 
 
 def test_transport_plans():
-    """Powers of 2, warps that each have items enough for matrix units, and torch for what does not fit."""
-    for dtype, most in ((torch.float32, 15), (torch.float64, 7)):
-        for n, k in ((2, 1), (5, 5), (64, 3), (300, most), (10**5, 7)):
-            plan = dispatch.transport_plan(n, k, dtype)
-            assert (
-                plan.places == min(k + 1, n) <= plan.block_places and plan.block_places & (plan.block_places - 1) == 0
-            )
-            assert plan.block % plan.warps == 0 and plan.block // plan.warps >= 16
+    """Powers of 2, an item for each thread, and torch for what does not fit."""
+    for n, k in ((2, 1), (5, 5), (64, 3), (300, 15), (10**5, 7)):
+        plan = dispatch.transport_plan(n, k)
+        assert plan.places == min(k + 1, n) <= plan.block_places and plan.block == 32 * plan.warps
+        assert plan.block_places & (plan.block_places - 1) == 0
     fits = dispatch.transport_fits
     assert fits(torch.zeros(2, 100), 15) and not fits(torch.zeros(2, 100), 16) and not fits(torch.zeros(2, 1), 1)
+    assert fits(torch.zeros(2, 100).double(), 7) and not fits(torch.zeros(2, 100).double(), 8)
     assert fits(torch.zeros(16, 10**5), 3) and not fits(torch.zeros(2, 10**5), 3)
     with backend("triton"):
         assert not dispatch.use_triton_transport(torch.zeros(2, 100), 16)

@@ -40,11 +40,11 @@ SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that spli
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 
-# Sorted transport: up to how many places (k + 1), with how many items of a tile for each warp, which makes up to 8
-# float32 or 4 float64 entries of the plan for each thread; and up to what length of the row how many warps. A row has
-# one program, which few long rows leave without company: those take torch.
-TRANSPORT: Table = {torch.float32: ((4, 32), (8, 32), (16, 16)), torch.float64: ((8, 16),)}
-TRANSPORT_WARPS = ((64, 1), (256, 2), (MAX_N, 4))
+# Sorted transport: at most how many places (k + 1), and up to what length of the row how many warps. Each thread has
+# one item of a tile at all places, up to 16 float32 or 8 float64 entries of the plan. A row has one program, which few
+# long rows leave without company: those take torch.
+MOST_PLACES = {torch.float32: 16, torch.float64: 8}
+TRANSPORT_WARPS = ((256, 2), (MAX_N, 4))
 LONE_ROW = 2**15  # entries; longer rows want FEW_ROWS of them at least
 FEW_ROWS = 16
 
@@ -65,12 +65,11 @@ class TransportPlan(NamedTuple):
     warps: int
 
 
-def transport_plan(n: int, k: int, dtype: torch.dtype) -> TransportPlan:
-    """The :class:`TransportPlan` for arithmetic in ``dtype``, float32 or float64, and no more places than it takes."""
+def transport_plan(n: int, k: int) -> TransportPlan:
+    """The :class:`TransportPlan` of rows of n."""
     places = min(k + 1, n)
-    limit, items = next(entry for entry in TRANSPORT[dtype] if places <= entry[0])
     warps = next(warps for length, warps in TRANSPORT_WARPS if n <= length)
-    return TransportPlan(places, limit, items * warps, warps)
+    return TransportPlan(places, max(4, 1 << (places - 1).bit_length()), 32 * warps, warps)
 
 
 class Plan(NamedTuple):
@@ -164,9 +163,9 @@ def use_triton_transport(x: Tensor, k: int) -> bool:
 
 def transport_fits(x: Tensor, k: int) -> bool:
     """Whether the kernels of sorted transport take ``x (..., n)``, and are faster than torch."""
-    n, table = x.shape[-1], TRANSPORT[torch.float64 if x.dtype == torch.float64 else torch.float32]
-    places = min(k + 1, n)
-    return 1 < places <= table[-1][0] and places * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
+    n, places = x.shape[-1], min(k + 1, x.shape[-1])
+    most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
+    return 1 < places <= most and places * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
 
 
 def triton_runs(x: Tensor) -> bool:

@@ -59,11 +59,11 @@ def _start(x_ptr, t_ptr, n, places, PLACES: tl.constexpr, TILE: tl.constexpr, DT
 @triton.jit
 def _sums(
     x_ptr, n, t, own, inv_scale,
-    PLACES: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
+    PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """By how much the sum of each place is above 1, of the last place the sum itself, and W."""
     above = tl.zeros((PLACES, BLOCK), WORK)
-    weights = tl.zeros((WARPS, PLACES, PLACES), tl.float32)
+    weights = tl.zeros((BLOCK // 32, PLACES, PLACES), tl.float32)
     for start in range(0, n, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(DTYPE)
@@ -71,14 +71,14 @@ def _sums(
         plan *= tl.where(cols < n, 1.0 / tl.sum(plan, 0), 0.0)[None, :]
         mine = own[:, None] == cols[None, :]
         above += tl.where(mine, -tl.sum(tl.where(mine, 0.0, plan), 0)[None, :], plan)
-        weights = add_weights(weights, plan, PLACES, BLOCK, WARPS)
+        weights = add_weights(weights, plan, PLACES, BLOCK)
     return tl.sum(above, 1).to(tl.float32), all_weights(weights)
 
 
 @triton.jit
 def _descend(
     x_ptr, t_ptr, n, own, places, scale, tol, max_iter,
-    PLACES: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
+    PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """``_descend`` of the reference, for one row: moves the thresholds; whether they are right, and the last error."""
     place = tl.arange(0, PLACES)
@@ -92,7 +92,7 @@ def _descend(
     while going:
         tl.debug_barrier()  # the thresholds go through memory, as every thread needs all of its places'
         t = load_thresholds(t_ptr, places, PLACES, DTYPE)
-        above, weights = _sums(x_ptr, n, t, own, inv_scale, PLACES, BLOCK, WARPS, DTYPE, WORK)
+        above, weights = _sums(x_ptr, n, t, own, inv_scale, PLACES, BLOCK, DTYPE, WORK)
         residual, last = tl.where(inside, -above, 0.0), error
         error = tl.max(tl.abs(residual), 0)
         move = solve_laplacian(weights, residual, places, 2.0 * epsilon(WORK), PLACES)
@@ -124,7 +124,7 @@ def _descend(
 def _sorted_transport_fwd(
     x_ptr, y_ptr, t_ptr, error_ptr, scale_ptr, scale_number: tl.float64, stride_scale, stride_x, n, places, k,
     tol: tl.float64, max_iter,
-    SCALE_TENSOR: tl.constexpr, CHECK: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, CHECK: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -139,8 +139,8 @@ def _sorted_transport_fwd(
         own = _start(x_ptr, t_ptr, n, places, PLACES, TILE, DTYPE)
         if DTYPE == tl.float64:
             rough, few = tl.maximum(tol, ROUGH_TOLERANCE), tl.minimum(max_iter, ROUGH_STEPS)
-            _descend(x_ptr, t_ptr, n, own, places, scale, rough, few, PLACES, BLOCK, WARPS, DTYPE, tl.float32)
-        found, error = _descend(x_ptr, t_ptr, n, own, places, scale, tol, max_iter, PLACES, BLOCK, WARPS, DTYPE, DTYPE)
+            _descend(x_ptr, t_ptr, n, own, places, scale, rough, few, PLACES, BLOCK, DTYPE, tl.float32)
+        found, error = _descend(x_ptr, t_ptr, n, own, places, scale, tol, max_iter, PLACES, BLOCK, DTYPE, DTYPE)
         _write_plan(x_ptr, y_ptr + row * k * n, t_ptr, n, places, k, scale, PLACES, BLOCK, DTYPE)
     if CHECK:
         tl.store(error_ptr + row, tl.where(found, 0.0, error))
@@ -180,8 +180,8 @@ def launch_forward(
     That is 0 for nothing, the error of sums that are not within ``tol``, and NaN for contents out of order.
     """
     rows = rows_of(x)
-    n, (torch_dtype, dtype) = rows.shape[1], arithmetic(x)
-    how = transport_plan(n, k, torch_dtype)
+    n, (_, dtype) = rows.shape[1], arithmetic(x)
+    how = transport_plan(n, k)
     y = torch.empty(len(rows), k, n, dtype=x.dtype, device=x.device)
     t = torch.empty(len(rows), how.places - 1, dtype=torch.float64, device=x.device)
     error = torch.empty(len(rows), dtype=torch.float32, device=x.device) if check else None
@@ -190,7 +190,7 @@ def launch_forward(
         _sorted_transport_fwd[(len(rows),)](
             rows, y, t, t if error is None else error, *scale.arguments(t), rows.stride(0), n, how.places, k,
             tol, max_iter, SCALE_TENSOR=scale.tensor is not None, CHECK=check, PLACES=how.block_places,
-            BLOCK=how.block, WARPS=how.warps, TILE=128 * how.warps, DTYPE=dtype, num_warps=how.warps, num_stages=1,
+            BLOCK=how.block, TILE=128 * how.warps, DTYPE=dtype, num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     batch = x.shape[:-1]
     return y.reshape(*batch, k, n), t.reshape(*batch, how.places - 1), error

@@ -44,7 +44,7 @@ def _tile_terms(
 def _sorted_transport_bwd(
     x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale, stride_x,
     stride_row, stride_place, stride_item, stride_out, n, places, k,
-    SCALE_TENSOR: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, DTYPE: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
@@ -55,7 +55,7 @@ def _sorted_transport_bwd(
     t = load_thresholds(t_ptr, places, PLACES, DTYPE)
 
     h = tl.zeros((PLACES,), DTYPE)
-    weights = tl.zeros((WARPS, PLACES, PLACES), tl.float32)
+    weights = tl.zeros((BLOCK // 32, PLACES, PLACES), tl.float32)
     for step in tl.static_range(2):
         right = tl.zeros((PLACES, BLOCK), DTYPE)
         for start in range(0, n, BLOCK):
@@ -64,7 +64,7 @@ def _sorted_transport_bwd(
             )
             right += centred
             if step == 0:
-                weights = add_weights(weights, plan, PLACES, BLOCK, WARPS)
+                weights = add_weights(weights, plan, PLACES, BLOCK)
         total = tl.sum(right, 1).to(tl.float32)
         h += solve_laplacian(all_weights(weights), total, places, 2.0 * epsilon(DTYPE), PLACES).to(DTYPE)
 
@@ -83,10 +83,10 @@ def _sorted_transport_bwd(
 def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
     """dL/dx like x (..., n), and dL/dhalf in float64 of the batch shape, from dL/dy = ``grad_y`` (..., k, n)."""
     k, n = grad_y.shape[-2:]
-    rows, grad, (torch_dtype, dtype) = rows_of(x), grad_y.reshape(-1, k, n), arithmetic(x)
+    rows, grad, (_, dtype) = rows_of(x), grad_y.reshape(-1, k, n), arithmetic(x)
     if k * grad.stride(1) + n * grad.stride(2) > MAX_N:  # a program's offsets are int32
         grad = grad.contiguous()
-    how, thresholds = transport_plan(n, k, torch_dtype), t.reshape(len(rows), -1).contiguous()
+    how, thresholds = transport_plan(n, k), t.reshape(len(rows), -1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_half = torch.empty(len(rows), dtype=torch.float64, device=x.device)
     scale = row_numbers(half, x.device)
@@ -94,6 +94,6 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
         _sorted_transport_bwd[(len(rows),)](
             rows, grad, thresholds, grad_x, grad_half, *scale.arguments(thresholds), rows.stride(0), *grad.stride(),
             grad_x.stride(0), n, how.places, k, SCALE_TENSOR=scale.tensor is not None, PLACES=how.block_places,
-            BLOCK=how.block, WARPS=how.warps, DTYPE=dtype, num_warps=how.warps, num_stages=1,
+            BLOCK=how.block, DTYPE=dtype, num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     return grad_x.reshape(x.shape), grad_half.reshape(x.shape[:-1])

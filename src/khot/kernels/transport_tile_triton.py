@@ -66,14 +66,13 @@ def tile_scores(x, t, inv_scale, WORK: tl.constexpr):
 
 
 @triton.jit
-def add_weights(weights, plan, PLACES: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr):
-    """Adds half of a tile's P P^T, up to what its transpose makes good, to ``weights`` (WARPS, PLACES, PLACES).
+def add_weights(weights, plan, PLACES: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds half of a tile's P P^T, up to what its transpose makes good, to ``weights`` (warps, PLACES, PLACES).
 
-    P goes in parts with as many bits as matrix units take, and the product of the smaller ones is left out.
+    P goes in parts with as many bits as matrix units take, and the product of the smaller ones is left out. Each warp
+    has 32 items of its own.
     """
-    LANES: tl.constexpr = min(32, BLOCK // WARPS)  # that share the places of a warp's items
-    plan = tl.reshape(plan.to(tl.float32), (PLACES, BLOCK // (WARPS * LANES), WARPS, LANES))
-    plan = tl.reshape(tl.permute(plan, (2, 0, 1, 3)), (WARPS, PLACES, BLOCK // WARPS))
+    plan = tl.permute(tl.reshape(plan.to(tl.float32), (PLACES, BLOCK // 32, 32)), (1, 0, 2))
     high = (plan.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)  # the bits of a TF32
     transposed = tl.permute(high, (0, 2, 1))
     weights = tl.dot(0.5 * high, transposed, weights)
