@@ -60,7 +60,7 @@ SINGLES = [((64, n), SINGLE) for n in (64, 1000)]
 DOUBLES = [((64, n), DOUBLE) for n in (64, 1000)]
 # Of each k: shapes to compare at, few and small, and sizes to compile, one for each number of warps.
 SIZES = {
-    3: ([(2, 3), (1, 33), (1, 300)], SINGLES + DOUBLES),
+    3: ([(2, 3), (1, 33), (1, 300)], []),
     7: ([(1, 40)], SINGLES + DOUBLES),
     10: ([(1, 5), (1, 12)], [((64, 1000), SINGLE)]),
     15: ([], SINGLES),

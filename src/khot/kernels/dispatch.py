@@ -54,7 +54,7 @@ class TransportPlan(NamedTuple):
 
     Attributes:
         places: Of the plan.
-        block_places: The same as a power of 2.
+        block_places: The same as a power of 2, at least 8.
         block: Items of a tile, a power of 2.
         warps: Warps of a program.
     """
@@ -69,7 +69,7 @@ def transport_plan(n: int, k: int) -> TransportPlan:
     """The :class:`TransportPlan` of rows of n."""
     places = min(k + 1, n)
     warps = next(warps for length, warps in TRANSPORT_WARPS if n <= length)
-    return TransportPlan(places, max(4, 1 << (places - 1).bit_length()), 32 * warps, warps)
+    return TransportPlan(places, max(8, 1 << (places - 1).bit_length()), 32 * warps, warps)
 
 
 class Plan(NamedTuple):
