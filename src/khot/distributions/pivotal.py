@@ -14,6 +14,7 @@ at 1 without or at 0 with a crossing, 1 elsewhere. As P(s_i = 1) = r_i, s is a M
 transitions give the entropy and the probabilities of pairs.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
-from khot.kernels.tournament import balance, tournament
+from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
+from khot.kernels.seed import draw_seed
+from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
 from .design import Relaxation, SamplingDesign
@@ -95,10 +98,13 @@ class Pivotal(SamplingDesign):
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
+        shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
                 drawn = _draw_in_order(self._duels("sample"), shape)
+            elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
+                seed = draw_seed(self.probs.device)
+                drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
             else:
                 drawn = tournament(balance(self.probs, self.k).expand(shape))
             return drawn.to(self._param.dtype)

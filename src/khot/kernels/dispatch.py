@@ -35,8 +35,13 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
+_KEYS = ((512, 1), (1024, 4), (4096, 8))
+DRAW: Table = {torch.float32: (*_KEYS, (16384, 16)), torch.float64: (*_KEYS, (8192, 16))}  # ranks are float32
+TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
+LONGEST_TOURNAMENT = 4096  # longer rows would take too long to sort
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 
@@ -120,12 +125,32 @@ def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+    return _has_kernel(link, log) and triton_runs(x)
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels are to run on the rows of ``x (..., n)``, if there is one for what is to be done.
+
+    Raises:
+        RuntimeError: If the backend "triton" is forced where it cannot run.
+    """
+    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not (x.is_cuda or _backend == "triton"):
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":
         raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
     return obstacle is None
+
+
+def fuses_draws(x: Tensor, draws: int, longest: int) -> bool:
+    """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
+
+    One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
+    """
+    n = x.shape[-1]
+    if n > longest or _backend == "torch" or not (x.is_cuda or _backend == "triton"):
+        return False
+    return n <= LONG_DRAW or draws * x.shape[:-1].numel() >= MANY_DRAWS
 
 
 @functools.cache

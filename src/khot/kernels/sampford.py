@@ -88,9 +88,11 @@ def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -
         u = torch.rand(marks.shape[0], len(part), dtype=marks.dtype, device=marks.device)
         mark = torch.searchsorted(marks, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
         mark = mark.T.reshape(len(part), *batch, 1)
-        given, unit = logits.expand(part.shape).clone(), mark % n
+        given, unit = logits.expand(part.shape), mark % n
         fixed = torch.where(mark < n, torch.inf, -torch.inf)
         old = given.gather(-1, unit)
-        given.scatter_(-1, unit, torch.where(old.isinf(), old, fixed))  # in rows without a choice all weights are 0
+        given = given.scatter(
+            -1, unit, torch.where(old.isinf(), old, fixed)
+        )  # in rows without a choice all weights are 0
         part.copy_(conditional_poisson.sample(given, k))
     return out.view(*sample_shape, *batch, n)

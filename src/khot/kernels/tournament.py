@@ -15,8 +15,14 @@ References:
     [2] Chauvet (2012), "On a characterization of ordered pivotal sampling", for schedules other than one by one.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from .capped_simplex import move_batch_first
+from .dispatch import triton_runs
+from .operator import operator
 
 
 def balance(probs: Tensor, k: Tensor) -> Tensor:
@@ -31,6 +37,37 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
 
 
+@operator("pivotal_draw")
+def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
+    """k-hot draws ``(draws, *batch, n)`` by tournaments in random order.
+
+    Args:
+        probs: Inclusion probabilities ``(*batch, n)``, which are balanced here.
+        k: Number of ones, integers ``(*batch)``.
+        seed: From :func:`khot.kernels.seed.draw_seed`; fixes the draws where Triton runs.
+        draws: Draws of each row.
+        dtype: Of the result.
+    """
+    if draws and triton_runs(probs):
+        from .tournament_triton import launch_tournament
+
+        return launch_tournament(probs, k, seed, draws, dtype)
+    return tournament(balance(probs, k).expand(draws, *probs.shape)).to(dtype)
+
+
+@pivotal_draw.register_fake
+def _(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
+    return probs.new_empty((draws, *probs.shape), dtype=dtype)
+
+
+@pivotal_draw.register_vmap
+def _(info: Any, in_dims: Any, probs: Tensor, k: Tensor, seed: Tensor, *options: Any):  # type: ignore[no-untyped-def]
+    probs, k = move_batch_first(info.batch_size, in_dims, (probs, k))
+    if in_dims[2] is None:  # the same randomness for all
+        return torch.stack([pivotal_draw(*row, seed, *options) for row in zip(probs, k, strict=True)]), 0
+    return pivotal_draw(probs, k, seed.movedim(in_dims[2], 0)[0], *options), 1
+
+
 def tournament(probs: Tensor) -> Tensor:
     """Draws one k-hot vector for each row of ``probs`` by a tournament in random order.
 
@@ -41,10 +78,10 @@ def tournament(probs: Tensor) -> Tensor:
         Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
         probability 0, always those of probability 1.
     """
-    # Random 63-bit keys do not tie, and sort faster than floats.
-    order = torch.empty(probs.shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
+    # Random 62-bit keys do not tie, and sort faster than floats.
+    order = torch.randint(2**62, probs.shape, device=probs.device).argsort(-1)
     drawn = _play(probs.gather(-1, order))
-    return torch.empty_like(drawn).scatter_(-1, order, drawn)
+    return torch.empty_like(drawn).scatter(-1, order, drawn)
 
 
 def _play(probs: Tensor) -> Tensor:
