@@ -17,6 +17,7 @@ from khot.kernels.clipped_power import clipped_power
 from khot.kernels.gradient_triton import launch_backward
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
 from khot.kernels.mask import derivative
+from tests.kernels.cases_draws import DRAWS_CASES
 
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
@@ -126,4 +127,4 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = masks()
+KERNELS = [*masks(), *(KernelCase(*case) for case in DRAWS_CASES)]

@@ -10,8 +10,8 @@ from torch.types import _size as SizeLike
 
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
-from khot.kernels.dispatch import MAX_N, fuses_draws
-from khot.kernels.seed import draw_seed
+from khot.kernels.dispatch import fuses_draws
+from khot.kernels.philox import draw_seed
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -75,7 +75,7 @@ class OrderSampling(SamplingDesign):
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
     def _fuses_draws(self, sample_shape: SizeLike) -> bool:
-        return fuses_draws(self._positions, math.prod(sample_shape), MAX_N)
+        return fuses_draws(self._positions, math.prod(sample_shape))
 
     def _draw_fused(self, sample_shape: SizeLike) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype

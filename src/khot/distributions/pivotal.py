@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
 from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
-from khot.kernels.seed import draw_seed
+from khot.kernels.philox import draw_seed
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 

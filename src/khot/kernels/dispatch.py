@@ -35,8 +35,7 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
-_KEYS = ((512, 1), (1024, 4), (4096, 8))
-DRAW: Table = {torch.float32: (*_KEYS, (16384, 16)), torch.float64: (*_KEYS, (8192, 16))}  # ranks are float32
+DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
 LONGEST_TOURNAMENT = 4096  # longer rows would take too long to sort
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
@@ -142,15 +141,15 @@ def triton_runs(x: Tensor) -> bool:
     return obstacle is None
 
 
-def fuses_draws(x: Tensor, draws: int, longest: int) -> bool:
+def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
     """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
 
     One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
     """
-    n = x.shape[-1]
-    if n > longest or _backend == "torch" or not (x.is_cuda or _backend == "triton"):
+    n, rows = x.shape[-1], x.shape[:-1].numel()
+    if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
         return False
-    return n <= LONG_DRAW or draws * x.shape[:-1].numel() >= MANY_DRAWS
+    return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ draws of a design share, is kept. On an accelerator noise, ranks and selection a
 float32 do, their noise being accurate in both tails; and torch's generator gives the seed, on the device.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .capped_simplex import move_batch_first, solve_threshold
 from .dispatch import triton_runs
 from .operator import operator
 from .order_sampling import FAMILIES, LOG_UNIFORM, Noise
+from .philox import random_words, uniform
 
 NOISES = {noise.name: noise for noise in (*FAMILIES, LOG_UNIFORM)}
 SMALLEST = 2.0**-54  # half the distance of the random numbers
@@ -40,24 +42,27 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
 
 def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
-    u = torch.rand(shape, dtype=scale.dtype, device=scale.device)
-    ranks = noise.from_uniform_(u.clamp_min_(SMALLEST))
+    ranks = _exp_noise(noise, torch.rand(shape, dtype=scale.dtype, device=scale.device))
     if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(scale):
         return ranks * scale
     return ranks.mul_(scale)
+
+
+def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
+    return noise.from_uniform_(u.clamp_min_(SMALLEST))
 
 
 @operator("order_draw")
 def order_draw(
     theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, noise: str, dtype: torch.dtype
 ) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)``.
+    """k-hot draws ``(draws, *batch, n)``, a function of the seed.
 
     Args:
         theta: Positions ``(*batch, n)``.
         k: Number of ones, integers ``(*batch)``.
         centre: From :func:`rank_centre`.
-        seed: From :func:`draw_seed`; fixes the draws where Triton runs.
+        seed: From :func:`khot.kernels.philox.draw_seed`.
         draws: Draws of each row.
         noise: Name of the noise.
         dtype: Of the result.
@@ -66,8 +71,11 @@ def order_draw(
         from .order_draw_triton import launch_draw
 
         return launch_draw(theta, k, centre, seed, draws, noise, dtype)
-    ranks = draw_ranks(NOISES[noise], rank_scale(theta, centre), (draws, *theta.shape))
-    return (ranks.argsort(-1).argsort(-1) < k.unsqueeze(-1)).to(dtype)
+    shape = (draws, *theta.shape)
+    a, b, c, d = random_words(seed, math.prod(shape[:-1]), (shape[-1] + 1) // 2)
+    high, low = (torch.stack(pair, -1).flatten(-2)[:, : shape[-1]] for pair in ((a, c), (b, d)))
+    ranks = _exp_noise(NOISES[noise], uniform(high, low)).view(shape) * rank_scale(theta, centre)
+    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
 
 
 @order_draw.register_fake

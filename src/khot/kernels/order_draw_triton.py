@@ -33,9 +33,9 @@ def _exp_noise(u, rest, NOISE: tl.constexpr):
     """The exponential of the noise from u and 1 - u."""
     if NOISE == "logistic":
         return u / rest
-    elif NOISE == "log_exponential":  # -log(1 - u), by its series where 1 - u has too few digits
-        sixth = 1.0 / 4.0 + u * (1.0 / 5.0 + u * (1.0 / 6.0))
-        return tl.where(u < 0.0625, u * (1.0 + u * (1.0 / 2.0 + u * (1.0 / 3.0 + u * sixth))), -tl.log(rest))
+    elif NOISE == "log_exponential":  # -log u, by its series where that is next to 0
+        series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * 0.2))))
+        return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
     else:
         return u
 
@@ -50,7 +50,7 @@ def _tile_keys(
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
     centred = standardise(theta, high, low, 1.0).to(tl.float32)
     rank = _exp_noise(u, rest, NOISE) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
-    key = rank.to(tl.int32, bitcast=True) & LARGEST  # a NaN is one in any case
+    key = tl.minimum(rank.to(tl.int32, bitcast=True) & LARGEST, INFINITE)  # NaN is excluded
     return tl.where(theta == float("inf"), 0, tl.where(theta == -float("inf"), INFINITE, key))
 
 
@@ -63,10 +63,19 @@ def _load_keys(x_ptr, start, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _count(key, first, second, third):
+def _count(key, x_ptr, n, first, second, third, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
     """Numbers of keys up to each of three."""
     first, second, third = first.to(tl.int32), second.to(tl.int32), third.to(tl.int32)
-    return tl.reduce(((key <= first).to(tl.int32), (key <= second).to(tl.int32), (key <= third).to(tl.int32)), 0, add3)
+    if IN_REGISTERS:
+        one, two, three = (key <= first).to(tl.int32), (key <= second).to(tl.int32), (key <= third).to(tl.int32)
+    else:
+        one, two, three = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+        for start in range(0, n, BLOCK):
+            key = _load_keys(x_ptr, start, n, BLOCK)
+            one += (key <= first).to(tl.int32)
+            two += (key <= second).to(tl.int32)
+            three += (key <= third).to(tl.int32)
+    return tl.reduce((one, two, three), 0, add3)
 
 
 @triton.jit
@@ -85,13 +94,7 @@ def _find(key, x_ptr, n, k, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr):
     first, second, third = low * 0 + ONE_OVER_E, low * 0 + ONE, low * 0 + E
     halving = tl.full((), 0, tl.int1)
     while (upto != k) & (high - low > 1):
-        if IN_REGISTERS:
-            one, two, three = _count(key, first, second, third)
-        else:
-            one, two, three = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-            for start in range(0, n, BLOCK):
-                some, more, most = _count(_load_keys(x_ptr, start, n, BLOCK), first, second, third)
-                one, two, three = one + some, two + more, three + most
+        one, two, three = _count(key, x_ptr, n, first, second, third, BLOCK, IN_REGISTERS)
         before = high - low
         high = tl.where(one >= k, first, tl.where(two >= k, second, tl.where(three >= k, third, high)))
         upto = tl.where(one >= k, one, tl.where(two >= k, two, tl.where(three >= k, three, upto)))
@@ -150,7 +153,7 @@ def _order_draw(
         key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, NOISE, BLOCK, DTYPE)
         cut, ties = _find(key, x_ptr, n, k, BLOCK, True)
         chosen, _ = _chosen(key, cut, ties, seen)
-        store_tile(x_ptr, chosen, 0, n, BLOCK)
+        store_tile(x_ptr, chosen.to(tl.float32), 0, n, BLOCK)
     else:
         for start in range(0, n, BLOCK):
             key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, NOISE, BLOCK, DTYPE)
@@ -160,7 +163,7 @@ def _order_draw(
         tl.debug_barrier()  # nobody overwrites what others have not counted
         for start in range(0, n, BLOCK):
             chosen, seen = _chosen(_load_keys(x_ptr, start, n, BLOCK), cut, ties, seen)
-            store_tile(x_ptr, chosen, start, n, BLOCK)
+            store_tile(x_ptr, chosen.to(tl.float32), start, n, BLOCK)
 
 
 def launch_draw(
@@ -179,14 +182,13 @@ def launch_draw(
     """
     rows, sizes = rows_of(theta), k.reshape(-1)
     count, n = rows.shape
-    working, dtype = arithmetic(theta)
-    how = plan(count, n, working, DRAW)
+    how = plan(count, n, torch.float32, DRAW)
     # In a dtype that has room for the ranks.
     room = out if how.resident or out in (torch.float32, torch.float64) else torch.float32
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):
         _order_draw[(draws * count,)](
             rows, x, threshold.reshape(-1), seed, sizes, sizes.stride(0), rows.stride(0), x.stride(0), count, n,
-            NOISE=noise, BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
+            NOISE=noise, BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
         )  # fmt: skip
     return x.to(out).reshape(draws, *theta.shape)

@@ -1,10 +1,6 @@
-"""Random numbers inside Triton kernels, for any draw and place in it the same at every call: Philox of a seed.
+"""The random numbers of :mod:`khot.kernels.philox` inside Triton kernels, where nothing stores them.
 
-The counter is (place, draw), the key a 64-bit seed in device memory, so that a replayed graph draws anew and nobody
-waits for the device. Uniform numbers have 64 bits.
-
-References:
-    [1] Salmon, Moraes, Dror, Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
+The seed is in device memory, so that a replayed graph draws anew and nobody waits for the device.
 """
 
 import triton

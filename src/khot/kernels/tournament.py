@@ -19,10 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .capped_simplex import move_batch_first
 from .dispatch import triton_runs
 from .operator import operator
+from .philox import random_words, uniform
+
+SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
 
 
 def balance(probs: Tensor, k: Tensor) -> Tensor:
@@ -39,12 +43,12 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
 @operator("pivotal_draw")
 def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` by tournaments in random order.
+    """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, a function of the seed.
 
     Args:
         probs: Inclusion probabilities ``(*batch, n)``, which are balanced here.
         k: Number of ones, integers ``(*batch)``.
-        seed: From :func:`khot.kernels.seed.draw_seed`; fixes the draws where Triton runs.
+        seed: From :func:`khot.kernels.philox.draw_seed`.
         draws: Draws of each row.
         dtype: Of the result.
     """
@@ -52,7 +56,13 @@ def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torc
         from .tournament_triton import launch_tournament
 
         return launch_tournament(probs, k, seed, draws, dtype)
-    return tournament(balance(probs, k).expand(draws, *probs.shape)).to(dtype)
+    n = probs.shape[-1]
+    block = max(SMALLEST_BLOCK, 1 << (n - 1).bit_length())
+    a, b, c, d = random_words(seed, draws * k.numel(), block)
+    order = ((a << 31) | (b >> 1)) & -block | torch.arange(block, device=seed.device)
+    order = order.sort(-1).values & (block - 1)
+    units = pad(balance(probs, k), (0, block - n)).expand(draws, *k.shape, block)
+    return _play(units, order.view(units.shape), uniform(c, d).view(units.shape))[..., :n].to(dtype)
 
 
 @pivotal_draw.register_fake
@@ -80,19 +90,27 @@ def tournament(probs: Tensor) -> Tensor:
     """
     # Random 62-bit keys do not tie, and sort faster than floats.
     order = torch.randint(2**62, probs.shape, device=probs.device).argsort(-1)
-    drawn = _play(probs.gather(-1, order))
+    return _play(probs, order, torch.rand(probs.shape, dtype=probs.dtype, device=probs.device))
+
+
+def _play(probs: Tensor, order: Tensor, u: Tensor) -> Tensor:
+    """The fates of the units, which take places in this order; each duel uses up one of the random numbers."""
+    drawn = _play_in_places(probs.gather(-1, order), u)
     return torch.empty_like(drawn).scatter(-1, order, drawn)
 
 
-def _play(probs: Tensor) -> Tensor:
+def _play_in_places(probs: Tensor, u: Tensor) -> Tensor:
     duels = []
     while (half := probs.shape[-1] // 2) > 0:
         left, right, bye = probs.split([half, half, probs.shape[-1] - 2 * half], dim=-1)
         excess = (torch.maximum(left, right) - 1) + torch.minimum(left, right)  # a + b - 1, rounded once
         chosen = excess >= 0  # the fate of the unit that is decided here
-        left_weight, right_weight = torch.where(chosen, 1 - left, left), torch.where(chosen, 1 - right, right)
-        total = left_weight + right_weight
-        right_goes_on = torch.rand_like(total) * total < right_weight
+        first, second = torch.where(chosen, 1 - left, right), torch.where(chosen, 1 - right, left)
+        total = first + second
+        u, luck = u.split([u.shape[-1] - half, half], dim=-1)
+        # The unit on the right is chosen with its part of u, or goes on with it: where a + b is 1 up to rounding either
+        # comes to the same.
+        right_goes_on = (luck * total < first) ^ chosen
         duels.append((chosen, right_goes_on))
         probs = torch.cat([torch.where(chosen, excess, total), bye], dim=-1)
     fate = probs > 0.5  # of the last unit standing: its probability is 0 or 1 up to the rounding of the whole sum

@@ -45,15 +45,15 @@ def _tournament(p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, row
         right, right_unit, luck = tl.gather(p, rival, 0), tl.gather(unit, rival, 0), tl.gather(u, rival, 0)
         excess = (tl.maximum(p, right) - 1.0) + tl.minimum(p, right)
         chosen = excess >= 0
-        left_weight, right_weight = tl.where(chosen, 1.0 - p, p), tl.where(chosen, 1.0 - right, right)
-        total = left_weight + right_weight
-        right_goes_on = luck * total < right_weight
+        total = tl.where(chosen, (1.0 - p) + (1.0 - right), p + right)
+        # So put that where p + right is 1 up to rounding either case has the same end.
+        right_goes_on = (luck * total < tl.where(chosen, 1.0 - p, right)) ^ chosen
         decided = tl.where(right_goes_on, unit, right_unit)
-        tl.store(x_ptr + decided, chosen.to(x_ptr.dtype.element_ty), mask=(place < half) & (decided < n))
+        tl.store(x_ptr + decided, chosen.to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place < half) & (decided < n))
         p = tl.where(chosen, excess, total)
         unit = tl.where(right_goes_on, right_unit, unit)
         half = half // 2
-    tl.store(x_ptr + unit, (p > 0.5).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
+    tl.store(x_ptr + unit, (p > 0.5).to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
 
 
 def launch_tournament(probs: Tensor, k: Tensor, seed: Tensor, draws: int, out: torch.dtype) -> Tensor:
