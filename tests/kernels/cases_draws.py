@@ -8,6 +8,8 @@ from torch import Tensor
 from khot import sigmoid_topk
 from khot.kernels.order_draw import NOISES, order_draw, rank_centre
 from khot.kernels.order_draw_triton import launch_draw
+from khot.kernels.ordered_duels import kinds, ordered_duels_draw
+from khot.kernels.ordered_duels_triton import launch_ordered_duels
 from khot.kernels.tournament import pivotal_draw
 from khot.kernels.tournament_triton import launch_tournament
 
@@ -15,6 +17,7 @@ SEED, DRAWS = 0x123456789ABCDEF, 2
 SINGLE, DOUBLE = torch.float32, torch.float64
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
+COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
 COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 1000, 4096)]
 
 
@@ -66,6 +69,30 @@ def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
     return launch_tournament(probs, number.long(), torch.zeros(1).long(), 1, SINGLE)
 
 
+def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Weights with which units take the seat, their sums with those that keep it, and numbers that decide the kinds."""
+    take, keep, kind = torch.rand(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+    return take, take + keep, kind
+
+
+def kind_of(number: Tensor) -> Tensor:
+    """The first seat is empty and the second unit chosen without a duel."""
+    place = torch.arange(number.shape[-1], device=number.device).expand(number.shape)
+    return kinds((number < 0.3) & (place > 0), place == 0, place == 1)
+
+
+def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+    return (launch_ordered_duels(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+
+
+def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+    return (ordered_duels_draw(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+
+
+def duels_compile(take: Tensor, *_: Tensor) -> object:
+    return launch_ordered_duels(take, take, take.byte(), torch.zeros(1).long(), 1, SINGLE)
+
+
 # Name, launch, reference, make, shapes, compile, compiled: the fields of a KernelCase.
 DRAWS_CASES = [
     (
@@ -87,5 +114,14 @@ DRAWS_CASES = [
         [(3, 1), (2, 33), (1, 600)],
         tournament_compile,
         COMPILED_TOURNAMENT,
-    )
+    ),
+    (
+        "ordered_duels",
+        duels_kernel,
+        duels_reference,
+        duels,
+        [(3, 1), (2, 33), (1, 3000)],
+        duels_compile,
+        COMPILED_DUELS,
+    ),
 ]

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
 from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
+from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
@@ -101,13 +102,23 @@ class Pivotal(SamplingDesign):
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
-                drawn = _draw_in_order(self._duels("sample"), shape)
+                drawn = self._sample_in_order(shape, draws)
             elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
                 seed = draw_seed(self.probs.device)
                 drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
             else:
                 drawn = tournament(balance(self.probs, self.k).expand(shape))
             return drawn.to(self._param.dtype)
+
+    def _sample_in_order(self, shape: torch.Size, draws: int) -> Tensor:
+        duels = self._duels("sample")
+        total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
+        kind = kinds(duels.crossing, empty, duels.certain)
+        if fuses_draws(total, draws):
+            seed = draw_seed(total.device)
+            return ordered_duels_draw(duels.take, total, kind, seed, draws, self._param.dtype).view(shape)
+        u = torch.rand(shape, dtype=total.dtype, device=total.device)
+        return draw_in_order(duels.take, total, kind, u)
 
     def log_prob(self, value: Tensor) -> Tensor:
         duels = self._duels("log_prob")
@@ -167,17 +178,6 @@ def _play_in_order(probs: Tensor, k: Tensor) -> _Duels:
     take = torch.where(crossing, (1 - probs) * (before > 0), probs)  # with nobody in the seat, the unit is chosen
     keep = torch.where(crossing, 1 - before, before)
     return _Duels(certain, crossing, chosen, before, after, take, keep)
-
-
-def _draw_in_order(duels: _Duels, shape: torch.Size) -> Tensor:
-    total, n = duels.take + duels.keep, shape[-1]
-    takes = torch.rand(shape, dtype=total.dtype, device=total.device) * total < duels.take
-    takes |= ~duels.crossing & (duels.before == 0)  # an empty seat is taken, also with probability 0
-    unit = torch.arange(n, device=total.device)
-    carrier = pad(torch.where(takes, unit, -1).cummax(-1).values[..., :-1], (1, 0), value=-1)
-    chosen = torch.where(takes, carrier, unit)
-    drawn = pad(duels.certain, (0, 1)).expand(*shape[:-1], n + 1)  # duels without a crossing write to a spare column
-    return drawn.scatter(-1, torch.where(duels.crossing, chosen, n), True)[..., :n]
 
 
 def _safe_log(weight: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ draws of a design share, is kept. On an accelerator noise, ranks and selection a
 float32 do, their noise being accurate in both tails; and torch's generator gives the seed, on the device.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from .capped_simplex import move_batch_first, solve_threshold
 from .dispatch import triton_runs
 from .operator import operator
 from .order_sampling import FAMILIES, LOG_UNIFORM, Noise
-from .philox import random_words, uniform
+from .philox import uniform_rows
 
 NOISES = {noise.name: noise for noise in (*FAMILIES, LOG_UNIFORM)}
 SMALLEST = 2.0**-54  # half the distance of the random numbers
@@ -71,10 +70,7 @@ def order_draw(
         from .order_draw_triton import launch_draw
 
         return launch_draw(theta, k, centre, seed, draws, noise, dtype)
-    shape = (draws, *theta.shape)
-    a, b, c, d = random_words(seed, math.prod(shape[:-1]), (shape[-1] + 1) // 2)
-    high, low = (torch.stack(pair, -1).flatten(-2)[:, : shape[-1]] for pair in ((a, c), (b, d)))
-    ranks = _exp_noise(NOISES[noise], uniform(high, low)).view(shape) * rank_scale(theta, centre)
+    ranks = _exp_noise(NOISES[noise], uniform_rows(seed, (draws, *theta.shape))) * rank_scale(theta, centre)
     return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
 
 

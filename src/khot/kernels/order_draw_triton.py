@@ -71,10 +71,10 @@ def _count(key, x_ptr, n, first, second, third, BLOCK: tl.constexpr, IN_REGISTER
     else:
         one, two, three = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
         for start in range(0, n, BLOCK):
-            key = _load_keys(x_ptr, start, n, BLOCK)
-            one += (key <= first).to(tl.int32)
-            two += (key <= second).to(tl.int32)
-            three += (key <= third).to(tl.int32)
+            loaded = _load_keys(x_ptr, start, n, BLOCK)
+            one += (loaded <= first).to(tl.int32)
+            two += (loaded <= second).to(tl.int32)
+            three += (loaded <= third).to(tl.int32)
     return tl.reduce((one, two, three), 0, add3)
 
 

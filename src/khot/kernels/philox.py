@@ -7,6 +7,8 @@ References:
     [1] Salmon, Moraes, Dror, Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -35,3 +37,10 @@ def random_words(seed: Tensor, draws: int, places: int) -> tuple[Tensor, Tensor,
 def uniform(high: Tensor, low: Tensor) -> Tensor:
     """float64 numbers uniform on [0, 1), of 53 bits."""
     return ((high << 21) | (low >> 11)).double() * 2.0**-53
+
+
+def uniform_rows(seed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """:func:`uniform` numbers for draws ``shape[:-1]`` of ``shape[-1]`` units, two for each place of the counter."""
+    a, b, c, d = random_words(seed, math.prod(shape[:-1]), (shape[-1] + 1) // 2)
+    high, low = (torch.stack(pair, -1).flatten(-2)[:, : shape[-1]] for pair in ((a, c), (b, d)))
+    return uniform(high, low).view(shape)
