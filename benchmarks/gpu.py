@@ -5,7 +5,8 @@ Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch fin
 Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
 are those it cannot do without: x and y forward; x, the cotangent and its result backward. A new kernel joins by an
-entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
+entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed, nor
+one that draws vectors which are not k-hot.
 """
 
 import statistics
@@ -21,6 +22,11 @@ from torch import Tensor
 
 import khot
 import khot.kernels
+from khot.kernels import order_draw
+from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
+from khot.kernels.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
+from khot.kernels.philox import draw_seed
+from khot.kernels.tournament import balance, pivotal_draw, tournament
 
 SHAPES = [
     (8192, 10),
@@ -42,6 +48,28 @@ class Operation(NamedTuple):
     function: Callable[[Tensor, int], Tensor]
     differentiable: bool = True
     reference: bool = True
+    random: bool = False  # draws, of which there is the size to check
+
+
+def sizes(x: Tensor, k: int) -> Tensor:
+    return torch.full(x.shape[:-1], k, device=x.device)
+
+
+def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
+    """A draw of a design whose positions are x, as the designs make it: here without Pyro."""
+    centre = order_draw.rank_centre(x, k)
+    if fuses_draws(x, 1):
+        seed = draw_seed(x.device)
+        return order_draw.order_draw(x, sizes(x, k), centre, seed, 1, noise.name, x.dtype)[0]
+    return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
+
+
+def pivotal(x: Tensor, k: int) -> Tensor:
+    """The same for inclusion probabilities sigmoid_topk(x, k), in random order."""
+    probs = khot.sigmoid_topk(x, k)
+    if fuses_draws(probs, 1, LONGEST_TOURNAMENT):
+        return pivotal_draw(probs, sizes(x, k), draw_seed(x.device), 1, x.dtype)[0]
+    return tournament(balance(probs, sizes(x, k))).to(x.dtype)
 
 
 OPERATIONS = {
@@ -54,6 +82,9 @@ OPERATIONS = {
     "normal_topk": Operation(khot.normal_topk),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+    "draw GumbelTopK": Operation(partial(order_sampling, noise=LOG_EXPONENTIAL), differentiable=False, random=True),
+    "draw ParetoSampling": Operation(partial(order_sampling, noise=LOGISTIC), differentiable=False, random=True),
+    "draw Pivotal": Operation(pivotal, differentiable=False, random=True),
 }
 
 
@@ -114,6 +145,9 @@ def copy_bandwidth() -> float:
 
 def agrees(operation: Operation, x: Tensor, k: int) -> bool:
     rows = x[:4]
+    if operation.random:
+        y = operation.function(rows, k)
+        return bool(((y == 0) | (y == 1)).all() and (y.sum(-1) == k).all())
     with khot.kernels.backend("torch"):
         exact = operation.function(rows.double(), k)
     return torch.allclose(operation.function(rows, k).double(), exact, rtol=1e-4, atol=1e-5)

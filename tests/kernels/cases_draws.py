@@ -18,7 +18,7 @@ SINGLE, DOUBLE = torch.float32, torch.float64
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
 COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
-COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 1000, 4096)]
+COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 2000, 4096)]
 
 
 def sizes(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -96,7 +96,7 @@ def duels_compile(take: Tensor, *_: Tensor) -> object:
 # Name, launch, reference, make, shapes, compile, compiled: the fields of a KernelCase.
 DRAWS_CASES = [
     (
-        f"order_{noise}",
+        f"order_{noise}_draw",
         partial(order_kernel, noise=noise),
         partial(order_reference, noise=noise),
         positions,

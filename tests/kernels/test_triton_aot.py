@@ -35,7 +35,13 @@ def test_one_kernel(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "cases"), [("sm_80", LARGEST), ("sm_90", ALL_SIZES), ("sm_100", LARGEST), ("gfx942", ALL_SIZES)]
+    ("target", "cases"),
+    [
+        ("sm_80", f"{LARGEST}|duels"),
+        ("sm_90", f"{ALL_SIZES}|exponential_draw|tournament"),
+        ("sm_100", f"{LARGEST}|duels"),
+        ("gfx942", f"{ALL_SIZES}|exponential_draw"),
+    ],
 )
 def test_no_kernel_spills(target, cases, tmp_path):
     compile_for(target, cases, tmp_path)

@@ -33,13 +33,15 @@ def run_interpreted(*arguments: str) -> None:
 
 def test_some_kernels():
     run_interpreted(
-        "tests/kernels/test_triton.py", "-k", "mask_logistic-2x1000 or gradient_clip-2x1000 or gap_and_kink"
+        "tests/kernels/test_triton.py",
+        "-k",
+        "mask_logistic-2x1000 or gradient_clip-2x1000 or gap_and_kink or tournament-3x1",
     )
 
 
 @pytest.mark.slow
 def test_kernels():
-    run_interpreted("tests/kernels/test_triton.py")
+    run_interpreted("tests/kernels/test_triton.py", "tests/kernels/test_draws_triton.py")
 
 
 @pytest.mark.slow
@@ -56,3 +58,9 @@ def test_contract():
     run_interpreted(
         "tests/relaxations/test_contract.py", "-k", f"({' or '.join(checks)}) and ({maps}) and not odd_maps"
     )
+
+
+@pytest.mark.slow
+def test_designs():
+    draws = "sample_indices_are_those or single_units or (half_precision_logits and random)"
+    run_interpreted("tests/distributions/test_order_sampling.py", "tests/distributions/test_pivotal.py", "-k", draws)

@@ -25,6 +25,9 @@ class OrderSampling(SamplingDesign):
     with noise E of a given law: a draw is noise and a top-k. Log-probability and inclusion probabilities are integrals
     over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
     from its parameter.
+
+    On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
+    of more than 131072 units are left to torch.
     """
 
     _noise: ClassVar[kernel.Noise]
@@ -66,8 +69,7 @@ class OrderSampling(SamplingDesign):
         ranks = self._ranks(sample_shape)
         if isinstance(self._size, Tensor):
             return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
-        first = ranks.topk(self._size, largest=False, sorted=False).indices
-        return torch.zeros_like(ranks, dtype=self._param.dtype).scatter(-1, first, 1)
+        return order_draw.smallest(ranks, self._size, self._param.dtype)
 
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         k = self._require_shared_k("sample_indices")
