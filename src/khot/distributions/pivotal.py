@@ -28,6 +28,7 @@ from khot.kernels.philox import draw_seed
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
+from ._arguments import checked_order
 from .design import Relaxation, SamplingDesign
 
 
@@ -67,6 +68,8 @@ class Pivotal(SamplingDesign):
         tensor(0.2500)
     """
 
+    _settings = ("order",)
+
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -78,9 +81,7 @@ class Pivotal(SamplingDesign):
         temperature: float | Tensor = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        if order not in ("random", "fixed"):
-            raise ValueError(f"`order` must be 'random' or 'fixed', but got {order!r}")
-        self.order = order
+        self.order = checked_order(order)
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 
     @property
