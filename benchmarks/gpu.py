@@ -60,7 +60,7 @@ def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     centre = order_draw.rank_centre(x, k)
     if fuses_draws(x, 1):
         seed = draw_seed(x.device)
-        return order_draw.order_draw(x, sizes(x, k), centre, seed, 1, noise.name, x.dtype)[0]
+        return order_draw.order_draw(x, sizes(x, k), centre, seed, 1, x.dtype, noise.name)[0]
     return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
 
 

@@ -46,15 +46,15 @@ def seed_for(x: Tensor) -> Tensor:
 
 
 def order_kernel(theta: Tensor, k: Tensor, noise: str) -> tuple[Tensor, ...]:
-    return (launch_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, noise, theta.dtype),)
+    return (launch_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
 def order_reference(theta: Tensor, k: Tensor, noise: str) -> tuple[Tensor, ...]:
-    return (order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, noise, theta.dtype),)
+    return (order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
 def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
-    return launch_draw(theta, number.long(), number, torch.zeros(1).long(), 1, noise, SINGLE)
+    return launch_draw(theta, number.long(), number, torch.zeros(1).long(), 1, SINGLE, noise)
 
 
 def tournament_kernel(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:

@@ -82,7 +82,7 @@ class OrderSampling(SamplingDesign):
     def _draw_fused(self, sample_shape: SizeLike) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype
         seed, draws = draw_seed(theta.device), math.prod(sample_shape)
-        drawn = order_draw.order_draw(theta, self.k, self._centre, seed, draws, self._noise.name, dtype)
+        drawn = order_draw.order_draw(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
         return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike) -> Tensor:

@@ -6,15 +6,13 @@ draws of a design share, is kept. On an accelerator noise, ranks and selection a
 float32 do, their noise being accurate in both tails; and torch's generator gives the seed, on the device.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from .capped_simplex import move_batch_first, solve_threshold
+from .capped_simplex import solve_threshold
 from .dispatch import triton_runs
-from .operator import operator
+from .draw_operator import draw_operator
 from .order_sampling import FAMILIES, LOG_UNIFORM, Noise
 from .philox import uniform_rows
 
@@ -57,9 +55,9 @@ def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
     return noise.from_uniform_(u.clamp_min_(SMALLEST))
 
 
-@operator("order_draw")
+@draw_operator("order_draw")
 def order_draw(
-    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, noise: str, dtype: torch.dtype
+    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, dtype: torch.dtype, noise: str
 ) -> Tensor:
     """k-hot draws ``(draws, *batch, n)``, a function of the seed.
 
@@ -69,26 +67,12 @@ def order_draw(
         centre: From :func:`rank_centre`.
         seed: From :func:`khot.kernels.philox.draw_seed`.
         draws: Draws of each row.
-        noise: Name of the noise.
         dtype: Of the result.
+        noise: Name of the noise.
     """
     if draws and triton_runs(theta):
         from .order_draw_triton import launch_draw
 
-        return launch_draw(theta, k, centre, seed, draws, noise, dtype)
+        return launch_draw(theta, k, centre, seed, draws, dtype, noise)
     ranks = _exp_noise(NOISES[noise], uniform_rows(seed, (draws, *theta.shape))) * rank_scale(theta, centre)
     return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
-
-
-@order_draw.register_fake
-def _(theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, noise: str, dtype: torch.dtype) -> Tensor:
-    return theta.new_empty((draws, *theta.shape), dtype=dtype)
-
-
-@order_draw.register_vmap
-def _(info: Any, in_dims: Any, theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, *options: Any):  # type: ignore[no-untyped-def]
-    theta, k, centre = move_batch_first(info.batch_size, in_dims, (theta, k, centre))
-    if in_dims[3] is None:  # the same randomness for all
-        parts = zip(theta, k, centre, strict=True)
-        return torch.stack([order_draw(*part, seed, *options) for part in parts]), 0
-    return order_draw(theta, k, centre, seed.movedim(in_dims[3], 0)[0], *options), 1

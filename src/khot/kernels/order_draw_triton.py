@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dispatch import DRAW, plan
-from .launch_triton import arithmetic, on_device, rows_of, store_tile
+from .launch_triton import arithmetic, on_device, rows_of, store_tile, without_expansion
 from .links_triton import add3
 from .random_triton import random_words, uniform_and_rest
 from .threshold_triton import load_tile, split_threshold, standardise
@@ -130,9 +130,10 @@ def _order_draw(
     t_ptr,
     seed_ptr,
     k_ptr,
-    stride_k,
     stride_theta,
     stride_x,
+    stride_t,
+    stride_k,
     rows,
     n,
     NOISE: tl.constexpr,
@@ -143,7 +144,7 @@ def _order_draw(
     draw = tl.program_id(0)
     row = (draw % rows).to(tl.int64)
     k = tl.load(k_ptr + row * stride_k).to(tl.int32)
-    t = tl.load(t_ptr + row)
+    t = tl.load(t_ptr + row * stride_t)
     high, low = split_threshold(tl.where(tl.abs(t) < float("inf"), t, 0.0), DTYPE)
     seed = tl.load(seed_ptr)
     theta_ptr += row * stride_theta
@@ -167,20 +168,12 @@ def _order_draw(
 
 
 def launch_draw(
-    theta: Tensor, k: Tensor, threshold: Tensor, seed: Tensor, draws: int, noise: str, out: torch.dtype
+    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, out: torch.dtype, noise: str
 ) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of dtype ``out``.
-
-    Args:
-        theta: Positions ``(*batch, n)``; ``inf`` includes a unit, ``-inf`` excludes it.
-        k: Number of ones, integers ``(*batch)``.
-        threshold: About where the k-th rank will be, in the logarithm and the sign of theta; float64 ``(*batch)``.
-        seed: int64 ``(1,)``; a function of it, and of the place of a unit in the result, is the noise.
-        draws: Draws of each row.
-        noise: Kind of the noise.
-        out: Floating dtype of the result.
-    """
-    rows, sizes = rows_of(theta), k.reshape(-1)
+    """k-hot draws ``(draws, *batch, n)`` of dtype ``out`` from the arguments of ``order_draw``."""
+    shape = (draws, *theta.shape)
+    draws, (theta, centre, k) = without_expansion(draws, theta, centre, k)
+    rows, t, sizes = rows_of(theta), centre.reshape(-1), k.reshape(-1)
     count, n = rows.shape
     how = plan(count, n, torch.float32, DRAW)
     # In a dtype that has room for the ranks.
@@ -188,7 +181,7 @@ def launch_draw(
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):
         _order_draw[(draws * count,)](
-            rows, x, threshold.reshape(-1), seed, sizes, sizes.stride(0), rows.stride(0), x.stride(0), count, n,
+            rows, x, t, seed, sizes, rows.stride(0), x.stride(0), t.stride(0), sizes.stride(0), count, n,
             NOISE=noise, BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
         )  # fmt: skip
-    return x.to(out).reshape(draws, *theta.shape)
+    return x.to(out).reshape(shape)

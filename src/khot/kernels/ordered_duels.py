@@ -4,15 +4,12 @@ Unit by unit: it takes the seat from the carrier with probability take / total, 
 duel that crosses an integer the one of the two that does not sit there afterwards is chosen.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .capped_simplex import move_batch_first
 from .dispatch import triton_runs
-from .operator import operator
+from .draw_operator import draw_operator
 from .philox import uniform_rows
 
 CROSSING, EMPTY, CERTAIN = 1, 2, 4  # bits of a duel's kind
@@ -34,7 +31,7 @@ def draw_in_order(take: Tensor, total: Tensor, kind: Tensor, u: Tensor) -> Tenso
     return drawn.scatter(-1, torch.where((kind & CROSSING) > 0, chosen, n), True)[..., :n]
 
 
-@operator("ordered_duels_draw")
+@draw_operator("ordered_duels_draw")
 def ordered_duels_draw(
     take: Tensor, total: Tensor, kind: Tensor, seed: Tensor, draws: int, dtype: torch.dtype
 ) -> Tensor:
@@ -54,16 +51,3 @@ def ordered_duels_draw(
         return launch_ordered_duels(take, total, kind, seed, draws, dtype)
     shape = (draws, *take.shape)
     return draw_in_order(take, total, kind, uniform_rows(seed, shape)).to(dtype)
-
-
-@ordered_duels_draw.register_fake
-def _(take: Tensor, total: Tensor, kind: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
-    return take.new_empty((draws, *take.shape), dtype=dtype)
-
-
-@ordered_duels_draw.register_vmap
-def _(info: Any, in_dims: Any, take: Tensor, total: Tensor, kind: Tensor, seed: Tensor, *options: Any):  # type: ignore[no-untyped-def]
-    weights = move_batch_first(info.batch_size, in_dims, (take, total, kind))
-    if in_dims[3] is None:  # the same randomness for all
-        return torch.stack([ordered_duels_draw(*row, seed, *options) for row in zip(*weights, strict=True)]), 0
-    return ordered_duels_draw(*weights, seed.movedim(in_dims[3], 0)[0], *options), 1

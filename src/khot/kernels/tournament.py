@@ -15,15 +15,12 @@ References:
     [2] Chauvet (2012), "On a characterization of ordered pivotal sampling", for schedules other than one by one.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .capped_simplex import move_batch_first
 from .dispatch import triton_runs
-from .operator import operator
+from .draw_operator import draw_operator
 from .philox import random_words, uniform
 
 SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
@@ -41,7 +38,7 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
 
 
-@operator("pivotal_draw")
+@draw_operator("pivotal_draw")
 def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
     """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, a function of the seed.
 
@@ -63,19 +60,6 @@ def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torc
     order = order.sort(-1).values & (block - 1)
     units = pad(balance(probs, k), (0, block - n)).expand(draws, *k.shape, block)
     return _play(units, order.view(units.shape), uniform(c, d).view(units.shape))[..., :n].to(dtype)
-
-
-@pivotal_draw.register_fake
-def _(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
-    return probs.new_empty((draws, *probs.shape), dtype=dtype)
-
-
-@pivotal_draw.register_vmap
-def _(info: Any, in_dims: Any, probs: Tensor, k: Tensor, seed: Tensor, *options: Any):  # type: ignore[no-untyped-def]
-    probs, k = move_batch_first(info.batch_size, in_dims, (probs, k))
-    if in_dims[2] is None:  # the same randomness for all
-        return torch.stack([pivotal_draw(*row, seed, *options) for row in zip(probs, k, strict=True)]), 0
-    return pivotal_draw(probs, k, seed.movedim(in_dims[2], 0)[0], *options), 1
 
 
 def tournament(probs: Tensor) -> Tensor:

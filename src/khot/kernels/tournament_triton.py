@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dispatch import TOURNAMENT, plan
-from .launch_triton import on_device, rows_of
+from .launch_triton import on_device, rows_of, without_expansion
 from .random_triton import random_words, uniform_double
 
 
@@ -57,15 +57,9 @@ def _tournament(p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, row
 
 
 def launch_tournament(probs: Tensor, k: Tensor, seed: Tensor, draws: int, out: torch.dtype) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of dtype ``out``.
-
-    Args:
-        probs: Inclusion probabilities ``(*batch, n)``, not balanced; n up to the last of :data:`TOURNAMENT`.
-        k: Their sums, integers ``(*batch)``.
-        seed: int64 ``(1,)``, of which the draws are a function.
-        draws: Draws of each row.
-        out: Floating dtype of the result.
-    """
+    """k-hot draws ``(draws, *batch, n)`` of dtype ``out`` from the arguments of ``pivotal_draw``."""
+    shape = (draws, *probs.shape)
+    draws, (probs, k) = without_expansion(draws, probs, k)
     rows, sizes = rows_of(probs), k.reshape(-1)
     count, n = rows.shape
     how = plan(count, n, torch.float64, TOURNAMENT)
@@ -75,4 +69,4 @@ def launch_tournament(probs: Tensor, k: Tensor, seed: Tensor, draws: int, out: t
             rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, n,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
-    return x.reshape(draws, *probs.shape)
+    return x.reshape(shape)
