@@ -18,7 +18,7 @@ PATHWISE = {
 }
 
 
-def draws_of(draw, batch=4000):
+def draws_of(draw, batch=1500):
     """Draws at one parameter, ``(batch, 2, n)``, after a look at whether those that should be the same are."""
     torch.manual_seed(0)
     rows = LOGITS.expand(batch, 6)

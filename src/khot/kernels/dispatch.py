@@ -14,6 +14,7 @@ over all multiprocessors, which costs a launch for each step of the root finder.
 
 import functools
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,7 +147,7 @@ def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
 
     One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
     """
-    n, rows = x.shape[-1], x.shape[:-1].numel()
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
     if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
         return False
     return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
