@@ -10,9 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import ordered_duels
 from .dispatch import plan
 from .launch_triton import on_device, rows_of, store_tile
 from .random_triton import random_words, uniform_double
+
+CROSSING, EMPTY = tl.constexpr(ordered_duels.CROSSING), tl.constexpr(ordered_duels.EMPTY)
+CERTAIN = tl.constexpr(ordered_duels.CERTAIN)
 
 
 @triton.jit
@@ -39,14 +43,14 @@ def _ordered_duels(
         kind = tl.load(kind_ptr + row * stride_kind + unit, mask=there, other=0).to(tl.int32)
         a, b, c, d = random_words(seed, draw, start // 2 + tl.arange(0, BLOCK // 2))
         u = uniform_double(tl.interleave(a, c), tl.interleave(b, d))
-        takes = (u * total < take) | ((kind & 2) > 0)
+        takes = (u * total < take) | ((kind & EMPTY) > 0)
         seat = tl.maximum(tl.associative_scan(tl.where(takes, unit, -1), 0, _larger), sitting)
         carrier = tl.where(lane > 0, tl.gather(seat, tl.maximum(lane - 1, 0), 0), sitting)
         chosen = tl.where(takes, carrier, unit)
-        store_tile(x_ptr, tl.where((kind & 4) > 0, 1.0, 0.0), start, n, BLOCK)
+        store_tile(x_ptr, tl.where((kind & CERTAIN) > 0, 1.0, 0.0), start, n, BLOCK)
         tl.debug_barrier()  # the next store is on top of this one
         one = tl.full((BLOCK,), 1.0, tl.float32).to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + chosen, one, mask=there & ((kind & 1) > 0) & (chosen >= 0))
+        tl.store(x_ptr + chosen, one, mask=there & ((kind & CROSSING) > 0) & (chosen >= 0))
         sitting = tl.max(seat, 0)
 
 
