@@ -20,12 +20,12 @@ def draw_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
     def decorate(function: Callable[..., Tensor]) -> Any:
         draw = operator(name)(function)
 
-        @draw.register_fake  # type: ignore[untyped-decorator, unused-ignore]
+        @draw.register_fake
         def _(*args: Any) -> Tensor:
             _, draws, dtype = args[(at := _seed_position(args)) : at + 3]
             return args[0].new_empty((draws, *args[0].shape), dtype=dtype)
 
-        @draw.register_vmap  # type: ignore[untyped-decorator, unused-ignore]
+        @draw.register_vmap
         def _(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
             at = _seed_position(args)
             parameters = move_batch_first(info.batch_size, in_dims, args[:at])
