@@ -10,18 +10,23 @@ from torch import Tensor
 
 from khot._validation import check_scores, check_softness, looks_at_contents
 
-from .laplace import quantiles, slices, sums
+from .laplace import decayed_sums, slice_weights, soft_count_inverse
 
 
-def _sorted_items(x: Tensor, scale: float | Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """Checks, sorts, centres and scales: z ascending in float64, the sorting order, the centre and the scale."""
+def _sorted_items(
+    x: Tensor, scale: float | Tensor, descending: bool, dim: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """Checks, sorts, centres and scales: z ascending in float64, the sorting order, the centre and the scale.
+
+    In descending order the scale is negative, so that z ascends all the same.
+    """
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
-    values, order = x.sort(-1)
+    values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)
-    values = values.double()
+    values, scale = values.double(), -scale if descending else scale
     if x.shape[-1] == 0:
         return values, order, values.sum(-1, keepdim=True), scale
     centre = 0.5 * (values[..., :1] + values[..., -1:]).detach()  # F moves with the items: no derivative is lost
@@ -29,10 +34,10 @@ def _sorted_items(x: Tensor, scale: float | Tensor, dim: int) -> tuple[Tensor, T
     return (values - centre) / column, order, centre, column
 
 
-def _check_contents(ascending: Tensor, scale: float | Tensor) -> None:
-    if ascending.numel() == 0:
+def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
+    if ordered.numel() == 0:
         return
-    ends = ascending.detach()[..., [0, -1]]  # NaN sorts last
+    ends = ordered.detach()[..., [0, -1]]  # NaN sorts last, or first
     if not bool(ends.isfinite().all()):
         wrong = ends[~ends.isfinite()][0].item()
         raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
@@ -75,11 +80,10 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    z, order, _, _ = _sorted_items(x, scale, dim)
-    before, after = sums(z, torch.ones_like(z), torch.ones_like(z))
+    z, order, _, _ = _sorted_items(x, scale, descending, dim)
+    before, after = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
     places = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-    spread = 0.5 * (after - before)
-    rank = z.shape[-1] + 1 - places - spread if descending else places + spread
+    rank = places + 0.5 * (after - before)
     return torch.zeros_like(rank).scatter(-1, order, rank).to(x.dtype).movedim(-1, dim)
 
 
@@ -112,10 +116,9 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    z, _, centre, scale = _sorted_items(x, scale, dim)
-    t, _ = quantiles(z, False)
-    y = t * scale + centre
-    return (y.flip(-1) if descending else y).to(x.dtype).movedim(-1, dim)
+    z, _, centre, scale = _sorted_items(x, scale, descending, dim)
+    t, _ = soft_count_inverse(z, False)
+    return (t * scale + centre).to(x.dtype).movedim(-1, dim)
 
 
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -151,10 +154,8 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    z, order, _, _ = _sorted_items(x, scale, dim)
+    z, order, _, _ = _sorted_items(x, scale, descending, dim)
     if z.shape[-1] == 0:
         return (z.unsqueeze(-1) * z.unsqueeze(-2)).to(x.dtype)  # (..., 0, 0)
-    t, _ = quantiles(z, True)
-    rows = torch.zeros_like(z).scatter(-1, order, z)
-    matrix = slices(rows, t)
-    return (matrix.flip(-1) if descending else matrix).to(x.dtype)
+    t, _ = soft_count_inverse(z, True)
+    return slice_weights(z, order, t, x.dtype)
