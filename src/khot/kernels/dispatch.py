@@ -115,17 +115,28 @@ def _has_kernel(link: Link, log: bool) -> bool:
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether Triton kernels are to run on ``x (..., n)`` with this link.
+    """:func:`triton_runs` for the kernels of the relaxed masks with this link."""
+    return _has_kernel(link, log) and triton_runs(x)
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels are to run on ``x (..., n)``, where there are some.
 
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+    wanted = _backend == "triton" or (_backend == "auto" and x.is_cuda)
+    if not wanted or x.numel() == 0 or x.shape[-1] > MAX_N:
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":
         raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
     return obstacle is None
+
+
+def sorts_on_chip(values: Tensor) -> bool:
+    """Whether the order maps of sorted rows are one kernel, which holds a row: others take several steps."""
+    return triton_runs(values) and plan(1, values.shape[-1], torch.float64).resident
 
 
 @functools.cache

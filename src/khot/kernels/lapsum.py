@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from .capped_simplex import move_batch_first
+from .dispatch import triton_runs
 from .operator import operator
 
 SAFE_EXPONENT = 600.0  # exp of it leaves a factor of 1e47 for the length of the row and the size of v
@@ -47,6 +48,10 @@ def decayed_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
     """
     if z.numel() == 0:
         return torch.zeros_like(z), torch.zeros_like(z)
+    if triton_runs(z):
+        from .lapsum_triton import launch_decayed_sums
+
+        return launch_decayed_sums(z, left, right)
     if not z.is_cuda and torch.maximum(-z[..., 0], z[..., -1]).max() <= SAFE_EXPONENT:
         return _by_cumsum(z, left, right)
     return _by_doubling(z, left, right)

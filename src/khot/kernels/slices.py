@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .capped_simplex import move_batch_first
+from .dispatch import triton_runs
 from .operator import operator
 
 # Up to which distance from 0 the exponentials of items and cuts, and their products that count, are normal numbers.
@@ -33,6 +34,10 @@ def slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> Te
     n, arithmetic = z.shape[-1], _arithmetic(dtype)
     if n == 0 or z.numel() == 0:
         return z.new_empty((*z.shape, n), dtype=dtype)
+    if triton_runs(z):
+        from .slices_triton import launch_slice_weights
+
+        return launch_slice_weights(z, order, t, dtype)
     rows = z.new_empty(z.shape).scatter_(-1, order, z)
     lower, upper = pad(t, (1, 0), value=-torch.inf), pad(t, (0, 1), value=torch.inf)
     weight = (lower - upper).expm1().mul_(-0.5)
@@ -59,16 +64,22 @@ def _(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
 
 @slice_weights.register_vmap
 def _(info: Any, in_dims: Any, z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-    return slice_weights(*move_batch_first(info.batch_size, in_dims, (z, order, t)), dtype), 0
+    z, order, t = move_batch_first(info.batch_size, in_dims, (z, order, t))
+    return slice_weights(z, order, t, dtype), 0
 
 
 @operator("slice_weights_derivative")
 def slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are as those of P."""
-    arithmetic = _arithmetic(grad.dtype)
-    rows = z.new_empty(z.shape).scatter_(-1, order, z)
     if z.numel() == 0:
         return torch.zeros_like(z), torch.zeros_like(t)
+    if triton_runs(z):
+        from .slices_triton import launch_slice_weights_derivative
+
+        parts = launch_slice_weights_derivative(z, order, t, grad)
+        grad_z, grad_t = (v.sum(1, dtype=torch.float64).reshape(z.shape) for v in parts)
+        return grad_z, grad_t[..., :-1].contiguous()
+    arithmetic, rows = _arithmetic(grad.dtype), z.new_empty(z.shape).scatter_(-1, order, z)
     if _spreads_little(z, t, arithmetic):
         rise, fall, up, down = (v.exp().to(arithmetic) for v in (rows, -rows, t, -t))
         density = rise.unsqueeze(-1) * down.unsqueeze(-2)

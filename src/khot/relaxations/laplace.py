@@ -105,7 +105,8 @@ class _SliceWeights(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        return slice_weights(*move_batch_first(info.batch_size, in_dims, args[:3]), args[3]), 0
+        z, order, t = move_batch_first(info.batch_size, in_dims, args[:3])
+        return slice_weights(z, order, t, args[3]), 0
 
 
 def _sorted_rows(matrix: Tensor, order: Tensor) -> Tensor:

@@ -11,14 +11,15 @@ from torch import Tensor
 from khot._validation import check_scores, check_softness, looks_at_contents
 
 from .laplace import decayed_sums, slice_weights, soft_count_inverse
+from .order_on_chip import OrderMap
 
 
-def _sorted_items(
+def _sorted(
     x: Tensor, scale: float | Tensor, descending: bool, dim: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """Checks, sorts, centres and scales: z ascending in float64, the sorting order, the centre and the scale.
+) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
+    """Checks and sorts: x with the axis at the end, its sorted values, their order, and the scale.
 
-    In descending order the scale is negative, so that z ascends all the same.
+    A negative scale means descending order: :math:`z = x/s` ascends all the same.
     """
     check_scores(x, dim)
     x = x.movedim(dim, -1)
@@ -26,12 +27,15 @@ def _sorted_items(
     values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)
-    values, scale = values.double(), -scale if descending else scale
-    if x.shape[-1] == 0:
-        return values, order, values.sum(-1, keepdim=True), scale
+    return x, values, order, -scale if descending else scale
+
+
+def _standardised(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
+    """z in float64, the centre that is 0 in it, and the scale of each row."""
+    values = values.double()
     centre = 0.5 * (values[..., :1] + values[..., -1:]).detach()  # F moves with the items: no derivative is lost
-    column = scale.to(x.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
-    return (values - centre) / column, order, centre, column
+    column = scale.to(values.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
+    return (values - centre) / column, centre, column
 
 
 def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
@@ -45,6 +49,32 @@ def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
         improper = scale.detach()[~((scale > 0) & (scale < torch.inf))]
         if improper.numel():
             raise ValueError(f"`scale` must be positive and finite, but got {improper[0].item():g}")
+
+
+def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    z, _, _ = _standardised(values, scale)
+    before, after = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
+    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device) + 0.5 * (after - before)
+    return torch.zeros_like(rank).scatter(-1, order, rank).to(values.dtype)
+
+
+def _sort(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    z, centre, column = _standardised(values, scale)
+    t, _ = soft_count_inverse(z, False)
+    return (t * column + centre).to(values.dtype)
+
+
+def _permutation(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    if values.shape[-1] == 0:
+        return values.unsqueeze(-1) * values.unsqueeze(-2)  # (..., 0, 0)
+    z, _, _ = _standardised(values, scale)
+    t, _ = soft_count_inverse(z, True)
+    return slice_weights(z, order, t, values.dtype)
+
+
+_RANK = OrderMap(_rank, "rank")
+_SORT = OrderMap(_sort, "sort")
+_PERMUTATION = OrderMap(_permutation, "permutation")
 
 
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -80,11 +110,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    z, order, _, _ = _sorted_items(x, scale, descending, dim)
-    before, after = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
-    places = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-    rank = places + 0.5 * (after - before)
-    return torch.zeros_like(rank).scatter(-1, order, rank).to(x.dtype).movedim(-1, dim)
+    return _RANK(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -116,9 +142,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    z, _, centre, scale = _sorted_items(x, scale, descending, dim)
-    t, _ = soft_count_inverse(z, False)
-    return (t * scale + centre).to(x.dtype).movedim(-1, dim)
+    return _SORT(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -154,8 +178,4 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    z, order, _, _ = _sorted_items(x, scale, descending, dim)
-    if z.shape[-1] == 0:
-        return (z.unsqueeze(-1) * z.unsqueeze(-2)).to(x.dtype)  # (..., 0, 0)
-    t, _ = soft_count_inverse(z, True)
-    return slice_weights(z, order, t, x.dtype)
+    return _PERMUTATION(*_sorted(x, scale, descending, dim))
