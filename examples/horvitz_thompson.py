@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
+from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic, capped_softmax
 
 CHUNK = 5000  # draws at a time
 LEVEL = 1.96  # standard errors to either side in an interval of 95 %
@@ -63,17 +63,6 @@ def make_population(units: int, generator: torch.Generator) -> Population:
     drift = 1 + 0.4 * torch.linspace(-1, 1, units, dtype=torch.float64)
     noise = 1 + 0.15 * torch.randn(units, generator=generator, dtype=torch.float64)
     return Population(size, size * drift * noise)
-
-
-def proportional_to(size: Tensor, k: int) -> Tensor:
-    """Inclusion probabilities min(1, c s) that sum to k: units too large for their share are certain."""
-    certain = torch.zeros_like(size, dtype=torch.bool)
-    while True:
-        rest = size.masked_fill(certain, 0.0)
-        probs = torch.where(certain, 1.0, rest * ((k - certain.sum()) / rest.sum()))
-        if (probs <= 1).all():
-            return probs
-        certain = probs >= 1
 
 
 def make_designs(probs: Tensor) -> dict[str, SamplingDesign]:
@@ -183,7 +172,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Result]:
         parser.error(f"--k must lie between 0 and --units, but got {args.k} and {args.units}")
 
     population = make_population(args.units, torch.Generator().manual_seed(args.seed))
-    designs, total = make_designs(proportional_to(population.size, args.k)), population.y.sum().item()
+    designs, total = make_designs(capped_softmax(population.size.log(), args.k)), population.y.sum().item()
     results = {}
     for name, design in (progress := tqdm(designs.items(), unit="design")):
         progress.set_description(name)

@@ -24,6 +24,7 @@ from khot import (
     topk_mask,
     transport_topk,
 )
+from tests.inputs import normal
 from tests.oracle import cases, tensor
 
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
@@ -32,10 +33,6 @@ FENCHEL_YOUNG = [
     case for name in ("sparse_topk_mask", "sparse_topk_magnitude") for case in cases(name) if "target" in case.values[0]
 ]
 SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -12,6 +12,7 @@ import torch
 from khot.distributions import Pivotal
 from khot.relaxations import sigmoid_topk
 from tests import gof
+from tests.maps import members
 from tests.registry import DESIGNS, DesignCase
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
@@ -295,8 +296,9 @@ def check_copies(case):
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "check"), members(DESIGNS, CHECKS, costly=(check_gradients, check_sampler, check_large_rows))
+)
 def test_contract(case: DesignCase, check):
     check(case)
 

@@ -29,10 +29,6 @@ def compile_for(target: str, cases: str, cache: Path) -> None:
     assert target in result.stdout, "nothing was compiled"
 
 
-def test_one_kernel(tmp_path):
-    compile_for("sm_90", "mask_laplace$", tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "cases"), [("sm_80", LARGEST), ("sm_90", ALL_SIZES), ("sm_100", LARGEST), ("gfx942", ALL_SIZES)]
