@@ -193,29 +193,29 @@ def _points_bwd(
     t, below, z_lower, z_upper, weight_left, weight_right = _points(
         z, before, after, first_goal, cols, n, BETWEEN, BLOCK
     )
-    g = _load_sums(g_ptr, row, n, g_parts, cols, points)
-
     balance = tl.log(weight_left / weight_right) + z_lower + z_upper - 2.0 * t
-    there = cols < points
-    on_left = tl.where(there & (below > 0), g / ((1.0 + tl.exp(-balance)) * weight_left), 0.0)
-    on_right = tl.where(there & (below < n), g / ((1.0 + tl.exp(balance)) * weight_right), 0.0)
-    fall = tl.exp(z_lower - tl.gather(z_lower, tl.minimum(cols + 1, BLOCK - 1), 0))
-    rise = tl.exp(tl.gather(z_upper, tl.maximum(cols - 1, 0), 0) - z_upper)
-    _, to_lower = tl.associative_scan((fall, on_left), 0, compose, reverse=True)
-    _, to_upper = tl.associative_scan((rise, on_right), 0, compose)
-
+    on_left = tl.where((cols < points) & (below > 0), 1.0 / ((1.0 + tl.exp(-balance)) * weight_left), 0.0)
+    on_right = tl.where(below < n, 1.0 / ((1.0 + tl.exp(balance)) * weight_right), 0.0)
     first_above = tl.minimum(first_goal - 1, points)
     above, under = tl.minimum(first_above, BLOCK - 1), tl.maximum(first_above - 1, 0)
-    from_above = tl.exp(tl.minimum(z - tl.gather(z_lower, above, 0), 0.0)) * tl.gather(to_lower, above, 0)
-    from_under = tl.exp(tl.minimum(tl.gather(z_upper, under, 0) - z, 0.0)) * tl.gather(to_upper, under, 0)
-    grad_z = tl.where(first_above < points, from_above, 0.0) + tl.where(first_above > 0, from_under, 0.0)
+    g = _load_sums(g_ptr, row, n, g_parts, cols, points)
+
+    decay = tl.exp(z_lower - tl.gather(z_lower, tl.minimum(cols + 1, BLOCK - 1), 0))
+    _, to_lower = tl.associative_scan((decay, g * on_left), 0, compose, reverse=True)
+    distance = tl.minimum(z - tl.gather(z_lower, above, 0), 0.0)
+    grad_z = tl.where(first_above < points, tl.exp(distance) * tl.gather(to_lower, above, 0), 0.0)
+
+    decay = tl.exp(tl.gather(z_upper, tl.maximum(cols - 1, 0), 0) - z_upper)
+    _, to_upper = tl.associative_scan((decay, g * on_right), 0, compose)
+    distance = tl.minimum(tl.gather(z_upper, under, 0) - z, 0.0)
+    grad_z += tl.where(first_above > 0, tl.exp(distance) * tl.gather(to_upper, under, 0), 0.0)
     grad_z = tl.where(cols < n, grad_z, 0.0)
 
     if BETWEEN:
         grad_z += _load_sums(direct_ptr, row, n, direct_parts, cols, n)
         grad_x, grad_scale = grad_z / scale, -tl.sum(grad_z * z, 0) / scale
     else:
-        grad_x, grad_scale = grad_z, tl.sum(tl.where(there, g * t, 0.0) - grad_z * z, 0)
+        grad_x, grad_scale = grad_z, tl.sum(tl.where(cols < points, g * t, 0.0) - grad_z * z, 0)
     place = tl.load(order_ptr + row * n + cols, mask=cols < n, other=0)
     tl.store(grad_x_ptr + row * n + place, to_dtype(grad_x, grad_x_ptr.dtype.element_ty), mask=cols < n)
     tl.store(grad_scale_ptr + row, grad_scale)

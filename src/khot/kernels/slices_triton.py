@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .launch_triton import arithmetic, on_device, rows_of
 
-ROWS = {torch.float32: 32, torch.float64: 16}  # of a tile, by the dtype of the arithmetic
+ROWS = {torch.float32: 16, torch.float64: 8}  # of a tile, by the dtype of the arithmetic; twice that of the derivative
 MAX_COLUMNS, WARPS = 128, 8
 
 
@@ -106,10 +106,10 @@ def _slice_weights_bwd(
     tl.store(grad_t_ptr + (batch * row_tiles + down) * n + j, tl.sum(flow, 0), mask=j < n)
 
 
-def _tiles(n: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, and rows and columns of tiles."""
-    rows, columns = ROWS[dtype], min(MAX_COLUMNS, max(16, triton.next_power_of_2(n)))
-    return rows, columns, triton.cdiv(n, rows), triton.cdiv(n, columns)
+def _tiles(n: int, rows: int) -> tuple[int, int, int]:
+    """Columns of a tile, and rows and columns of tiles."""
+    columns = min(MAX_COLUMNS, max(16, triton.next_power_of_2(n)))
+    return columns, triton.cdiv(n, rows), triton.cdiv(n, columns)
 
 
 def launch_slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -118,7 +118,7 @@ def launch_slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype
     z_rows, places = (rows_of(v).contiguous() for v in (z, order))
     p = torch.empty(len(z_rows), n, n, dtype=dtype, device=z.device)
     kind, triton_kind = arithmetic(p)
-    rows, columns, down, across = _tiles(n, kind)
+    columns, down, across = _tiles(n, rows := ROWS[kind])
     with on_device(z):
         _slice_weights_fwd[(len(z_rows) * down * across,)](
             z_rows, places, t.contiguous(), p, n, down, across,
@@ -132,7 +132,7 @@ def launch_slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: T
     n = z.shape[-1]
     z_rows, places = (rows_of(v).contiguous() for v in (z, order))
     kind, triton_kind = arithmetic(grad)
-    rows, columns, down, across = _tiles(n, kind)
+    columns, down, across = _tiles(n, rows := 2 * ROWS[kind])
     grad_z = torch.empty(len(z_rows), across, n, dtype=kind, device=z.device)
     grad_t = torch.empty(len(z_rows), down, n, dtype=kind, device=z.device)
     with on_device(z):
