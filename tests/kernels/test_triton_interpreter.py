@@ -39,13 +39,13 @@ def test_some_kernels():
 
 @pytest.mark.slow
 def test_kernels():
-    run_interpreted("tests/kernels/test_triton.py")
+    run_interpreted("tests/kernels/test_triton.py", "tests/kernels/test_triton_order.py")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_oracles(dtype):
-    files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse"))
+    files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse", "order"))
     run_interpreted(*files, "-k", f"oracle and {dtype}")
 
 

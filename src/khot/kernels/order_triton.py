@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dispatch import plan
+from .dispatch import ORDER, plan
 from .lapsum_triton import compose, compose_two, decays, load_three, to_double
-from .launch_triton import RowNumbers, on_device, per_row, row_numbers, rows_of
+from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of
 from .slices_triton import launch_slice_weights, launch_slice_weights_derivative
 
 BEYOND = tl.constexpr(2**30)  # more than there are points
@@ -90,16 +90,16 @@ def _rank_bwd(
     there, has_left, has_right = cols < n, (cols > 0) & (cols < n), cols < n - 1
     place = tl.load(order_ptr + cols, mask=there, other=0)
     g = to_double(tl.load(g_ptr + place, mask=there, other=0.0))
-    g_left = tl.load(g_ptr + tl.load(order_ptr + cols - 1, mask=has_left, other=0), mask=has_left, other=0.0)
-    g_right = tl.load(g_ptr + tl.load(order_ptr + cols + 1, mask=has_right, other=0), mask=has_right, other=0.0)
-    _, mass_left, sum_left = tl.associative_scan(
-        (from_left, tl.where(there, from_left, 0.0), from_left * to_double(g_left)), 0, compose_two
+    beside = tl.load(g_ptr + tl.load(order_ptr + cols - 1, mask=has_left, other=0), mask=has_left, other=0.0)
+    _, mass, total = tl.associative_scan(
+        (from_left, tl.where(there, from_left, 0.0), from_left * to_double(beside)), 0, compose_two
     )
-    _, mass_right, sum_right = tl.associative_scan(
-        (from_right, tl.where(there, from_right, 0.0), from_right * to_double(g_right)), 0, compose_two,
-        reverse=True,
-    )  # fmt: skip
-    grad_z = 0.5 * (g * (mass_left + mass_right) - (sum_left + sum_right))
+    grad_z = 0.5 * (g * mass - total)
+    beside = tl.load(g_ptr + tl.load(order_ptr + cols + 1, mask=has_right, other=0), mask=has_right, other=0.0)
+    _, mass, total = tl.associative_scan(
+        (from_right, tl.where(there, from_right, 0.0), from_right * to_double(beside)), 0, compose_two, reverse=True
+    )
+    grad_z += 0.5 * (g * mass - total)
     tl.store(grad_x_ptr + row * n + place, to_dtype(grad_z / scale, grad_x_ptr.dtype.element_ty), mask=there)
     tl.store(grad_scale_ptr + row, -tl.sum(tl.where(there, grad_z * z, 0.0), 0) / scale)
 
@@ -169,19 +169,8 @@ def _points_fwd(
 
 
 @triton.jit
-def _load_sums(ptr, row, n, parts, cols, count):
-    """Sums over the first axis of (rows, parts, n)."""
-    ptr += row * parts * n
-    total = tl.zeros_like(cols).to(tl.float64)
-    for _ in range(parts):
-        total += to_double(tl.load(ptr + cols, mask=cols < count, other=0.0))
-        ptr += n
-    return total
-
-
-@triton.jit
 def _points_bwd(
-    values_ptr, order_ptr, g_ptr, g_parts, direct_ptr, direct_parts, grad_x_ptr, grad_scale_ptr,
+    values_ptr, order_ptr, g_ptr, direct_ptr, grad_x_ptr, grad_scale_ptr,
     scale_ptr, scale_number: tl.float64, stride_scale, n, points,
     SCALE_TENSOR: tl.constexpr, BETWEEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -194,11 +183,13 @@ def _points_bwd(
         z, before, after, first_goal, cols, n, BETWEEN, BLOCK
     )
     balance = tl.log(weight_left / weight_right) + z_lower + z_upper - 2.0 * t
-    on_left = tl.where((cols < points) & (below > 0), 1.0 / ((1.0 + tl.exp(-balance)) * weight_left), 0.0)
-    on_right = tl.where(below < n, 1.0 / ((1.0 + tl.exp(balance)) * weight_right), 0.0)
+    there = cols < points
+    on_left = tl.where(there & (below > 0), 1.0 / ((1.0 + tl.exp(-balance)) * weight_left), 0.0)
+    on_right = tl.where(there & (below < n), 1.0 / ((1.0 + tl.exp(balance)) * weight_right), 0.0)
+    g = to_double(tl.load(g_ptr + row * points + cols, mask=there, other=0.0))
+    lever = tl.sum(tl.where(there, g * t, 0.0), 0)
     first_above = tl.minimum(first_goal - 1, points)
     above, under = tl.minimum(first_above, BLOCK - 1), tl.maximum(first_above - 1, 0)
-    g = _load_sums(g_ptr, row, n, g_parts, cols, points)
 
     decay = tl.exp(z_lower - tl.gather(z_lower, tl.minimum(cols + 1, BLOCK - 1), 0))
     _, to_lower = tl.associative_scan((decay, g * on_left), 0, compose, reverse=True)
@@ -212,10 +203,10 @@ def _points_bwd(
     grad_z = tl.where(cols < n, grad_z, 0.0)
 
     if BETWEEN:
-        grad_z += _load_sums(direct_ptr, row, n, direct_parts, cols, n)
+        grad_z += tl.load(direct_ptr + row * n + cols, mask=cols < n, other=0.0)
         grad_x, grad_scale = grad_z / scale, -tl.sum(grad_z * z, 0) / scale
     else:
-        grad_x, grad_scale = grad_z, tl.sum(tl.where(cols < points, g * t, 0.0) - grad_z * z, 0)
+        grad_x, grad_scale = grad_z, lever - tl.sum(grad_z * z, 0)
     place = tl.load(order_ptr + row * n + cols, mask=cols < n, other=0)
     tl.store(grad_x_ptr + row * n + place, to_dtype(grad_x, grad_x_ptr.dtype.element_ty), mask=cols < n)
     tl.store(grad_scale_ptr + row, grad_scale)
@@ -226,7 +217,7 @@ def _contiguous_rows(*tensors: Tensor) -> list[Tensor]:
 
 
 def _options(rows: Tensor, scale: RowNumbers) -> dict[str, Any]:
-    how = plan(len(rows), rows.shape[1], torch.float64)
+    how = plan(len(rows), rows.shape[1], arithmetic(rows)[0], ORDER)
     return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}
 
 
@@ -270,15 +261,16 @@ def _launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor
 def _launch_points_derivative(
     values: Tensor, order: Tensor, scale: Tensor, grad_t: Tensor, grad_z: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx and dL/dscale from the sums of dL/dt over the parts of (rows, parts, n), and of dL/dz if between items."""
+    """dL/dx and dL/dscale from dL/dt; if the points lie between the items, also from dL/dz in float64."""
     (rows, places), n = _contiguous_rows(values, order), values.shape[-1]
+    g = grad_t.reshape(len(rows), -1).contiguous()
     between = grad_z is not None
-    direct = grad_t if grad_z is None else grad_z
+    direct = g if grad_z is None else _contiguous_rows(grad_z)[0]
     grad_x, grad_scale, numbers = torch.empty_like(rows), _row_results(rows), row_numbers(scale, values.device)
     with on_device(values):
         _points_bwd[(len(rows),)](
-            rows, places, grad_t, grad_t.shape[1], direct, direct.shape[1], grad_x, grad_scale,
-            *numbers.arguments(rows), n, n - 1 if between else n, BETWEEN=between, **_options(rows, numbers),
+            rows, places, g, direct, grad_x, grad_scale, *numbers.arguments(rows), n, g.shape[1],
+            BETWEEN=between, **_options(rows, numbers),
         )  # fmt: skip
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
 
@@ -288,7 +280,7 @@ def _launch_sort(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
 
 
 def _launch_sort_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return _launch_points_derivative(values, order, scale, _contiguous_rows(grad)[0].unsqueeze(1), None)
+    return _launch_points_derivative(values, order, scale, grad, None)
 
 
 def _launch_permutation(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,9 +76,7 @@ def slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) 
     if triton_runs(z):
         from .slices_triton import launch_slice_weights_derivative
 
-        parts = launch_slice_weights_derivative(z, order, t, grad)
-        grad_z, grad_t = (v.sum(1, dtype=torch.float64).reshape(z.shape) for v in parts)
-        return grad_z, grad_t[..., :-1].contiguous()
+        return launch_slice_weights_derivative(z, order, t, grad)
     arithmetic, rows = _arithmetic(grad.dtype), z.new_empty(z.shape).scatter_(-1, order, z)
     if _spreads_little(z, t, arithmetic):
         rise, fall, up, down = (v.exp().to(arithmetic) for v in (rows, -rows, t, -t))

@@ -6,7 +6,7 @@ reads each row where the item came from. Arithmetic in float32, in float64 for f
 cross have entries that are no product; their rows and columns being sorted, two numbers of each tell.
 
 Layout: z, order (rows, n), t (rows, n - 1) in float64, P (rows, n, n), all contiguous. The derivative leaves the sums
-of each tile over its rows and over its columns, (rows, parts, n), to whoever adds them up.
+of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the end.
 """
 
 import torch
@@ -128,7 +128,7 @@ def launch_slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype
 
 
 def launch_slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dz and dL/dt as sums over the parts of (rows, parts, n), in sorted order; the last of dL/dt is 0."""
+    """dL/dz (..., n) and dL/dt (..., n - 1) in float64, in sorted order."""
     n = z.shape[-1]
     z_rows, places = (rows_of(v).contiguous() for v in (z, order))
     kind, triton_kind = arithmetic(grad)
@@ -140,4 +140,5 @@ def launch_slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: T
             z_rows, places, t.contiguous(), grad.contiguous(), grad_z, grad_t, n, down, across,
             ROWS=rows, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
         )  # fmt: skip
-    return grad_z, grad_t
+    grad_z, grad_t = grad_z.sum(1, dtype=torch.float64), grad_t[..., : n - 1].sum(1, dtype=torch.float64)
+    return grad_z.reshape(z.shape), grad_t.reshape(t.shape)

@@ -86,8 +86,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows; sums to
     ``n (n + 1) / 2`` always. Permutation-equivariant, keeps the order of ``x``, invariant to ``x + c``. Differentiable
     in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
-    of the Laplace law. One sort and O(n) more (O(n log n) where entries spread over more than 1200 scales, and on
-    accelerators); saves O(n) numbers.
+    of the Laplace law. One sort and O(n) more (O(n log n) in plain torch where entries spread over more than 1200
+    scales, and on accelerators); saves O(n) numbers.
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
@@ -154,7 +154,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
     with F as in :func:`soft_sort`. Nonnegative; its rows (items) and columns (positions) sum to one; column j is the
     difference of two LapSum top-k masks. Tends to the matrix with :math:`P^\top x` sorted as ``scale -> 0``, to
     ``1 / n`` as it grows. Rows permute with ``x``; invariant to ``x + c``. Differentiable in ``x`` and ``scale`` as
-    :func:`soft_rank` is. O(n^2) time; saves O(n) numbers.
+    :func:`soft_rank` is. O(n^2) time, at which each entry is a product; saves O(n) numbers.
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
@@ -163,7 +163,9 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
         dim: Axis of the entries.
 
     Returns:
-        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Computed in float64.
+        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its
+            entries are computed in the dtype of ``x``, float16 and bfloat16 in float32, from items and cuts in float64:
+            rows and columns sum to one up to that dtype's rounding, however far the entries spread.
 
     Raises:
         ValueError: As :func:`soft_rank`.
