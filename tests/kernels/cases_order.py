@@ -86,9 +86,7 @@ def order_maps() -> list[KernelCase]:
     ]
     for name in MAPS:
         matrix = name == "permutation"
-        sizes = [((2, 1000), HALF), ((2, 1000), DOUBLE), ((2, 2000), SINGLE)]
-        if not matrix:
-            sizes += [((2, n), SINGLE) for n in (100, 500)]
+        sizes = [((2, n), SINGLE) for n in (100, 500, 1000)] + [((2, 1000), kind) for kind in (HALF, DOUBLE)]
         for kind, kernel, reference, launch in (
             ("order", map_kernel, map_reference, compile_map),
             ("order_gradient", derivative_kernel, derivative_reference, compile_derivative),

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dispatch import ORDER, plan
+from .dispatch import ORDER, ORDER_BACKWARD, Table, plan
 from .lapsum_triton import compose, compose_two, decays, load_three, to_double
-from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of
+from .launch_triton import RowNumbers, on_device, per_row, row_numbers, rows_of
 from .slices_triton import launch_slice_weights, launch_slice_weights_derivative
 
 BEYOND = tl.constexpr(2**30)  # more than there are points
@@ -48,10 +48,10 @@ def _centre(values_ptr, n):
 @triton.jit
 def _items(values_ptr, scale, cols, n):
     """z of a row, its decays from the left and from the right, and the centre."""
-    centre = _centre(values_ptr, n)
+    centre, inv_scale = _centre(values_ptr, n), tl.minimum(tl.maximum(1.0 / scale, -1e300), 1e300)
     here, left, right = load_three(values_ptr, cols, n)
-    z = (here - centre) / scale
-    from_left, from_right = decays(z, (left - centre) / scale, (right - centre) / scale, cols, n)
+    z = (here - centre) * inv_scale
+    from_left, from_right = decays(z, (left - centre) * inv_scale, (right - centre) * inv_scale, cols, n)
     return z, from_left, from_right, centre
 
 
@@ -119,10 +119,11 @@ def _first_goals(before, after, cols, n, BETWEEN: tl.constexpr):
 
 
 @triton.jit
-def _points(z, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK: tl.constexpr):
-    """As ``soft_count_inverse`` of the reference, with one point more than there are where they lie between the items.
+def _neighbours(z, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Where each point is, with one more than there are if they lie between the items.
 
-    Returns t, the number of items below, z of the two neighbours, and their weights with those beyond them.
+    Returns how far above halfway between its two neighbours it counts, how many items lie below, z of the neighbours,
+    and their weights with those beyond them.
     """
     goal = cols + 1
     below = tl.zeros_like(cols)
@@ -135,19 +136,33 @@ def _points(z, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK:
     lower, upper = tl.maximum(below - 1, 0), tl.minimum(below, n - 1)
     weight_left = tl.where(below > 0, 1.0 + tl.gather(before, lower, 0), 0.0)
     weight_right = tl.where(below < n, 1.0 + tl.gather(after, upper, 0), 0.0)
-    z_lower, z_upper = tl.gather(z, lower, 0), tl.gather(z, upper, 0)
-
     excess = (goal - below).to(tl.float64)
     if not BETWEEN:
         excess -= 0.5
-    near = tl.where(excess > 0, weight_right, weight_left)
+    return excess, below, tl.gather(z, lower, 0), tl.gather(z, upper, 0), weight_left, weight_right
+
+
+@triton.jit
+def _pulls(excess, z_lower, z_upper, weight_left, weight_right):
+    """The weights with which the nearer side and the other act on a point, up to a factor.
+
+    They are q and what it has to be multiplied by to make A B exp(z_p - z_{p+1}), see :mod:`khot.kernels.lapsum`.
+    """
+    product = weight_left * weight_right * tl.exp(z_lower - z_upper)
     size = tl.abs(excess)
-    root = size + tl.sqrt(size * size + weight_left * weight_right * tl.exp(z_lower - z_upper))
-    distance = tl.maximum(tl.log(near / root), 0.0)
+    pull = size + tl.sqrt(size * size + product)
+    return pull, product / pull
+
+
+@triton.jit
+def _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN: tl.constexpr):
+    """The points, see ``soft_count_inverse`` of the reference."""
+    pull, _ = _pulls(excess, z_lower, z_upper, weight_left, weight_right)
+    distance = tl.maximum(tl.log(tl.where(excess > 0, weight_right, weight_left) / pull), 0.0)
     t = tl.where(excess > 0, z_upper - distance, z_lower + distance)
     if BETWEEN:
         t = tl.where(excess == 0, 0.5 * (z_lower + z_upper + tl.log(weight_left / weight_right)), t)
-    return t, below, z_lower, z_upper, weight_left, weight_right
+    return t
 
 
 @triton.jit
@@ -160,7 +175,10 @@ def _points_fwd(
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     z, before, after, centre = _counted_items(values_ptr + row * n, scale, cols, n)
     first_goal = _first_goals(before, after, cols, n, BETWEEN)
-    t, _, _, _, _, _ = _points(z, before, after, first_goal, cols, n, BETWEEN, BLOCK)
+    excess, _, z_lower, z_upper, weight_left, weight_right = _neighbours(
+        z, before, after, first_goal, cols, n, BETWEEN, BLOCK
+    )
+    t = _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN)
     if BETWEEN:
         tl.store(z_ptr + row * n + cols, z, mask=cols < n)
     else:
@@ -179,25 +197,31 @@ def _points_bwd(
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     z, before, after, _ = _counted_items(values_ptr + row * n, scale, cols, n)
     first_goal = _first_goals(before, after, cols, n, BETWEEN)
-    t, below, z_lower, z_upper, weight_left, weight_right = _points(
+    excess, below, z_lower, z_upper, weight_left, weight_right = _neighbours(
         z, before, after, first_goal, cols, n, BETWEEN, BLOCK
     )
-    balance = tl.log(weight_left / weight_right) + z_lower + z_upper - 2.0 * t
     there = cols < points
-    on_left = tl.where(there & (below > 0), 1.0 / ((1.0 + tl.exp(-balance)) * weight_left), 0.0)
-    on_right = tl.where(there & (below < n), 1.0 / ((1.0 + tl.exp(balance)) * weight_right), 0.0)
     g = to_double(tl.load(g_ptr + row * points + cols, mask=there, other=0.0))
-    lever = tl.sum(tl.where(there, g * t, 0.0), 0)
+    if not BETWEEN:
+        lever = tl.sum(
+            tl.where(there, g * _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN), 0.0), 0
+        )
+    near, far = _pulls(excess, z_lower, z_upper, weight_left, weight_right)
+    near, far = near / (near + far), far / (near + far)
+    if BETWEEN:
+        near, far = tl.where(excess == 0, 0.5, near), tl.where(excess == 0, 0.5, far)
+    on_left = tl.where(there & (below > 0), g * tl.where(excess > 0, far, near) / weight_left, 0.0)
+    on_right = tl.where(there & (below < n), g * tl.where(excess > 0, near, far) / weight_right, 0.0)
     first_above = tl.minimum(first_goal - 1, points)
     above, under = tl.minimum(first_above, BLOCK - 1), tl.maximum(first_above - 1, 0)
 
     decay = tl.exp(z_lower - tl.gather(z_lower, tl.minimum(cols + 1, BLOCK - 1), 0))
-    _, to_lower = tl.associative_scan((decay, g * on_left), 0, compose, reverse=True)
+    _, to_lower = tl.associative_scan((decay, on_left), 0, compose, reverse=True)
     distance = tl.minimum(z - tl.gather(z_lower, above, 0), 0.0)
     grad_z = tl.where(first_above < points, tl.exp(distance) * tl.gather(to_lower, above, 0), 0.0)
 
     decay = tl.exp(tl.gather(z_upper, tl.maximum(cols - 1, 0), 0) - z_upper)
-    _, to_upper = tl.associative_scan((decay, g * on_right), 0, compose)
+    _, to_upper = tl.associative_scan((decay, on_right), 0, compose)
     distance = tl.minimum(tl.gather(z_upper, under, 0) - z, 0.0)
     grad_z += tl.where(first_above > 0, tl.exp(distance) * tl.gather(to_upper, under, 0), 0.0)
     grad_z = tl.where(cols < n, grad_z, 0.0)
@@ -216,8 +240,8 @@ def _contiguous_rows(*tensors: Tensor) -> list[Tensor]:
     return [rows_of(v).contiguous() for v in tensors]
 
 
-def _options(rows: Tensor, scale: RowNumbers) -> dict[str, Any]:
-    how = plan(len(rows), rows.shape[1], arithmetic(rows)[0], ORDER)
+def _options(rows: Tensor, scale: RowNumbers, table: Table = ORDER) -> dict[str, Any]:
+    how = plan(len(rows), rows.shape[1], torch.float64, table)
     return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}
 
 
@@ -270,7 +294,7 @@ def _launch_points_derivative(
     with on_device(values):
         _points_bwd[(len(rows),)](
             rows, places, g, direct, grad_x, grad_scale, *numbers.arguments(rows), n, g.shape[1],
-            BETWEEN=between, **_options(rows, numbers),
+            BETWEEN=between, **_options(rows, numbers, ORDER_BACKWARD),
         )  # fmt: skip
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
 
