@@ -40,6 +40,8 @@ def test_operators():
     torch.library.opcheck(torch.ops.khot.decayed_sums.default, (z, normal(2, 5), normal(2, 5, seed=1)))
     for between in (False, True):
         torch.library.opcheck(torch.ops.khot.soft_count_inverse.default, (z, between))
+    strided = z.mT.contiguous().mT
+    torch.library.opcheck(torch.ops.khot.decayed_sums.default, (strided, strided, z))
     t, order = z[:, 1:] - 0.1, torch.tensor([[4, 2, 0, 1, 3], [0, 1, 2, 3, 4]])
     torch.library.opcheck(torch.ops.khot.slice_weights.default, (z, order, t, torch.float32))
     torch.library.opcheck(torch.ops.khot.slice_weights_derivative.default, (z, order, t, normal(2, 5, 5)))

@@ -1,15 +1,15 @@
-r"""Sums of Laplace kernels over sorted items, and the inverse of a sum of Laplace distribution functions.
+r"""Sums over sorted items that decay with distance, and the inverse of the soft count of items.
 
 With items :math:`z_1 \le \dots \le z_n` (in units of the scale) the order maps need
 
 .. math:: \ell_j(v) = \sum_{i<j} e^{z_i - z_j} v_i, \qquad r_j(v) = \sum_{i>j} e^{z_j - z_i} v_i .
 
-A prefix sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives them in O(n) while no exponential over- or
+A cumulative sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives them in O(n) while no exponential over- or
 underflows: in double precision as long as the items spread over no more than 1200 scales. Beyond that, and on
-accelerators, where looking at the spread would stall, the sums double their reach log2(n) times with factors
-:math:`e^{z_{j-d} - z_j} \le 1`, which no gap can harm.
+accelerators without Triton, where looking at the spread would stall, the sums double their reach log2(n) times with
+factors :math:`e^{z_{j-d} - z_j} \le 1`, which no gap can harm.
 
-Between neighbouring items :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)` is a constant plus two exponentials. With p items
+Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant plus two exponentials. With p items
 at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
 
 .. math:: 2 (F(t) - p) = B e^{t - z_{p+1}} - A e^{z_p - t},
@@ -46,6 +46,7 @@ def decayed_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
         left: Weights (..., n) of the items in the sums over what lies on the left.
         right: Weights (..., n) of the items in the sums over what lies on the right.
     """
+    z, left, right = z.contiguous(), left.contiguous(), right.contiguous()
     if z.numel() == 0:
         return torch.zeros_like(z), torch.zeros_like(z)
     if triton_runs(z):
@@ -59,7 +60,7 @@ def decayed_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
 
 @decayed_sums.register_fake
 def _(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), torch.empty_like(z)
+    return z.new_empty(z.shape), z.new_empty(z.shape)
 
 
 @decayed_sums.register_vmap

@@ -91,7 +91,7 @@ def slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) 
 
 @slice_weights_derivative.register_fake
 def _(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), torch.empty_like(t)
+    return z.new_empty(z.shape), t.new_empty(t.shape)
 
 
 @slice_weights_derivative.register_vmap
