@@ -35,9 +35,9 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
-# The order maps scan rows in float64; their derivatives hold more.
-ORDER: Table = {torch.float64: _DOUBLE[:-1]}
-ORDER_BACKWARD: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
+# The order maps, with scans in float64: the kernels that write points, and the others.
+POINTS: Table = {torch.float64: _DOUBLE[:-1]}
+SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
@@ -139,7 +139,7 @@ def triton_runs(x: Tensor) -> bool:
 
 def sorts_on_chip(values: Tensor) -> bool:
     """Whether the order maps of sorted rows are one kernel, which holds a row; other rows take several steps."""
-    return triton_runs(values) and values.shape[-1] <= ORDER[torch.float64][-1][0]
+    return triton_runs(values) and values.shape[-1] <= POINTS[torch.float64][-1][0]
 
 
 @functools.cache

@@ -9,8 +9,8 @@ underflows: in double precision as long as the items spread over no more than 12
 accelerators without Triton, where looking at the spread would stall, the sums double their reach log2(n) times with
 factors :math:`e^{z_{j-d} - z_j} \le 1`, which no gap can harm.
 
-Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant plus two exponentials. With p items
-at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
+Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant
+plus two exponentials. With p items at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
 
 .. math:: 2 (F(t) - p) = B e^{t - z_{p+1}} - A e^{z_p - t},
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dispatch import ORDER, ORDER_BACKWARD, Table, plan
+from .dispatch import POINTS, SCANS, Table, plan
 from .lapsum_triton import compose, compose_two, decays, load_three, to_double
 from .launch_triton import RowNumbers, on_device, per_row, row_numbers, rows_of
 from .slices_triton import launch_slice_weights, launch_slice_weights_derivative
@@ -240,7 +240,7 @@ def _contiguous_rows(*tensors: Tensor) -> list[Tensor]:
     return [rows_of(v).contiguous() for v in tensors]
 
 
-def _options(rows: Tensor, scale: RowNumbers, table: Table = ORDER) -> dict[str, Any]:
+def _options(rows: Tensor, scale: RowNumbers, table: Table = SCANS) -> dict[str, Any]:
     how = plan(len(rows), rows.shape[1], torch.float64, table)
     return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}
 
@@ -276,7 +276,7 @@ def _launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor
     numbers = row_numbers(scale, values.device)
     with on_device(values):
         _points_fwd[(len(rows),)](
-            rows, t, z, *numbers.arguments(rows), n, points, BETWEEN=between, **_options(rows, numbers)
+            rows, t, z, *numbers.arguments(rows), n, points, BETWEEN=between, **_options(rows, numbers, POINTS)
         )
     batch = values.shape[:-1]
     return t.reshape(*batch, points), z.reshape(*batch, z.shape[-1])
@@ -294,7 +294,7 @@ def _launch_points_derivative(
     with on_device(values):
         _points_bwd[(len(rows),)](
             rows, places, g, direct, grad_x, grad_scale, *numbers.arguments(rows), n, g.shape[1],
-            BETWEEN=between, **_options(rows, numbers, ORDER_BACKWARD),
+            BETWEEN=between, **_options(rows, numbers),
         )  # fmt: skip
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
 

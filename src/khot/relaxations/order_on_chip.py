@@ -26,6 +26,12 @@ class OrderMap(NamedTuple):
     compose: Callable[[Tensor, Tensor, float | Tensor], Tensor]
     kernels: str
 
+    def launchers(self) -> Any:
+        """Its kernels; imports Triton."""
+        from khot.kernels.order_triton import LAUNCHERS
+
+        return LAUNCHERS[self.kernels]
+
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
         """The map of x (..., n), sorted already."""
         if not (is_eager(x, scale) and forward_ad._current_level < 0 and sorts_on_chip(x)):
@@ -38,9 +44,7 @@ class OrderMap(NamedTuple):
 class _OnChip(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, values: Tensor, order: Tensor, order_map: OrderMap) -> Tensor:
-        from khot.kernels.order_triton import LAUNCHERS
-
-        result, *saved = LAUNCHERS[order_map.kernels].forward(values, order, scale)
+        result, *saved = order_map.launchers().forward(values, order, scale)
         ctx.order_map = order_map
         ctx.save_for_backward(x, scale, values, order, *saved)
         return result
@@ -50,9 +54,7 @@ class _OnChip(Function):
         x, scale, values, order, *saved = ctx.saved_tensors
         graph = torch.is_grad_enabled()
         if is_eager(grad) and not graph:
-            from khot.kernels.order_triton import LAUNCHERS
-
-            grads = LAUNCHERS[ctx.order_map.kernels].backward(values, order, scale, grad, *saved)
+            grads = ctx.order_map.launchers().backward(values, order, scale, grad, *saved)
             return *(v if needed else None for v, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 3
         inputs = [v for v in (x, scale) if v.requires_grad]
         with torch.enable_grad():
