@@ -16,17 +16,13 @@ help:  ## this list
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python examples/feature_selection.py --out demo-output
 
-# custom_loop.py only prints. What is printed stands in the page for examples that write no table.
-RESULTS := examples/results
-EXAMPLES := $(filter-out %/build_readme.py %/common.py %/image_data.py,$(wildcard examples/*.py))
+EXAMPLES := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' examples/*.py))
 
 examples: $(READY)  ## every example with its defaults, and examples/README.md made of their results; takes an hour
-	mkdir -p $(RESULTS)
 	@for script in $(EXAMPLES); do \
-		case $$script in */custom_loop.py) out=;; *) out='--out $(RESULTS)';; esac; \
-		echo "$$script" && $(BIN)/python $$script $$out > $(RESULTS)/$$(basename $$script .py).txt || exit 1; \
+		echo "$$script" && $(BIN)/python $$script --out examples/results || exit 1; \
 	done
-	$(BIN)/python examples/build_readme.py --results $(RESULTS)
+	$(BIN)/python examples/build_readme.py
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto -m "not gpu"

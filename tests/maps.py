@@ -54,7 +54,8 @@ class RelaxationCase:
         log: The logarithm of the map, if there is one.
         smooth: Whether the map is twice differentiable everywhere.
         symmetric: Whether F(-z) = 1 - F(z).
-        compact: Whether F reaches 0 and 1, so that entries are exactly that, and without derivative.
+        compact: Whether F reaches 1, so that entries are exactly that, and without derivative.
+        zeros: Whether a compact link reaches 0, too.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RelaxationCase:
     smooth: bool = True
     symmetric: bool = True
     compact: bool = False
+    zeros: bool = True
 
 
 def clipped_power(z: Any, p: float) -> Any:
@@ -113,6 +115,7 @@ RELAXATIONS = [
         smooth=False,
         symmetric=False,
         compact=True,
+        zeros=False,
     ),
     sparse("sparse_topk", p=2),
     sparse("sparse_topk_any_p", p=1.7),

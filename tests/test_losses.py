@@ -166,7 +166,8 @@ class TestFenchelYoungDetails:
         module(normal(3, 5, dtype=torch.float32), topk_mask(normal(3, 5), 2)).backward()
         (parameter,) = module.parameters()
         assert parameter.grad.isfinite() and parameter.grad != 0
-        assert "kind='mask'" in repr(module)
+        assert "kind='mask'" in repr(module) and "unbounded" not in repr(module)
+        assert "unbounded=True" in repr(FenchelYoungTopKLoss(2, unbounded=True))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["mask", "signed", "magnitude"])

@@ -49,7 +49,7 @@ def derivative_kernel(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> Outp
 
 
 def derivative_reference(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> Outputs:
-    inputs = x.requires_grad_(), scale.requires_grad_()
+    inputs = x.detach().requires_grad_(), scale.detach().requires_grad_()
     return torch.autograd.grad(MAPS[name](*inputs, descending=True), inputs, cotangent(grad, name))
 
 

@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
 ]
 # The longest formulas at the largest size, and all sizes of one link; `python -m tests.kernels.aot` takes all.
-LARGEST = "_(normal|clip_power)$"
-ALL_SIZES = "_(logistic|normal|clip_power)$"
+LARGEST = "_(normal|clip_power|exp)$"
+ALL_SIZES = "_(logistic|normal|clip_power|exp)$"
 ORDER = "^(decayed_sums|order_gradient_(sort|permutation))$"
 
 

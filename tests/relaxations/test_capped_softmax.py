@@ -63,6 +63,15 @@ def test_take_all_units_have_no_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, float64], ids=str)
+def test_where_all_units_are_taken_nothing_has_a_gradient(dtype):
+    x, k = normal(6, dtype=dtype).requires_grad_(), torch.tensor(6.0, dtype=float64, requires_grad=True)
+    y = capped_softmax(x, k)
+    assert y.tolist() == [1] * 6
+    gradients = torch.autograd.grad(y @ normal(6, dtype=dtype), (x, k))
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, float64], ids=str)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4, 1e8])
 def test_extreme_gaps(dtype, scale):
     x = scale * torch.tensor([3.0, 3.0, 1.0, 0.0, -2.0], dtype=dtype)

@@ -13,8 +13,10 @@ class CappedExponential(Link):
     """F(z) = min(1, exp z): compact above, exponential below."""
 
     compact = True
+    reaches_zero = False
     reach = 800.0  # exp(-800) is 0 in double precision
     moments = (-1.0, 1.0)
+    kernel = "exp"
 
     def value(self, z: Tensor) -> Tensor:
         return z.clamp(max=0).exp()

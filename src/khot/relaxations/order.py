@@ -27,7 +27,9 @@ def _sorted(
     values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)
-    return x, values, order, -scale if descending else scale
+    if descending:
+        scale = -scale.double() if isinstance(scale, Tensor) else -scale
+    return x, values, order, scale
 
 
 def _standardised(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
