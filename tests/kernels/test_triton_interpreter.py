@@ -45,7 +45,8 @@ def test_kernels():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_oracles(dtype):
-    files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse", "order"))
+    names = ("sigmoid", "lapsum", "sparse", *(["order"] if dtype == "float64" else []))  # order is float64 in any case
+    files = (f"tests/relaxations/test_{name}.py" for name in names)
     run_interpreted(*files, "-k", f"oracle and {dtype}")
 
 

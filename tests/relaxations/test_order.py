@@ -186,6 +186,17 @@ def test_extreme_inputs(order_map):
                 assert y.isfinite().all() and all(g.isfinite().all() for g in (*grads, *again)), (dtype, softness)
 
 
+@every_map
+def test_largest_numbers(order_map):
+    """In units of the scale they are beyond float32."""
+    x = torch.tensor([1e38, -3e38, 3e38, 2e38, 1.0, 0.0]).requires_grad_()
+    y = order_map(x, 1e-6)
+    (grad,) = torch.autograd.grad((y * torch.arange(float(len(y)))).sum(), x)
+    assert y.isfinite().all() and grad.isfinite().all()
+    if order_map is soft_permutation:
+        torch.testing.assert_close(y, torch.eye(6)[x.argsort().argsort()])
+
+
 def test_saves_numbers_per_item():
     x, saved = normal(5, 300, dtype=torch.float32).requires_grad_(), []
     for order_map in MAPS:

@@ -35,7 +35,7 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
-# The order maps, with scans in float64: the kernels that write points, and the others.
+# The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
 POINTS: Table = {torch.float64: _DOUBLE[:-1]}
 SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles

@@ -48,9 +48,9 @@ def slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> Te
         torch.minimum(entries, fall * below.to(arithmetic).unsqueeze(-2), out=entries)
     else:
         column, lower_row, upper_row = rows.unsqueeze(-1), lower.unsqueeze(-2), upper.unsqueeze(-2)
-        entries = _difference(column, lower_row, arithmetic)
-        torch.minimum(entries, _difference(upper_row, column, arithmetic), out=entries)
-        _exp_(entries).mul_(weight.to(arithmetic).unsqueeze(-2))
+        entries = column - lower_row  # in float64, or far from 0 the difference had no digits
+        torch.minimum(entries, upper_row - column, out=entries)
+        entries = _exp_(entries.to(arithmetic)).mul_(weight.to(arithmetic).unsqueeze(-2))
     around = torch.searchsorted(t.contiguous(), rows)
     own = (rows - upper.gather(-1, around)).expm1_() + (lower.gather(-1, around) - rows).expm1_()
     entries.scatter_(-1, around.unsqueeze(-1), own.mul_(-0.5).to(arithmetic).unsqueeze(-1))
@@ -83,7 +83,7 @@ def slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) 
         density = rise.unsqueeze(-1) * down.unsqueeze(-2)
         torch.minimum(density, fall.unsqueeze(-1) * up.unsqueeze(-2), out=density)
     else:
-        density = _exp_(_difference(rows.unsqueeze(-1), t.unsqueeze(-2), arithmetic).abs_().neg_())
+        density = _exp_((rows.unsqueeze(-1) - t.unsqueeze(-2)).to(arithmetic).abs_().neg_())
     grad = grad.to(arithmetic)
     flow = (grad[..., :-1] - grad[..., 1:]).mul_(density)  # (..., n, n - 1), twice the flow
     return flow.sum(-1).double().mul_(-0.5).gather(-1, order), flow.sum(-2).double().mul_(0.5)
@@ -101,15 +101,6 @@ def _(info: Any, in_dims: Any, *args: Tensor) -> tuple[tuple[Tensor, Tensor], tu
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _difference(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a - b of float64 tensors that broadcast, to the last digit but one of ``dtype``."""
-    if dtype == a.dtype:
-        return a - b
-    a_high, b_high = a.to(dtype), b.to(dtype)
-    a_low, b_low = ((v - high).nan_to_num_(0, 0, 0).to(dtype) for v, high in ((a, a_high), (b, b_high)))
-    return (a_high - b_high).add_(a_low).sub_(b_low)
 
 
 def _exp_(v: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The soft permutation of :mod:`khot.kernels.slices` in Triton, tile by tile, and its derivative.
 
 A program computes a tile from the z of its rows and the cuts around its columns, all in sorted order, and writes or
-reads each row where the item came from. Arithmetic in float32, in float64 for float64; for float32, z and t are pairs
-``high + low``, and differences between them keep their digits however far from 0 they are. Only tiles that the items
-cross have entries that are no product; their rows and columns being sorted, two numbers of each tell.
+reads each row where the item came from. Arithmetic in float32, in float64 for float64; only the distances between items
+and cuts are subtracted in float64, or far from 0 they would have no digits. Only tiles that the items cross have
+entries that are no product; their rows and columns being sorted, two numbers of each tell.
 
 Layout: z, order (rows, n), t (rows, n - 1) in float64, P (rows, n, n), all contiguous. The derivative leaves the sums
 of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the end.
@@ -34,22 +34,6 @@ def one_minus_exp(h):
 
 
 @triton.jit
-def _high_low(v, DTYPE: tl.constexpr):
-    high = v.to(DTYPE)
-    low = tl.where(tl.abs(v) < float("inf"), v - high.to(tl.float64), 0.0).to(DTYPE)
-    return high, low
-
-
-@triton.jit
-def _difference(a_high, a_low, b_high, b_low, DTYPE: tl.constexpr):
-    """a - b, of which one is a column and the other a row."""
-    if DTYPE == tl.float64:
-        return a_high - b_high
-    else:
-        return (a_high - b_high) + (a_low - b_low)
-
-
-@triton.jit
 def _tile(row_tiles, column_tiles):
     """Row of the batch, and the row and column of tiles, of this program."""
     program, tiles = tl.program_id(0).to(tl.int64), row_tiles * column_tiles
@@ -66,13 +50,10 @@ def _slice_weights_fwd(
     z_ptr += batch * n
     t_ptr += batch * (n - 1)
     i, j = down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
-    z_high, z_low = _high_low(tl.load(z_ptr + i, mask=i < n, other=0.0)[:, None], DTYPE)  # (ROWS, 1)
+    z = tl.load(z_ptr + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
     lower = tl.load(t_ptr + j - 1, mask=(j > 0) & (j < n), other=-float("inf"))[None, :]  # (1, COLUMNS)
     upper = tl.load(t_ptr + j, mask=j < n - 1, other=float("inf"))[None, :]
-    lower_high, lower_low = _high_low(lower, DTYPE)
-    upper_high, upper_low = _high_low(upper, DTYPE)
-    above = _difference(z_high, z_low, lower_high, lower_low, DTYPE)  # (ROWS, COLUMNS)
-    below = _difference(upper_high, upper_low, z_high, z_low, DTYPE)
+    above, below = (z - lower).to(DTYPE), (upper - z).to(DTYPE)  # (ROWS, COLUMNS)
     p = tl.exp(tl.minimum(tl.minimum(above, below), 0.0)) * (0.5 * one_minus_exp(upper - lower)).to(DTYPE)
 
     first, last = tl.load(z_ptr + down * ROWS), tl.load(z_ptr + tl.minimum(down * ROWS + ROWS, n) - 1)
@@ -94,14 +75,13 @@ def _slice_weights_bwd(
 ):  # fmt: skip
     batch, down, across = _tile(row_tiles, column_tiles)
     i, j = down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
-    z_high, z_low = _high_low(tl.load(z_ptr + batch * n + i, mask=i < n, other=0.0)[:, None], DTYPE)  # (ROWS, 1)
+    z = tl.load(z_ptr + batch * n + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
     t = tl.load(t_ptr + batch * (n - 1) + j, mask=j < n - 1, other=0.0)[None, :]  # (1, COLUMNS)
-    t_high, t_low = _high_low(t, DTYPE)
     place = tl.load(order_ptr + batch * n + i, mask=i < n, other=0)[:, None]
     entries = g_ptr + (batch * n + place) * n + j[None, :]
     there = (i < n)[:, None] & (j < n - 1)[None, :]
     change = tl.load(entries, mask=there, other=0.0).to(DTYPE) - tl.load(entries + 1, mask=there, other=0.0).to(DTYPE)
-    flow = 0.5 * tl.exp(-tl.abs(_difference(z_high, z_low, t_high, t_low, DTYPE))) * change  # (ROWS, COLUMNS)
+    flow = 0.5 * tl.exp(-tl.abs((z - t).to(DTYPE))) * change  # (ROWS, COLUMNS)
     tl.store(grad_z_ptr + (batch * column_tiles + across) * n + i, -tl.sum(flow, 1), mask=i < n)
     tl.store(grad_t_ptr + (batch * row_tiles + down) * n + j, tl.sum(flow, 0), mask=j < n)
 
