@@ -32,9 +32,8 @@ def run_interpreted(*arguments: str) -> None:
 
 
 def test_some_kernels():
-    run_interpreted(
-        "tests/kernels/test_triton.py", "-k", "mask_logistic-2x1000 or gradient_clip-2x1000 or gap_and_kink"
-    )
+    some = ("mask_logistic-2x1000", "gradient_clip-2x1000", "gap_and_kink", "order_gradient_sort-2x33")
+    run_interpreted("tests/kernels/test_triton.py", "-k", " or ".join(some))
 
 
 @pytest.mark.slow
