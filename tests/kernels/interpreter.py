@@ -8,7 +8,7 @@ import numpy as np
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import lapsum_triton, links_triton, order_triton, threshold_triton
+from khot.kernels import lapsum_triton, links_triton, points_triton, threshold_triton
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -38,7 +38,7 @@ _scan_one_by_one = ScanOps.generic_scan
 
 
 def _scan(self, operands):
-    if self.combine_fn is order_triton.larger:
+    if self.combine_fn is points_triton.larger:
         values = [np.maximum.accumulate(operands[0].handle.data)]
     elif self.combine_fn in RECURRENCES:
         decay, *sums = (operand.handle.data for operand in operands)

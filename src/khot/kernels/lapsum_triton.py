@@ -51,6 +51,15 @@ def to_double(v):
 
 
 @triton.jit
+def to_dtype(v, DTYPE: tl.constexpr):
+    """From float64, to half types by way of float32 as the hardware does."""
+    if DTYPE == tl.float64 or DTYPE == tl.float32:
+        return v.to(DTYPE)
+    else:
+        return v.to(tl.float32).to(DTYPE)
+
+
+@triton.jit
 def load_three(ptr, cols, n):
     """The entries at cols, and those of their left and right neighbours; 0 beyond the row."""
     here = tl.load(ptr + cols, mask=cols < n, other=0.0)
