@@ -12,9 +12,9 @@ from khot.kernels.ordered_duels import kinds, ordered_duels_draw
 from khot.kernels.ordered_duels_triton import launch_ordered_duels
 from khot.kernels.tournament import pivotal_draw
 from khot.kernels.tournament_triton import launch_tournament
+from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2
-SINGLE, DOUBLE = torch.float32, torch.float64
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
 COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
@@ -26,7 +26,7 @@ def sizes(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return 1 + (0.6 * (n - 1) * torch.rand(shape[:-1], generator=generator)).long()
 
 
-def positions(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+def positions(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     """theta, with a unit excluded and one included in long rows, and k."""
     generator = torch.Generator().manual_seed(seed)
     theta = 2 * torch.randn(shape, generator=generator, dtype=DOUBLE)
@@ -35,7 +35,7 @@ def positions(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Te
     return theta.to(dtype), sizes(shape, generator)
 
 
-def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     """Inclusion probabilities, among them 0 and 1 in long rows, and their sums."""
     theta, k = positions(shape, DOUBLE, seed)
     return sigmoid_topk(theta, k).to(dtype), k
@@ -45,11 +45,11 @@ def seed_for(x: Tensor) -> Tensor:
     return torch.tensor([SEED], device=x.device)
 
 
-def order_kernel(theta: Tensor, k: Tensor, noise: str) -> tuple[Tensor, ...]:
+def order_kernel(theta: Tensor, k: Tensor, noise: str) -> Outputs:
     return (launch_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
-def order_reference(theta: Tensor, k: Tensor, noise: str) -> tuple[Tensor, ...]:
+def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
     return (order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
 
 
@@ -57,11 +57,11 @@ def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> objec
     return launch_draw(theta, number.long(), number, torch.zeros(1).long(), 1, SINGLE, noise)
 
 
-def tournament_kernel(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
     return (launch_tournament(probs, k, seed_for(probs), DRAWS, probs.dtype),)
 
 
-def tournament_reference(probs: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
     return (pivotal_draw(probs, k, seed_for(probs), DRAWS, probs.dtype),)
 
 
@@ -69,7 +69,7 @@ def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
     return launch_tournament(probs, number.long(), torch.zeros(1).long(), 1, SINGLE)
 
 
-def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     """Weights with which units take the seat, their sums with those that keep it, and numbers that decide the kinds."""
     take, keep, kind = torch.rand(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
     return take, take + keep, kind
@@ -81,11 +81,11 @@ def kind_of(number: Tensor) -> Tensor:
     return kinds((number < 0.3) & (place > 0), place == 0, place == 1)
 
 
-def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
     return (launch_ordered_duels(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
 
 
-def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
     return (ordered_duels_draw(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
 
 
@@ -93,35 +93,37 @@ def duels_compile(take: Tensor, *_: Tensor) -> object:
     return launch_ordered_duels(take, take, take.byte(), torch.zeros(1).long(), 1, SINGLE)
 
 
-# Name, launch, reference, make, shapes, compile, compiled: the fields of a KernelCase.
-DRAWS_CASES = [
-    (
-        f"order_{noise}_draw",
-        partial(order_kernel, noise=noise),
-        partial(order_reference, noise=noise),
-        positions,
-        [(3, 1), (2, 33), (2, 1000), (1, 20_000)] if noise == "logistic" else [(2, 33)],
-        partial(order_compile, noise=noise),
-        COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
-    )
-    for noise in NOISES
-] + [
-    (
-        "tournament",
-        tournament_kernel,
-        tournament_reference,
-        probabilities,
-        [(3, 1), (2, 33), (1, 600)],
-        tournament_compile,
-        COMPILED_TOURNAMENT,
-    ),
-    (
-        "ordered_duels",
-        duels_kernel,
-        duels_reference,
-        duels,
-        [(3, 1), (2, 33), (1, 3000)],
-        duels_compile,
-        COMPILED_DUELS,
-    ),
-]
+def draws() -> list[KernelCase]:
+    orders = [
+        KernelCase(
+            f"order_{noise}_draw",
+            partial(order_kernel, noise=noise),
+            partial(order_reference, noise=noise),
+            positions,
+            [(3, 1), (2, 33), (2, 1000), (1, 20_000)] if noise == "logistic" else [(2, 33)],
+            partial(order_compile, noise=noise),
+            COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
+        )
+        for noise in NOISES
+    ]
+    return [
+        *orders,
+        KernelCase(
+            "tournament",
+            tournament_kernel,
+            tournament_reference,
+            probabilities,
+            [(3, 1), (2, 33), (1, 600)],
+            tournament_compile,
+            COMPILED_TOURNAMENT,
+        ),
+        KernelCase(
+            "ordered_duels",
+            duels_kernel,
+            duels_reference,
+            duels,
+            [(3, 1), (2, 33), (1, 3000)],
+            duels_compile,
+            COMPILED_DUELS,
+        ),
+    ]

@@ -39,6 +39,9 @@ LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
 LONGEST_TOURNAMENT = TOURNAMENT[torch.float64][-1][0]  # longer rows would take too long to sort
+# The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
+POINTS: Table = {torch.float64: _DOUBLE[:-1]}
+SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
@@ -120,11 +123,7 @@ def _has_kernel(link: Link, log: bool) -> bool:
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether Triton kernels are to run on ``x (..., n)`` with this link.
-
-    Raises:
-        RuntimeError: If the backend "triton" is forced where it cannot run.
-    """
+    """:func:`triton_runs` for the kernels of the relaxed masks with this link."""
     return _has_kernel(link, log) and triton_runs(x)
 
 
@@ -134,7 +133,8 @@ def triton_runs(x: Tensor) -> bool:
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not (x.is_cuda or _backend == "triton"):
+    wanted = _backend == "triton" or (_backend == "auto" and x.is_cuda)
+    if not wanted or x.numel() == 0 or x.shape[-1] > MAX_N:
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":
@@ -151,6 +151,11 @@ def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
     if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
         return False
     return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
+
+
+def sorts_on_chip(values: Tensor) -> bool:
+    """Whether the order maps of sorted rows are one kernel, which holds a row; other rows take several steps."""
+    return triton_runs(values) and values.shape[-1] <= POINTS[torch.float64][-1][0]
 
 
 @functools.cache
