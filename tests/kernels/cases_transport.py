@@ -1,4 +1,6 @@
-"""The kernels of sorted transport, as entries of ``kernel_cases.KERNELS``; k is fixed by the entry."""
+"""The kernels of sorted transport, with a fixed k each."""
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -7,44 +9,54 @@ from khot.kernels import backend
 from khot.kernels.sorted_transport_triton import launch_forward
 from khot.kernels.transport_gradient_triton import launch_backward
 from khot.kernels.transport_plan import sorted_transport, sorted_transport_derivative
+from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
-SINGLE, DOUBLE = torch.float32, torch.float64
+SINGLES = [((64, n), SINGLE) for n in (64, 1000)]
+DOUBLES = [((64, n), DOUBLE) for n in (64, 1000)]
+# Of each k: shapes to compare at, few and small, and sizes to compile, one for each number of warps.
+SIZES = {
+    3: ([(2, 3), (1, 33), (1, 300)], []),
+    7: ([(1, 40)], SINGLES + DOUBLES),
+    10: ([(1, 5), (1, 12)], [((64, 1000), SINGLE)]),
+    15: ([], SINGLES),
+}
+DOUBLE_UP_TO = 7
 
 
-def transport_inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int, k: int) -> tuple[Tensor, ...]:
-    """x, half the epsilon, and a cotangent."""
+def inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
+    """x, half the epsilon, and what makes a cotangent."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype)
-    half = 0.1 + torch.rand(shape[:-1], generator=generator, dtype=DOUBLE)
-    grad = torch.randn(*shape[:-1], min(k, shape[-1]), shape[-1], generator=generator, dtype=DOUBLE)
-    return x, half, grad.to(dtype)
+    x, grad = torch.randn(2, *shape, generator=generator, dtype=DOUBLE).to(dtype)
+    return x, 0.1 + torch.rand(shape[:-1], generator=generator, dtype=DOUBLE), grad
 
 
 def tolerance(x: Tensor) -> float:
     return 1e-13 if x.dtype == DOUBLE else 1e-9
 
 
-def forward_kernel(x: Tensor, half: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    y, t, error = launch_forward(x, half, grad.shape[-2], tolerance(x), 100, True)
+def forward_kernel(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
+    y, t, error = launch_forward(x, half, min(k, x.shape[-1]), tolerance(x), 100, True)
     assert error is not None and (error == 0).all()
     return y, t
 
 
-def forward_reference(x: Tensor, half: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    return sorted_transport(x, half, grad.shape[-2], tolerance(x), 100, True)
+def forward_reference(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
+    return sorted_transport(x, half, min(k, x.shape[-1]), tolerance(x), 100, True)
 
 
-def thresholds(x: Tensor, half: Tensor, k: int) -> Tensor:
+def thresholds_and_cotangent(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
+    k = min(k, x.shape[-1])
     with backend("torch"):
-        return sorted_transport(x.double(), half, k, 1e-13, 100, True)[1]
+        t = sorted_transport(x.double(), half, k, 1e-13, 100, True)[1]
+    return t, (grad.unsqueeze(-1) * torch.arange(1, k + 1, device=x.device)).mT
 
 
-def gradient_kernel(x: Tensor, half: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    return launch_backward(x, half, thresholds(x, half, grad.shape[-2]), grad)
+def gradient_kernel(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
+    return launch_backward(x, half, *thresholds_and_cotangent(x, half, grad, k))
 
 
-def gradient_reference(x: Tensor, half: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    return sorted_transport_derivative(x, half, thresholds(x, half, grad.shape[-2]), grad, True)
+def gradient_reference(x: Tensor, half: Tensor, grad: Tensor, k: int) -> Outputs:
+    return sorted_transport_derivative(x, half, *thresholds_and_cotangent(x, half, grad, k), True)
 
 
 def compile_forward(x: Tensor, half: Tensor, _: Tensor, k: int) -> object:
@@ -56,12 +68,14 @@ def compile_backward(x: Tensor, half: Tensor, _: Tensor, k: int) -> object:
     return launch_backward(x, half, t, torch.empty(*x.shape[:-1], k, x.shape[-1], dtype=x.dtype))
 
 
-SINGLES = [((64, n), SINGLE) for n in (64, 1000)]
-DOUBLES = [((64, n), DOUBLE) for n in (64, 1000)]
-# Of each k: shapes to compare at, few and small, and sizes to compile, one for each number of warps.
-SIZES = {
-    3: ([(2, 3), (1, 33), (1, 300)], []),
-    7: ([(1, 40)], SINGLES + DOUBLES),
-    10: ([(1, 5), (1, 12)], [((64, 1000), SINGLE)]),
-    15: ([], SINGLES),
-}
+def transports() -> list[KernelCase]:
+    entries: list[KernelCase] = []
+    for k, (shapes, compiled) in SIZES.items():
+        for kind, launch, reference, launches in (
+            ("transport", forward_kernel, forward_reference, compile_forward),
+            ("transport_gradient", gradient_kernel, gradient_reference, compile_backward),
+        ):
+            functions = (partial(launch, k=k), partial(reference, k=k), inputs, shapes, partial(launches, k=k))
+            dtypes = KernelCase.dtypes if k <= DOUBLE_UP_TO else ()
+            entries.append(KernelCase(f"{kind}_k{k}", *functions, compiled, dtypes=dtypes))
+    return entries

@@ -14,6 +14,7 @@ over all multiprocessors, which costs a launch for each step of the root finder.
 
 import functools
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,10 +36,16 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
+DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
+TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
+LONGEST_TOURNAMENT = TOURNAMENT[torch.float64][-1][0]  # longer rows would take too long to sort
+# The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
+POINTS: Table = {torch.float64: _DOUBLE[:-1]}
+SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
-
 
 # Sorted transport: at most how many places (k + 1), and up to what length of the row how many warps. Each thread has
 # one item of a tile at all places, up to 16 float32 or 8 float64 entries of the plan. A row has one program, which few
@@ -137,14 +144,9 @@ def backend(name: str) -> Iterator[None]:
         _backend = previous
 
 
-def wants_kernels(x: Tensor) -> bool:
-    """Whether Triton kernels, if there are some for an operation, are to run on ``x``."""
-    return x.is_cuda or _backend == "triton"
-
-
 def fused(x: Tensor, link: Link, log: bool = False) -> bool:
     """Whether the map of a link is to be one operator, rather than torch operations that a compiler can fuse."""
-    return wants_kernels(x) and _has_kernel(link, log)
+    return (x.is_cuda or _backend == "triton") and _has_kernel(link, log)
 
 
 def _has_kernel(link: Link, log: bool) -> bool:
@@ -152,34 +154,47 @@ def _has_kernel(link: Link, log: bool) -> bool:
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether Triton kernels are to run on ``x (..., n)`` with this link; errors as of :func:`triton_runs`."""
+    """:func:`triton_runs` for the kernels of the relaxed masks with this link."""
     return _has_kernel(link, log) and triton_runs(x)
 
 
-def use_triton_transport(x: Tensor, k: int) -> bool:
-    """Whether Triton kernels are to solve sorted transport of ``x (..., n)``; errors as of :func:`triton_runs`."""
-    return transport_fits(x, k) and triton_runs(x)
-
-
-def transport_fits(x: Tensor, k: int) -> bool:
-    """Whether the kernels of sorted transport take ``x (..., n)``, and are faster than torch."""
-    n, places = x.shape[-1], min(k + 1, x.shape[-1])
-    most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
-    return 1 < places <= most and places * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
-
-
 def triton_runs(x: Tensor) -> bool:
-    """Whether the backend, the device and the size of ``x (..., n)`` allow Triton kernels.
+    """Whether Triton kernels are to run on the rows of ``x (..., n)``, if there is one for what is to be done.
 
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not wants_kernels(x):
+    wanted = _backend == "triton" or (_backend == "auto" and x.is_cuda)
+    if not wanted or x.numel() == 0 or x.shape[-1] > MAX_N:
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":
         raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
     return obstacle is None
+
+
+def use_triton_transport(x: Tensor, k: int) -> bool:
+    """:func:`triton_runs` for the kernels of sorted transport, where they take ``x (..., n)`` and are worth it."""
+    n, places = x.shape[-1], min(k + 1, x.shape[-1])
+    most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
+    fits = 1 < places <= most and places * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
+    return fits and triton_runs(x)
+
+
+def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
+    """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
+
+    One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
+    """
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
+    if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
+        return False
+    return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
+
+
+def sorts_on_chip(values: Tensor) -> bool:
+    """Whether the order maps of sorted rows are one kernel, which holds a row; other rows take several steps."""
+    return triton_runs(values) and values.shape[-1] <= POINTS[torch.float64][-1][0]
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import move_batch_first
-from khot.kernels.dispatch import transport_fits, wants_kernels
+from khot.kernels.dispatch import use_triton_transport
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.sorted_transport import solve_dual
 from khot.kernels.transport_plan import (
@@ -153,7 +153,7 @@ def sorted_transport_topk(
         return x.unsqueeze(-1)[..., :0]
     if tol is None:
         tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
-    on_host = wants_kernels(x) and transport_fits(rows, k) and not torch.compiler.is_compiling()
+    on_host = not torch.compiler.is_compiling() and use_triton_transport(rows, k)
     half = row_scalar(epsilon, x, batch, on_host) / 2
     y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
     return y.movedim(-1, dim)
