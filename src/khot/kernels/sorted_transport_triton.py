@@ -98,7 +98,7 @@ def _descend(
         move = solve_laplacian(weights, residual, places, 2.0 * epsilon(WORK), PLACES)
         size = tl.max(tl.abs(move), 0)
         close = size * (2.0 * size + slack) <= tol  # the error that a small step leaves
-        tl.debug_barrier()
+        tl.debug_barrier()  # or t would be kept in registers through all this
         t = tl.load(t_ptr + place - 1, mask=below_one, other=0.0)
         rounding = rounding_error(t, scale, DTYPE, WORK)
         there = (error <= tol) | ((error <= rounding) & (error >= 0.5 * last))
@@ -113,6 +113,7 @@ def _descend(
         move = tl.where(there, 0.0, tl.where(too_far, ahead - step, move))
         step = ahead
         change = move - tl.sum(tl.where(one_before, move[:, None], 0.0), 0)
+        tl.debug_barrier()  # all warps, which decide alike, have to have the same t
         tl.store(t_ptr + place - 1, t + scale * change.to(tl.float64), mask=below_one)
         steps += 1
         found = there | close
