@@ -39,6 +39,13 @@ TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
+# Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
+# at a time and warps: one entry in a thread, which at the widest level is a node's.
+FOREST = ((32, 4, 128, 4), (256, 1, 256, 8), (1024, 1, 512, 16))
+TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
+FOREST_LEVELS = 10  # what the table reaches
+FOREST_PROGRAMS = 4 * PROGRAMS  # that share the tasks; each has a scratch
+
 
 class Plan(NamedTuple):
     """How a kernel goes through rows.
@@ -70,6 +77,27 @@ def plan(rows: int, n: int, dtype: torch.dtype, table: Table = FORWARD) -> Plan:
     block, warps = TILE[dtype]
     splits = min(PROGRAMS // rows, -(-n // block)) if n > SPLIT_ABOVE and rows <= PROGRAMS // 2 else 1
     return Plan(block, warps, False, splits)
+
+
+class ForestPlan(NamedTuple):
+    """How a kernel goes through the lowest levels of product trees.
+
+    Attributes:
+        rows: Rows that a program takes at a time.
+        block: Entries of a level that it makes at a time.
+        warps: Warps of a program.
+        programs: At most so many.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    programs: int
+
+
+def forest_plan(units: int) -> ForestPlan:
+    """For trees of up to ``2**FOREST_LEVELS`` units."""
+    return next(ForestPlan(*how, FOREST_PROGRAMS) for limit, *how in FOREST if units <= limit)
 
 
 def _checked(name: str, source: str) -> str:
@@ -120,7 +148,16 @@ def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+    return fused(x, link, log) and x.shape[-1] <= MAX_N and triton_runs(x)
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels are to run on ``x``, if there are any for what is to be done.
+
+    Raises:
+        RuntimeError: If the backend "triton" is forced where it cannot run.
+    """
+    if _backend == "torch" or x.numel() == 0 or not (x.is_cuda or _backend == "triton"):
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .forest import forest_levels, outsides, roots
 from .pair_convolution import DIRECT_WIDTH, merge, split
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
@@ -99,22 +100,45 @@ class ProductTree:
     """
 
     def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
-        self.leaf, self.k = leaf, k
+        self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound)
-        self.pairs: list[Tensor] = []  # (width, 2, nodes of the level made, R)
+        centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
+        self.low = forest_levels(leaf, centred)  # levels made by one operation
+        self.pairs: list[Tensor] = []  # of the others: (width, 2, nodes of the level made, R)
         self.offset: Tensor | None = None
-        x, mean = leaf, leaf[1].detach()
+        self.whole = 0 < self.low == len(self.plan)
+        if not self.whole:
+            self._build()
+
+    def _build(self) -> None:
+        x, mean = self.leaf, self.leaf[1].detach()
+        if self.low:
+            x = roots(x, self.k, self.bound, self.low)
+            mean = F.pad(mean.T, (0, -mean.shape[0] % 2**self.low)).unflatten(1, (-1, 2**self.low)).sum(2).T
+            x = self._recentre(x, mean, self.plan[self.low - 1])
         recentred = any(level.radius is not None for level in self.plan)
-        for level in self.plan:
+        for level in self.plan[self.low :]:
             x = _pad_even(x, 1, level.origin).unflatten(1, (2, -1))
             self.pairs.append(x)
             x = merge(x, level.start, level.length)
             if recentred and self.offset is None:
                 mean = _pad_even(mean, 0).unflatten(0, (2, -1)).sum(0)
-            if level.radius is not None:
-                self.offset = self._centres(mean) - level.radius
-                x = _shift(x, self.offset, 2 * level.radius + 1)
+            x = self._recentre(x, mean, level)
         self.root = x.squeeze(1)  # (width, R)
+
+    def _recentre(self, x: Tensor, mean: Tensor, level: _Level) -> Tensor:
+        """Once per tree: lays the windows around the means."""
+        if level.radius is None:
+            return x
+        self.offset = self._centres(mean) - level.radius
+        return _shift(x, self.offset, 2 * level.radius + 1)
+
+    def _uncentre(self, g: Tensor, level: _Level) -> Tensor:
+        """The adjoint of :meth:`_recentre`."""
+        if level.radius is None:
+            return g
+        assert self.offset is not None
+        return _shift(g, -self.offset, level.length)
 
     def _centres(self, mean: Tensor) -> Tensor:
         """Integers within one of the means, which add up to k over all nodes and to a mean over every subtree."""
@@ -136,18 +160,24 @@ class ProductTree:
 
     def probability(self) -> Tensor:
         """P(total = k), shape ``(R,)``."""
+        if self.whole:
+            return roots(self.leaf, self.k, self.bound, self.low).flatten()
         return self.root.gather(0, self._root_index[None]).squeeze(0)
 
     def leaf_outside(self) -> Tensor:
         """P(total = k | unit = 0) and P(total = k | unit = 1), shape ``(2, n, R)``."""
+        if self.whole:
+            one = torch.ones_like(self.leaf[:1, :1])
+            return outsides(self.leaf, one, self.k, self.bound, self.low)
         index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
         g = (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
-        for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
-            g = g[:, : x.shape[2]]  # without the node that made the number even
-            if level.radius is not None:
-                assert self.offset is not None
-                g = _shift(g, -self.offset, level.length)
+        for x, level in zip(reversed(self.pairs), reversed(self.plan[self.low :]), strict=True):
+            g = self._uncentre(g[:, : x.shape[2]], level)  # without the node that made the number even
             g = split(g, x, level.start).flatten(1, 2)
+        if self.low:
+            trees = -(-self.leaf.shape[1] // 2**self.low)
+            g = self._uncentre(g[:, :trees], self.plan[self.low - 1])
+            return outsides(self.leaf, g, self.k, self.bound, self.low)
         return g[:, : self.leaf.shape[1]]
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:

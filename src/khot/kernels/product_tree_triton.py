@@ -1,0 +1,324 @@
+"""The lowest levels of a product tree in Triton, upwards and downwards in one launch; what is computed: ``forest.py``.
+
+A program takes one tree of the forest, or the same tree of several rows, through all of its levels. The laws of a level
+stand in a scratch of its own, of which a barrier ends the writing before the next level reads it: some ten numbers per
+unit, which the first-level cache holds. A program goes from task to task, so that the scratch does not grow with them.
+
+A node of children with w counts each is made by w lanes: lane c adds ``x[i, 0] * x[(c - i) mod w, 1]`` over i, to the
+count c as long as i <= c and to c + w from there on, so that no lane multiplies by zeros. All sums are of terms without
+cancellation, in float64.
+
+Scratch of a program: levels 0, 1, ... of ``(ROWS, nodes, counts)``, one behind the other; the nodes 2j and 2j + 1 are
+the children of node j, a last one without sibling is its parent's equal. Four of them: laws, their tangents, the
+derivatives by the laws, and the tangents of those.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .dispatch import forest_plan
+from .launch_triton import on_device
+
+
+@triton.jit
+def _lanes(start, per_node, nodes, BLOCK: tl.constexpr):
+    """Of BLOCK lanes over (row, node, entry): row, node and entry."""
+    lane = start + tl.arange(0, BLOCK)
+    place = lane // per_node
+    row = place // nodes
+    return row, place - row * nodes, lane - place * per_node
+
+
+@triton.jit
+def _load_units(
+    x_ptr, scratch_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Level 0 from (2, n, R), by lanes over (row, value, unit)."""
+    for start in range(0, ROWS * 2 * units, BLOCK):
+        row, value, unit = _lanes(start, units, 2, BLOCK)
+        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        x = tl.load(x_ptr + at, mask=(row < ROWS) & (row_0 + row < rows), other=0.0)
+        tl.store(scratch_ptr + (row * units + unit) * 2 + value, x, mask=row < ROWS)
+
+
+@triton.jit
+def _store_units(
+    scratch_ptr, out_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Level 0 to (2, n, R), the other way round."""
+    for start in range(0, ROWS * 2 * units, BLOCK):
+        row, value, unit = _lanes(start, units, 2, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        x = tl.load(scratch_ptr + (row * units + unit) * 2 + value, mask=there, other=0.0)
+        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        tl.store(out_ptr + at, x, mask=there)
+
+
+@triton.jit
+def _merge_level(
+    x_ptr, u_ptr, x_above_ptr, u_above_ptr, nodes, parents, width, wide,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From ``width`` counts of the children to ``wide`` of their parents."""
+    for start in range(0, ROWS * parents * width, BLOCK):
+        row, parent, c = _lanes(start, width, parents, BLOCK)
+        there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
+        left = (row * nodes + 2 * parent) * width
+        right = left + width
+        low, high = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        u_low, u_high = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        for i in range(width):
+            first = i <= c
+            j = right + tl.where(first, c - i, c - i + width)
+            a = tl.load(x_ptr + left + i, mask=paired, other=0.0)
+            b = tl.load(x_ptr + j, mask=paired, other=0.0)
+            b_low, b_high = tl.where(first, b, 0.0), tl.where(first, 0.0, b)
+            low += a * b_low
+            high += a * b_high
+            if TANGENT:
+                a_u = tl.load(u_ptr + left + i, mask=paired, other=0.0)
+                b_u = tl.load(u_ptr + j, mask=paired, other=0.0)
+                u_low += a_u * b_low + a * tl.where(first, b_u, 0.0)
+                u_high += a_u * b_high + a * tl.where(first, 0.0, b_u)
+        above = (row * parents + parent) * wide + c
+        alone = there & (~paired)
+        tl.store(x_above_ptr + above, tl.where(paired, low, tl.load(x_ptr + left + c, mask=alone, other=0.0)), there)
+        tl.store(x_above_ptr + above + width, high, mask=there & (c + width < wide))
+        if TANGENT:
+            u_low = tl.where(paired, u_low, tl.load(u_ptr + left + c, mask=alone, other=0.0))
+            tl.store(u_above_ptr + above, u_low, mask=there)
+            tl.store(u_above_ptr + above + width, u_high, mask=there & (c + width < wide))
+
+
+@triton.jit
+def _split_level(
+    x_ptr, u_ptr, g_ptr, v_ptr, g_above_ptr, v_above_ptr, nodes, parents, width, wide,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the derivatives by ``wide`` counts of the parents, and their tangents, to those of their children."""
+    for start in range(0, ROWS * parents * width, BLOCK):
+        row, parent, c = _lanes(start, width, parents, BLOCK)
+        there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
+        left = (row * nodes + 2 * parent) * width
+        right = left + width
+        above = (row * parents + parent) * wide + c
+        g_left, g_right = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        v_left, v_right = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        for j in range(width):
+            inside = paired & (c + j < wide)
+            g = tl.load(g_above_ptr + above + j, mask=inside, other=0.0)
+            a = tl.load(x_ptr + left + j, mask=paired, other=0.0)
+            b = tl.load(x_ptr + right + j, mask=paired, other=0.0)
+            g_left += g * b
+            g_right += g * a
+            if TANGENT:
+                v = tl.load(v_above_ptr + above + j, mask=inside, other=0.0)
+                v_left += v * b + g * tl.load(u_ptr + right + j, mask=paired, other=0.0)
+                v_right += v * a + g * tl.load(u_ptr + left + j, mask=paired, other=0.0)
+        alone = there & (~paired)
+        g_left = tl.where(paired, g_left, tl.load(g_above_ptr + above, mask=alone, other=0.0))
+        tl.store(g_ptr + left + c, g_left, mask=there)
+        tl.store(g_ptr + right + c, g_right, mask=paired)
+        if TANGENT:
+            v_left = tl.where(paired, v_left, tl.load(v_above_ptr + above, mask=alone, other=0.0))
+            tl.store(v_ptr + left + c, v_left, mask=there)
+            tl.store(v_ptr + right + c, v_right, mask=paired)
+
+
+@triton.jit
+def _merge_total(
+    x_ptr, u_ptr, k_ptr, out_ptr, width, row_0, rows, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The one entry of the root that matters, or its tangent, from its two children."""
+    row = row_0 + tl.arange(0, ROWS)
+    k = tl.load(k_ptr + row, mask=row < rows, other=0).to(tl.int32)[:, None]
+    left = (tl.arange(0, ROWS) * (2 * width))[:, None]
+    total = tl.zeros((ROWS, BLOCK // ROWS), tl.float64)
+    for start in range(0, width, BLOCK // ROWS):
+        i = start + tl.arange(0, BLOCK // ROWS)[None, :]
+        inside = (i < width) & (i <= k) & (k - i < width)
+        a = tl.load(x_ptr + left + i, mask=inside, other=0.0)
+        b = tl.load(x_ptr + left + width + k - i, mask=inside, other=0.0)
+        if TANGENT:
+            total += tl.load(u_ptr + left + i, mask=inside, other=0.0) * b
+            total += a * tl.load(u_ptr + left + width + k - i, mask=inside, other=0.0)
+        else:
+            total += a * b
+    tl.store(out_ptr + row, tl.sum(total, 1), mask=row < rows)
+
+
+@triton.jit
+def _split_total(
+    x_ptr, u_ptr, g_ptr, v_ptr, k_ptr, grad_ptr, width, row_0, rows,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The derivatives by the root's two children of its entry k, times ``grad``."""
+    for start in range(0, ROWS * 2 * width, BLOCK):
+        row, side, c = _lanes(start, width, 2, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        k = tl.load(k_ptr + row_0 + row, mask=there, other=0).to(tl.int32)
+        grad = tl.load(grad_ptr + row_0 + row, mask=there, other=0.0)
+        inside = there & (c <= k) & (k - c < width)
+        here, sibling = (2 * row + side) * width + c, (2 * row + 1 - side) * width + k - c
+        tl.store(g_ptr + here, grad * tl.load(x_ptr + sibling, mask=inside, other=0.0), mask=row < ROWS)
+        if TANGENT:
+            tl.store(v_ptr + here, grad * tl.load(u_ptr + sibling, mask=inside, other=0.0), mask=row < ROWS)
+
+
+@triton.jit
+def _store_roots(x_ptr, out_ptr, tree, trees, wide, row_0, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest level to (counts, trees, R)."""
+    for start in range(0, ROWS * wide, BLOCK):
+        row, _, c = _lanes(start, wide, 1, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        x = tl.load(x_ptr + row * wide + c, mask=there, other=0.0)
+        tl.store(out_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, x, mask=there)
+
+
+@triton.jit
+def _load_roots(
+    grad_ptr, g_ptr, v_ptr, tree, trees, wide, row_0, rows,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The derivatives by the highest level from (counts, trees, R); their tangents are zero."""
+    for start in range(0, ROWS * wide, BLOCK):
+        row, _, c = _lanes(start, wide, 1, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        g = tl.load(grad_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, mask=there, other=0.0)
+        tl.store(g_ptr + row * wide + c, g, mask=row < ROWS)
+        if TANGENT:
+            tl.store(v_ptr + row * wide + c, tl.zeros((BLOCK,), tl.float64), mask=row < ROWS)
+
+
+@triton.jit
+def _level(units, level, bound):
+    """Nodes of a tree at a level and counts of each."""
+    return (units + (1 << level) - 1) >> level, tl.minimum(1 << level, bound) + 1
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_value", "stride_unit", "stride_row", "stride_tangent_value", "stride_tangent_unit",
+        "stride_tangent_row", "stride_out_value", "stride_out_unit", "stride_out_row",
+        "scratch_size", "n", "rows", "bound", "levels",
+    ]
+)  # fmt: skip
+def _forest(
+    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, roots_ptr, outside_ptr, scratch_ptr,
+    stride_value, stride_unit, stride_row, stride_tangent_value, stride_tangent_unit, stride_tangent_row,
+    stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels,
+    ROOTS: tl.constexpr, OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Roots and derivatives by the leaves, or with TANGENT the tangents of both."""
+    x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
+    u_ptr = x_ptr + scratch_size
+    g_ptr = x_ptr + scratch_size * (1 + TANGENT)
+    v_ptr = g_ptr + scratch_size
+    trees = (n + (1 << levels) - 1) >> levels
+    top = levels
+    if WHOLE:
+        top = levels - 1
+    for task in range(tl.program_id(0), trees * ((rows + ROWS - 1) // ROWS), tl.num_programs(0)):
+        tree = task % trees
+        row_0 = task // trees * ROWS
+        unit_0 = tree << levels
+        units = tl.minimum(n - unit_0, 1 << levels)
+        shift = unit_0.to(tl.int64)
+        _load_units(
+            leaf_ptr + shift * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows, ROWS, BLOCK
+        )
+        if TANGENT:
+            _load_units(
+                tangent_ptr + shift * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
+                stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
+            )  # fmt: skip
+        tl.debug_barrier()
+        at = 0
+        for level in range(1, top + 1):
+            nodes, width = _level(units, level - 1, bound)
+            parents, wide = _level(units, level, bound)
+            above = at + ROWS * nodes * width
+            _merge_level(
+                x_ptr + at, u_ptr + at, x_ptr + above, u_ptr + above, nodes, parents, width, wide, TANGENT, ROWS, BLOCK
+            )
+            tl.debug_barrier()
+            at = above
+        _, wide = _level(units, top, bound)
+        if ROOTS and WHOLE:
+            _merge_total(x_ptr + at, u_ptr + at, k_ptr, roots_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
+        elif ROOTS:
+            _store_roots(
+                (u_ptr if TANGENT else x_ptr) + at, roots_ptr, tree, trees, wide, row_0, rows, ROWS, BLOCK
+            )
+        if OUTSIDE:
+            if WHOLE:
+                _split_total(
+                    x_ptr + at, u_ptr + at, g_ptr + at, v_ptr + at, k_ptr, grad_ptr, wide, row_0, rows,
+                    TANGENT, ROWS, BLOCK,
+                )  # fmt: skip
+            else:
+                _load_roots(
+                    grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK
+                )
+            tl.debug_barrier()
+            for down in range(top):
+                level = top - down
+                nodes, width = _level(units, level - 1, bound)
+                parents, wide = _level(units, level, bound)
+                below = at - ROWS * nodes * width
+                _split_level(
+                    x_ptr + below, u_ptr + below, g_ptr + below, v_ptr + below, g_ptr + at, v_ptr + at,
+                    nodes, parents, width, wide, TANGENT, ROWS, BLOCK,
+                )  # fmt: skip
+                tl.debug_barrier()
+                at = below
+            _store_units(
+                v_ptr if TANGENT else g_ptr, outside_ptr + shift * stride_out_unit, stride_out_value, stride_out_unit, stride_out_row,
+                units, row_0, rows, ROWS, BLOCK,
+            )  # fmt: skip
+        tl.debug_barrier()
+
+
+def _scratch_size(units: int, levels: int, bound: int) -> int:
+    """Numbers in all levels of a tree."""
+    return sum(-(-units // 2**level) * (min(2**level, bound) + 1) for level in range(levels + 1))
+
+
+def launch_forest(
+    leaf: Tensor,
+    k: Tensor,
+    bound: int,
+    levels: int,
+    grad: Tensor | None = None,
+    tangent: Tensor | None = None,
+    roots: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Roots ``(counts, trees, R)`` if wanted, and with ``grad`` of that shape derivatives by the leaves ``(2, n, R)``.
+
+    With ``tangent``, like the leaf ``(2, n, R)``, the tangents of both.
+    """
+    _, n, rows = leaf.shape
+    whole, trees = n <= 2**levels, -(-n // 2**levels)
+    how = forest_plan(min(n, 2**levels))
+    counts = 1 if whole else min(2**levels, bound) + 1
+    out = torch.empty(counts, trees, rows, dtype=leaf.dtype, device=leaf.device) if roots else None
+    outside = torch.empty_like(leaf) if grad is not None else None
+    programs = min(how.programs, trees * -(-rows // how.rows))
+    size = how.rows * _scratch_size(min(n, 2**levels), levels - whole, bound)
+    parts = (2 if tangent is not None else 1) * (2 if grad is not None else 1)
+    scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
+    u = leaf if tangent is None else tangent
+    with on_device(leaf):
+        _forest[(programs,)](
+            leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), scratch if out is None else out,
+            scratch if outside is None else outside, scratch, *leaf.stride(), *u.stride(),
+            *(leaf if outside is None else outside).stride(), size, n, rows, bound, levels,
+            ROOTS=roots, OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
+            ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
+        )  # fmt: skip
+    return out, outside
