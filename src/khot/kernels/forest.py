@@ -35,6 +35,11 @@ def forest_levels(leaf: Tensor, widest: int) -> int:
     return whole if whole <= FOREST_LEVELS else min(widest, FOREST_LEVELS)
 
 
+def tree_sums(x: Tensor, levels: int) -> Tensor:
+    """Sums over the units of each tree, ``(n, R)`` to ``(trees, R)``."""
+    return F.pad(x.T, (0, -len(x) % 2**levels)).unflatten(1, (-1, 2**levels)).sum(2).T
+
+
 def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
     """Leaves, or their tangents, with all trees made full by units that are certainly zero: ``(2, 2, nodes, R)``."""
     _, n, rows = x.shape

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .forest import forest_levels, outsides, roots
+from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
@@ -113,8 +113,7 @@ class ProductTree:
     def _build(self) -> None:
         x, mean = self.leaf, self.leaf[1].detach()
         if self.low:
-            x = roots(x, self.k, self.bound, self.low)
-            mean = F.pad(mean.T, (0, -mean.shape[0] % 2**self.low)).unflatten(1, (-1, 2**self.low)).sum(2).T
+            x, mean = roots(x, self.k, self.bound, self.low), tree_sums(mean, self.low)
             x = self._recentre(x, mean, self.plan[self.low - 1])
         recentred = any(level.radius is not None for level in self.plan)
         for level in self.plan[self.low :]:
@@ -135,10 +134,14 @@ class ProductTree:
 
     def _uncentre(self, g: Tensor, level: _Level) -> Tensor:
         """The adjoint of :meth:`_recentre`."""
+        return g if level.radius is None else _shift(g, -self._first(level), level.length)
+
+    def _first(self, level: _Level) -> Tensor:
+        """The first counts of the windows laid at a level, ``(nodes, R)``; zeros ``(1, 1)`` where none were."""
         if level.radius is None:
-            return g
+            return self.k.new_zeros(1, 1)
         assert self.offset is not None
-        return _shift(g, -self.offset, level.length)
+        return self.offset
 
     def _centres(self, mean: Tensor) -> Tensor:
         """Integers within one of the means, which add up to k over all nodes and to a mean over every subtree."""
@@ -183,8 +186,10 @@ class ProductTree:
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
         _, n, rows = self.leaf.shape
-        out = torch.empty(n, rows, num_samples, dtype=torch.bool, device=self.leaf.device)
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
+        if 0 < num_samples <= slab:
+            return self._draw_slab(levels, num_samples, generator)
+        out = torch.empty(n, rows, num_samples, dtype=torch.bool, device=self.leaf.device)
         for done in range(0, num_samples, slab):
             part = out[..., done : done + slab]
             part.copy_(self._draw_slab(levels, part.shape[-1], generator))
@@ -194,31 +199,34 @@ class ProductTree:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
         levels, noisy = [], False
-        for x, level in zip(self.pairs, self.plan, strict=True):
+        if self.low and not self.whole:
+            low, high = (tree_sums(b, self.low) - self._first(self.plan[self.low - 1]) for b in (low, high))
+        for x, level in zip(self.pairs, self.plan[self.low :], strict=True):
             low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))
             low, high = low.unflatten(0, (2, -1)), high.unflatten(0, (2, -1))
             levels.append((x.where(x > FFT_NOISE * x.amax(0), 0) if noisy else x, low, high))
             noisy = noisy or x.shape[0] > DIRECT_WIDTH
-            low, high = low.sum(0) - level.start, high.sum(0) - level.start
-            if level.radius is not None:
-                low, high = low - self.offset, high - self.offset
+            low, high = (b.sum(0) - level.start - self._first(level) for b in (low, high))
         return levels
 
     def _draw_slab(
         self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
-        for (x, low, high), level in zip(reversed(levels), reversed(self.plan), strict=True):
-            index = index[: x.shape[2]]
-            if level.radius is not None:
-                assert self.offset is not None
-                index = index + self.offset[..., None]
+        for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
+            index = index[: x.shape[2]] + self._first(level)[..., None]
             total = index + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
             # Changes nothing but by rounding: counts that the units below cannot make stay impossible.
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))
+        if self.low:
+            trees = -(-self.leaf.shape[1] // 2**self.low)
+            counts = index[:trees] + self._first(self.plan[self.low - 1])[..., None]
+            from .product_draw_triton import launch_draw
+
+            return launch_draw(self.leaf, self.bound, self.low, counts, generator)
         return index[: self.leaf.shape[1]] == 1
 
 

@@ -23,7 +23,7 @@ from .launch_triton import on_device
 
 
 @triton.jit
-def _lanes(start, per_node, nodes, BLOCK: tl.constexpr):
+def lanes(start, per_node, nodes, BLOCK: tl.constexpr):
     """Of BLOCK lanes over (row, node, entry): row, node and entry."""
     lane = start + tl.arange(0, BLOCK)
     place = lane // per_node
@@ -32,13 +32,13 @@ def _lanes(start, per_node, nodes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _load_units(
+def load_units(
     x_ptr, scratch_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Level 0 from (2, n, R), by lanes over (row, value, unit)."""
     for start in range(0, ROWS * 2 * units, BLOCK):
-        row, value, unit = _lanes(start, units, 2, BLOCK)
+        row, value, unit = lanes(start, units, 2, BLOCK)
         at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
         x = tl.load(x_ptr + at, mask=(row < ROWS) & (row_0 + row < rows), other=0.0)
         tl.store(scratch_ptr + (row * units + unit) * 2 + value, x, mask=row < ROWS)
@@ -51,7 +51,7 @@ def _store_units(
 ):  # fmt: skip
     """Level 0 to (2, n, R), the other way round."""
     for start in range(0, ROWS * 2 * units, BLOCK):
-        row, value, unit = _lanes(start, units, 2, BLOCK)
+        row, value, unit = lanes(start, units, 2, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
         x = tl.load(scratch_ptr + (row * units + unit) * 2 + value, mask=there, other=0.0)
         at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
@@ -59,13 +59,13 @@ def _store_units(
 
 
 @triton.jit
-def _merge_level(
+def merge_level(
     x_ptr, u_ptr, x_above_ptr, u_above_ptr, nodes, parents, width, wide,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From ``width`` counts of the children to ``wide`` of their parents."""
     for start in range(0, ROWS * parents * width, BLOCK):
-        row, parent, c = _lanes(start, width, parents, BLOCK)
+        row, parent, c = lanes(start, width, parents, BLOCK)
         there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
         left = (row * nodes + 2 * parent) * width
         right = left + width
@@ -101,7 +101,7 @@ def _split_level(
 ):  # fmt: skip
     """From the derivatives by ``wide`` counts of the parents, and their tangents, to those of their children."""
     for start in range(0, ROWS * parents * width, BLOCK):
-        row, parent, c = _lanes(start, width, parents, BLOCK)
+        row, parent, c = lanes(start, width, parents, BLOCK)
         there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
         left = (row * nodes + 2 * parent) * width
         right = left + width
@@ -130,7 +130,7 @@ def _split_level(
 
 
 @triton.jit
-def _merge_total(
+def merge_total(
     x_ptr, u_ptr, k_ptr, out_ptr, width, row_0, rows, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The one entry of the root that matters, or its tangent, from its two children."""
@@ -158,7 +158,7 @@ def _split_total(
 ):  # fmt: skip
     """The derivatives by the root's two children of its entry k, times ``grad``."""
     for start in range(0, ROWS * 2 * width, BLOCK):
-        row, side, c = _lanes(start, width, 2, BLOCK)
+        row, side, c = lanes(start, width, 2, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
         k = tl.load(k_ptr + row_0 + row, mask=there, other=0).to(tl.int32)
         grad = tl.load(grad_ptr + row_0 + row, mask=there, other=0.0)
@@ -173,7 +173,7 @@ def _split_total(
 def _store_roots(x_ptr, out_ptr, tree, trees, wide, row_0, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The highest level to (counts, trees, R)."""
     for start in range(0, ROWS * wide, BLOCK):
-        row, _, c = _lanes(start, wide, 1, BLOCK)
+        row, _, c = lanes(start, wide, 1, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
         x = tl.load(x_ptr + row * wide + c, mask=there, other=0.0)
         tl.store(out_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, x, mask=there)
@@ -186,7 +186,7 @@ def _load_roots(
 ):  # fmt: skip
     """The derivatives by the highest level from (counts, trees, R); their tangents are zero."""
     for start in range(0, ROWS * wide, BLOCK):
-        row, _, c = _lanes(start, wide, 1, BLOCK)
+        row, _, c = lanes(start, wide, 1, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
         g = tl.load(grad_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, mask=there, other=0.0)
         tl.store(g_ptr + row * wide + c, g, mask=row < ROWS)
@@ -195,7 +195,7 @@ def _load_roots(
 
 
 @triton.jit
-def _level(units, level, bound):
+def level_shape(units, level, bound):
     """Nodes of a tree at a level and counts of each."""
     return (units + (1 << level) - 1) >> level, tl.minimum(1 << level, bound) + 1
 
@@ -229,28 +229,28 @@ def _forest(
         unit_0 = tree << levels
         units = tl.minimum(n - unit_0, 1 << levels)
         shift = unit_0.to(tl.int64)
-        _load_units(
+        load_units(
             leaf_ptr + shift * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows, ROWS, BLOCK
         )
         if TANGENT:
-            _load_units(
+            load_units(
                 tangent_ptr + shift * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
                 stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
         at = 0
         for level in range(1, top + 1):
-            nodes, width = _level(units, level - 1, bound)
-            parents, wide = _level(units, level, bound)
+            nodes, width = level_shape(units, level - 1, bound)
+            parents, wide = level_shape(units, level, bound)
             above = at + ROWS * nodes * width
-            _merge_level(
+            merge_level(
                 x_ptr + at, u_ptr + at, x_ptr + above, u_ptr + above, nodes, parents, width, wide, TANGENT, ROWS, BLOCK
             )
             tl.debug_barrier()
             at = above
-        _, wide = _level(units, top, bound)
+        _, wide = level_shape(units, top, bound)
         if ROOTS and WHOLE:
-            _merge_total(x_ptr + at, u_ptr + at, k_ptr, roots_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
+            merge_total(x_ptr + at, u_ptr + at, k_ptr, roots_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
         elif ROOTS:
             _store_roots(
                 (u_ptr if TANGENT else x_ptr) + at, roots_ptr, tree, trees, wide, row_0, rows, ROWS, BLOCK
@@ -268,8 +268,8 @@ def _forest(
             tl.debug_barrier()
             for down in range(top):
                 level = top - down
-                nodes, width = _level(units, level - 1, bound)
-                parents, wide = _level(units, level, bound)
+                nodes, width = level_shape(units, level - 1, bound)
+                parents, wide = level_shape(units, level, bound)
                 below = at - ROWS * nodes * width
                 _split_level(
                     x_ptr + below, u_ptr + below, g_ptr + below, v_ptr + below, g_ptr + at, v_ptr + at,
@@ -284,7 +284,7 @@ def _forest(
         tl.debug_barrier()
 
 
-def _scratch_size(units: int, levels: int, bound: int) -> int:
+def scratch_size(units: int, levels: int, bound: int) -> int:
     """Numbers in all levels of a tree."""
     return sum(-(-units // 2**level) * (min(2**level, bound) + 1) for level in range(levels + 1))
 
@@ -309,7 +309,7 @@ def launch_forest(
     out = torch.empty(counts, trees, rows, dtype=leaf.dtype, device=leaf.device) if roots else None
     outside = torch.empty_like(leaf) if grad is not None else None
     programs = min(how.programs, trees * -(-rows // how.rows))
-    size = how.rows * _scratch_size(min(n, 2**levels), levels - whole, bound)
+    size = how.rows * scratch_size(min(n, 2**levels), levels - whole, bound)
     parts = (2 if tangent is not None else 1) * (2 if grad is not None else 1)
     scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
     u = leaf if tangent is None else tangent
