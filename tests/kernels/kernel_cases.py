@@ -14,9 +14,11 @@ from torch import Tensor
 from khot.kernels.capped_simplex import compute_dtype, standardise
 from khot.kernels.capped_simplex_triton import launch_forward
 from khot.kernels.clipped_power import clipped_power
+from khot.kernels.dispatch import FOREST_LEVELS
 from khot.kernels.gradient_triton import launch_backward
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
 from khot.kernels.mask import derivative
+from tests.kernels import cases_tree as tree
 
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, ...]
@@ -38,6 +40,7 @@ class KernelCase:
         shapes: At which it is compared with the reference.
         compile: From empty x, and two float64 tensors of its batch shape, to launches of the kernels.
         compiled: Shapes and dtypes of x at which it is compiled ahead of time, one for each set of kernel options.
+        dtypes: Of x, other than float32, with arithmetic or rounding of their own.
         tolerance: Largest error of float32 relative to 1 + abs(reference).
     """
 
@@ -48,6 +51,7 @@ class KernelCase:
     shapes: list[tuple[int, ...]]
     compile: Callable[[Tensor, Tensor, Tensor], object]
     compiled: list[tuple[tuple[int, ...], torch.dtype]]
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float16, torch.bfloat16)
     tolerance: float = 1e-5
 
 
@@ -126,4 +130,20 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = masks()
+def trees() -> list[KernelCase]:
+    entries = []
+    for name, levels, compiled in (("tree", FOREST_LEVELS, (10, 200, 1000)), ("forest", 5, (200,))):
+        functions = (tree.tree_kernel, tree.tree_reference, tree.compile_tree)
+        launch, reference, compile = (partial(function, levels=levels) for function in functions)
+        shapes = [((64, n), DOUBLE) for n in compiled]
+        entries.append(KernelCase(name, launch, reference, scores, tree.SHAPES, compile, shapes, (), 1e-11))
+    shapes = [((2, 50), DOUBLE), ((200, 50), DOUBLE)]
+    entries.append(
+        KernelCase(
+            "pairs", tree.pair_kernel, tree.pair_reference, scores, [(3, 21), (100, 5)], tree.compile_pairs, shapes, (), 1e-11
+        )
+    )
+    return entries
+
+
+KERNELS = masks() + trees()

@@ -56,8 +56,9 @@ def test_against_reference(case, shape):
     compare(case, case.make(shape, torch.float32, 0), case.tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", KERNELS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"), [pytest.param(c, dtype, id=f"{c.name}-{dtype}") for c in KERNELS for dtype in c.dtypes]
+)
 def test_dtypes(case, dtype):
     x, *others = case.make((2, 33), dtype, 1)
     compare(case, (x, *others), ROUNDING[dtype])

@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
 ]
 # The longest formulas at the largest size, and all sizes of one link; `python -m tests.kernels.aot` takes all.
-LARGEST = "_(normal|clip_power)$"
-ALL_SIZES = "_(logistic|normal|clip_power)$"
+LARGEST = "_(normal|clip_power)$|^forest"
+ALL_SIZES = "_(logistic|normal|clip_power)$|^(tree|pairs)"
 
 
 def compile_for(target: str, cases: str, cache: Path) -> None:

@@ -204,13 +204,13 @@ def level_shape(units, level, bound):
     do_not_specialize=[
         "stride_value", "stride_unit", "stride_row", "stride_tangent_value", "stride_tangent_unit",
         "stride_tangent_row", "stride_out_value", "stride_out_unit", "stride_out_row",
-        "scratch_size", "n", "rows", "bound", "levels",
+        "scratch_size", "n", "rows", "bound", "levels", "top", "trees", "tasks",
     ]
 )  # fmt: skip
 def _forest(
     leaf_ptr, tangent_ptr, k_ptr, grad_ptr, roots_ptr, outside_ptr, scratch_ptr,
     stride_value, stride_unit, stride_row, stride_tangent_value, stride_tangent_unit, stride_tangent_row,
-    stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels,
+    stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels, top, trees, tasks,
     ROOTS: tl.constexpr, OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -219,22 +219,19 @@ def _forest(
     u_ptr = x_ptr + scratch_size
     g_ptr = x_ptr + scratch_size * (1 + TANGENT)
     v_ptr = g_ptr + scratch_size
-    trees = (n + (1 << levels) - 1) >> levels
-    top = levels
-    if WHOLE:
-        top = levels - 1
-    for task in range(tl.program_id(0), trees * ((rows + ROWS - 1) // ROWS), tl.num_programs(0)):
-        tree = task % trees
-        row_0 = task // trees * ROWS
-        unit_0 = tree << levels
-        units = tl.minimum(n - unit_0, 1 << levels)
-        shift = unit_0.to(tl.int64)
+    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
+        if WHOLE:
+            tree, row_0, units = 0, task * ROWS, n
+        else:
+            tree, row_0 = task % trees, task // trees * ROWS
+            units = tl.minimum(n - (tree << levels), 1 << levels)
+        unit_0 = tl.cast(tree, tl.int64) << levels
         load_units(
-            leaf_ptr + shift * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows, ROWS, BLOCK
+            leaf_ptr + unit_0 * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows, ROWS, BLOCK
         )
         if TANGENT:
             load_units(
-                tangent_ptr + shift * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
+                tangent_ptr + unit_0 * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
                 stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
@@ -278,7 +275,7 @@ def _forest(
                 tl.debug_barrier()
                 at = below
             _store_units(
-                v_ptr if TANGENT else g_ptr, outside_ptr + shift * stride_out_unit, stride_out_value, stride_out_unit, stride_out_row,
+                v_ptr if TANGENT else g_ptr, outside_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit, stride_out_row,
                 units, row_0, rows, ROWS, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
@@ -303,21 +300,20 @@ def launch_forest(
     With ``tangent``, like the leaf ``(2, n, R)``, the tangents of both.
     """
     _, n, rows = leaf.shape
-    whole, trees = n <= 2**levels, -(-n // 2**levels)
-    how = forest_plan(min(n, 2**levels))
+    whole, trees, full = n <= 2**levels, -(-n // 2**levels), min(n, 2**levels)
+    how, top = forest_plan(full), levels - whole  # the highest level in the scratch
     counts = 1 if whole else min(2**levels, bound) + 1
     out = torch.empty(counts, trees, rows, dtype=leaf.dtype, device=leaf.device) if roots else None
     outside = torch.empty_like(leaf) if grad is not None else None
-    programs = min(how.programs, trees * -(-rows // how.rows))
-    size = how.rows * scratch_size(min(n, 2**levels), levels - whole, bound)
+    tasks = trees * -(-rows // how.rows)
+    programs, size = min(how.programs, tasks), how.rows * scratch_size(full, top, bound)
     parts = (2 if tangent is not None else 1) * (2 if grad is not None else 1)
     scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
-    u = leaf if tangent is None else tangent
+    u, to = leaf if tangent is None else tangent, leaf if outside is None else outside
     with on_device(leaf):
         _forest[(programs,)](
             leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), scratch if out is None else out,
-            scratch if outside is None else outside, scratch, *leaf.stride(), *u.stride(),
-            *(leaf if outside is None else outside).stride(), size, n, rows, bound, levels,
+            to, scratch, *leaf.stride(), *u.stride(), *to.stride(), size, n, rows, bound, levels, top, trees, tasks,
             ROOTS=roots, OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
             ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
