@@ -4,9 +4,8 @@ A program takes one tree of the forest, or the same tree of several rows, throug
 stand in a scratch of its own, of which a barrier ends the writing before the next level reads it: some ten numbers per
 unit, which the first-level cache holds. A program goes from task to task, so that the scratch does not grow with them.
 
-A node of children with w counts each is made by w lanes: lane c adds ``x[i, 0] * x[(c - i) mod w, 1]`` over i, to the
-count c as long as i <= c and to c + w from there on, so that no lane multiplies by zeros. All sums are of terms without
-cancellation, in float64.
+A lane makes one count of one node at a time, as the sum of the products that belong to it: all sums are of terms
+without cancellation, in float64.
 
 Scratch of a program: levels 0, 1, ... of ``(ROWS, nodes, counts)``, one behind the other; the nodes 2j and 2j + 1 are
 the children of node j, a last one without sibling is its parent's equal. Four of them: laws, their tangents, the
@@ -64,34 +63,28 @@ def merge_level(
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From ``width`` counts of the children to ``wide`` of their parents."""
-    for start in range(0, ROWS * parents * width, BLOCK):
-        row, parent, c = lanes(start, width, parents, BLOCK)
-        there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
+    for start in range(0, ROWS * parents * wide, BLOCK):
+        row, parent, c = lanes(start, wide, parents, BLOCK)
+        paired = (row < ROWS) & (2 * parent + 1 < nodes)
         left = (row * nodes + 2 * parent) * width
-        right = left + width
-        low, high = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
-        u_low, u_high = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        right = left + width + c
+        x, u = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for i in range(width):
-            first = i <= c
-            j = right + tl.where(first, c - i, c - i + width)
-            a = tl.load(x_ptr + left + i, mask=paired, other=0.0)
-            b = tl.load(x_ptr + j, mask=paired, other=0.0)
-            b_low, b_high = tl.where(first, b, 0.0), tl.where(first, 0.0, b)
-            low += a * b_low
-            high += a * b_high
+            inside = paired & (i <= c) & (c - i < width)
+            a = tl.load(x_ptr + left + i, mask=inside, other=0.0)
+            b = tl.load(x_ptr + right - i, mask=inside, other=0.0)
+            x += a * b
             if TANGENT:
-                a_u = tl.load(u_ptr + left + i, mask=paired, other=0.0)
-                b_u = tl.load(u_ptr + j, mask=paired, other=0.0)
-                u_low += a_u * b_low + a * tl.where(first, b_u, 0.0)
-                u_high += a_u * b_high + a * tl.where(first, 0.0, b_u)
+                u += tl.load(u_ptr + left + i, mask=inside, other=0.0) * b
+                u += a * tl.load(u_ptr + right - i, mask=inside, other=0.0)
+        alone = (row < ROWS) & (~paired)
+        here = alone & (c < width)
         above = (row * parents + parent) * wide + c
-        alone = there & (~paired)
-        tl.store(x_above_ptr + above, tl.where(paired, low, tl.load(x_ptr + left + c, mask=alone, other=0.0)), there)
-        tl.store(x_above_ptr + above + width, high, mask=there & (c + width < wide))
+        x = tl.where(alone, tl.load(x_ptr + left + c, mask=here, other=0.0), x)
+        tl.store(x_above_ptr + above, x, mask=row < ROWS)
         if TANGENT:
-            u_low = tl.where(paired, u_low, tl.load(u_ptr + left + c, mask=alone, other=0.0))
-            tl.store(u_above_ptr + above, u_low, mask=there)
-            tl.store(u_above_ptr + above + width, u_high, mask=there & (c + width < wide))
+            u = tl.where(alone, tl.load(u_ptr + left + c, mask=here, other=0.0), u)
+            tl.store(u_above_ptr + above, u, mask=row < ROWS)
 
 
 @triton.jit
@@ -100,33 +93,28 @@ def _split_level(
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the derivatives by ``wide`` counts of the parents, and their tangents, to those of their children."""
-    for start in range(0, ROWS * parents * width, BLOCK):
-        row, parent, c = lanes(start, width, parents, BLOCK)
-        there, paired = row < ROWS, (row < ROWS) & (2 * parent + 1 < nodes)
+    for start in range(0, ROWS * parents * 2 * width, BLOCK):
+        row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
+        paired = (row < ROWS) & (2 * parent + 1 < nodes)
         left = (row * nodes + 2 * parent) * width
-        right = left + width
+        c = entry % width
+        sibling = left + width - (entry - c)
         above = (row * parents + parent) * wide + c
-        g_left, g_right = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
-        v_left, v_right = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        g, v = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for j in range(width):
             inside = paired & (c + j < wide)
-            g = tl.load(g_above_ptr + above + j, mask=inside, other=0.0)
-            a = tl.load(x_ptr + left + j, mask=paired, other=0.0)
-            b = tl.load(x_ptr + right + j, mask=paired, other=0.0)
-            g_left += g * b
-            g_right += g * a
+            g_above = tl.load(g_above_ptr + above + j, mask=inside, other=0.0)
+            x = tl.load(x_ptr + sibling + j, mask=inside, other=0.0)
+            g += g_above * x
             if TANGENT:
-                v = tl.load(v_above_ptr + above + j, mask=inside, other=0.0)
-                v_left += v * b + g * tl.load(u_ptr + right + j, mask=paired, other=0.0)
-                v_right += v * a + g * tl.load(u_ptr + left + j, mask=paired, other=0.0)
-        alone = there & (~paired)
-        g_left = tl.where(paired, g_left, tl.load(g_above_ptr + above, mask=alone, other=0.0))
-        tl.store(g_ptr + left + c, g_left, mask=there)
-        tl.store(g_ptr + right + c, g_right, mask=paired)
+                v += tl.load(v_above_ptr + above + j, mask=inside, other=0.0) * x
+                v += g_above * tl.load(u_ptr + sibling + j, mask=inside, other=0.0)
+        alone = (row < ROWS) & (~paired) & (entry < width)
+        g = tl.where(alone, tl.load(g_above_ptr + above, mask=alone, other=0.0), g)
+        tl.store(g_ptr + left + entry, g, mask=paired | alone)
         if TANGENT:
-            v_left = tl.where(paired, v_left, tl.load(v_above_ptr + above, mask=alone, other=0.0))
-            tl.store(v_ptr + left + c, v_left, mask=there)
-            tl.store(v_ptr + right + c, v_right, mask=paired)
+            v = tl.where(alone, tl.load(v_above_ptr + above, mask=alone, other=0.0), v)
+            tl.store(v_ptr + left + entry, v, mask=paired | alone)
 
 
 @triton.jit
