@@ -37,8 +37,7 @@ def cotangent(leaf: Tensor, bound: int, levels: int) -> Tensor:
 def tree_kernel(x: Tensor, k: Tensor, _: Tensor, grad: Tensor, levels: int) -> Outputs:
     leaf, *plan = leaves(x, k, levels)
     g, u = cotangent(leaf, *plan[1:]), along(leaf, grad)
-    outside = launch_forest(leaf, *plan, g, roots=False)[1]
-    return launch_forest(leaf, *plan)[0], outside, *launch_forest(leaf, *plan, g, u)
+    return tuple(launch_forest(leaf, *plan, *more) for more in ((), (g,), (None, u), (g, u)))
 
 
 def tree_reference(x: Tensor, k: Tensor, _: Tensor, grad: Tensor, levels: int) -> Outputs:
@@ -52,9 +51,8 @@ def compile_tree(x: Tensor, k: Tensor, _: Tensor, levels: int) -> None:
     leaf = torch.stack((x, x)).mT
     plan = leaf, k.long(), x.shape[1] // 2, min(levels, (x.shape[1] - 1).bit_length())
     g = torch.empty(forest._shape(leaf, *plan[2:]), dtype=x.dtype)
-    launch_forest(*plan)
-    launch_forest(*plan, g, roots=False)
-    launch_forest(*plan, g, leaf)
+    for more in ((), (g,), (None, leaf), (g, leaf)):
+        launch_forest(*plan, *more)
     launch_draw(leaf, *plan[2:], torch.zeros(*g.shape[1:], 3, dtype=torch.long), None)
 
 

@@ -59,7 +59,7 @@ def test_operators() -> None:
         g = uniform(*forest._shape(leaf, 3, levels), seed=1)
         torch.library.opcheck(OPERATORS.forest_roots.default, (leaf, k, 3, levels))
         torch.library.opcheck(OPERATORS.forest_outsides.default, (leaf, g, k, 3, levels))
-        torch.library.opcheck(OPERATORS.forest_bends.default, (leaf, leaf.flip(0), g, k, 3, levels))
+        torch.library.opcheck(OPERATORS.forest_bends.default, (leaf, leaf.flip(0), g, k, 3, levels, True))
 
 
 @pytest.mark.parametrize("n, k", [(2, 1), (11, 4), (16, 8), (50, 20), (600, 290), (601, 3)])

@@ -13,6 +13,7 @@ Saved for backward: the arguments; the kernel makes the levels again. Derivative
 version, which defines all of it by :func:`khot.kernels.pair_convolution.merge`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,16 +76,18 @@ def roots_reference(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
 
 
 def bends_reference(
-    leaf: Tensor, u: Tensor | None, g: Tensor, k: Tensor, bound: int, levels: int
-) -> tuple[Tensor | None, Tensor]:
-    """The definition of :func:`bends`, or without u of :func:`outsides`, differentiable to any order."""
+    leaf: Tensor, u: Tensor | None, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The definition of :func:`bends`, or without u in the second place of :func:`outsides`."""
     counts, whole = [min(2**level, bound) + 1 for level in range(levels + 1)], leaf.shape[1] <= 2**levels
     x, bent = [_leaf_pairs(leaf, 1.0, levels)], [] if u is None else [_leaf_pairs(u, 0.0, levels)]
     for wide in counts[1:-1]:
         if u is not None:
             bent.append(_pairs(merge_polar(bent[-1], x[-1], 0, wide)))
         x.append(_pairs(merge(x[-1], 0, wide)))
-    root = None if u is None else _only(merge_polar(bent[-1], x[-1], 0, counts[-1]), k, whole)
+    root = leaf.new_empty(0)
+    if u is not None and with_roots:
+        root = _only(merge_polar(bent[-1], x[-1], 0, counts[-1]), k, whole)
     g = _everywhere(g, k, whole, counts[-1])
     v = torch.zeros_like(g)
     for level in reversed(range(levels)):
@@ -104,7 +107,7 @@ def _roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
     if triton_runs(leaf):
         from .product_tree_triton import launch_forest
 
-        return launch_forest(leaf, k, bound, levels)[0]
+        return launch_forest(leaf, k, bound, levels)
     return roots_reference(leaf, k, bound, levels)
 
 
@@ -113,17 +116,20 @@ def _outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Te
     if triton_runs(leaf):
         from .product_tree_triton import launch_forest
 
-        return launch_forest(leaf, k, bound, levels, g, roots=False)[1]
+        return launch_forest(leaf, k, bound, levels, g)
     return bends_reference(leaf, None, g, k, bound, levels)[1].clone()
 
 
 @operator("forest_bends")
-def _bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> tuple[Tensor, Tensor]:
+def _bends(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+) -> tuple[Tensor, Tensor]:
     if triton_runs(leaf):
         from .product_tree_triton import launch_forest
 
-        return launch_forest(leaf, k, bound, levels, g, u)
-    root, outside = bends_reference(leaf, u, g, k, bound, levels)
+        root = launch_forest(leaf, k, bound, levels, None, u) if with_roots else leaf.new_empty(0)
+        return root, launch_forest(leaf, k, bound, levels, g, u)
+    root, outside = bends_reference(leaf, u, g, k, bound, levels, with_roots)
     return root, outside.clone()
 
 
@@ -138,8 +144,10 @@ def _(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
 
 
 @_bends.register_fake
-def _(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> tuple[Tensor, Tensor]:
-    return leaf.new_empty(_shape(leaf, bound, levels)), torch.empty_like(leaf)
+def _(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+) -> tuple[Tensor, Tensor]:
+    return leaf.new_empty(_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
 
 
 def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
@@ -186,8 +194,9 @@ class _Outsides(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         leaf, g, k = ctx.saved_tensors
-        grad_g, grad_leaf = bends(leaf, grad_output, g, k, *ctx.plan)
-        return grad_leaf, grad_g, None, None, None
+        wanted = ctx.needs_input_grad[1]
+        grad_g, grad_leaf = bends(leaf, grad_output, g, k, *ctx.plan, wanted)
+        return grad_leaf, grad_g if wanted else None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, g: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
@@ -197,8 +206,10 @@ class _Outsides(Function):
 
 class _Bends(Function):
     @staticmethod
-    def forward(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> tuple[Tensor, Tensor]:
-        return _bends(leaf, u, g, k, bound, levels)
+    def forward(
+        leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+    ) -> tuple[Tensor, Tensor]:
+        return _bends(leaf, u, g, k, bound, levels, with_roots)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -209,38 +220,40 @@ class _Bends(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, k = ctx.saved_tensors
-        _, vjp = torch.func.vjp(lambda *x: bends_reference(*x, k, *ctx.plan), *inputs)
-        return *vjp(grads), None, None, None
+        return *_transposed(ctx.plan, k, inputs)(*grads), None, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, *plan: int
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        out = bends(*_batch_as_rows(info, in_dims, (leaf, u, g, k)), *plan)
-        first, second = (x.unflatten(-1, (-1, info.batch_size)) for x in out)
-        return (first, second), (3, 3)
+        info: Any, in_dims: tuple[Any, ...], leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, *plan: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int]]:
+        root, outside = bends(*_batch_as_rows(info, in_dims, (leaf, u, g, k)), *plan)
+        outside = outside.unflatten(-1, (-1, info.batch_size))
+        if not plan[-1]:
+            return (root, outside), (None, 3)
+        return (root.unflatten(-1, (-1, info.batch_size)), outside), (3, 3)
+
+
+def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """The derivative of :func:`bends`, transposed."""
+    return lambda *grads: torch.func.vjp(lambda *x: bends_reference(*x, k, *plan), *inputs)[1](grads)
 
 
 def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
     leaf, k = saved
-    g = leaf.new_zeros(_shape(leaf, *ctx.plan))
-    return bends(leaf, u, g, k, *ctx.plan)[0]
+    return bends(leaf, u, leaf.new_zeros(_shape(leaf, *ctx.plan)), k, *ctx.plan)[0]
 
 
 def _outsides_jvp(ctx: Any, saved: list[Tensor], u: Tensor, dg: Tensor, *_: None) -> Tensor:
     leaf, g, k = saved
-    return outsides(leaf, dg, k, *ctx.plan) + bends(leaf, u, g, k, *ctx.plan)[1]
+    return outsides(leaf, dg, k, *ctx.plan) + bends(leaf, u, g, k, *ctx.plan, False)[1]
 
 
 def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, Tensor]:
     *inputs, k = saved
-
-    def transposed(*grads: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.vjp(lambda *x: bends_reference(*x, k, *ctx.plan), *inputs)[1](grads)
-
-    # The transpose of a linear map is its derivative's: torch.func.jvp does not nest in other forward modes.
-    zeros = inputs[0].new_zeros(_shape(inputs[0], *ctx.plan)), torch.zeros_like(inputs[0])
-    return torch.func.vjp(transposed, *zeros)[1](tangents[:3])
+    leaf, (*plan, with_roots) = inputs[0], ctx.plan
+    zeros = leaf.new_zeros(_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
+    # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
+    return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
 
 
 _apply_roots = with_forward_mode(_Roots, _roots_jvp)
@@ -258,6 +271,8 @@ def outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Ten
     return _apply_outsides(leaf, g, k, bound, levels)
 
 
-def bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> tuple[Tensor, Tensor]:
-    """The derivatives along ``u`` of the roots, and of :func:`outsides` at fixed g."""
-    return _apply_bends(leaf, u, g, k, bound, levels)
+def bends(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The derivatives along ``u`` of the roots, empty if they are not wanted, and of :func:`outsides` at fixed g."""
+    return _apply_bends(leaf, u, g, k, bound, levels, with_roots)

@@ -97,8 +97,8 @@ def _split_level(
         row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
         paired = (row < ROWS) & (2 * parent + 1 < nodes)
         left = (row * nodes + 2 * parent) * width
-        c = entry % width
-        sibling = left + width - (entry - c)
+        c = tl.where(entry < width, entry, entry - width)
+        sibling = left + tl.where(entry < width, width, 0)
         above = (row * parents + parent) * wide + c
         g, v = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
         for j in range(width):
@@ -118,7 +118,7 @@ def _split_level(
 
 
 @triton.jit
-def merge_total(
+def _merge_total(
     x_ptr, u_ptr, k_ptr, out_ptr, width, row_0, rows, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The one entry of the root that matters, or its tangent, from its two children."""
@@ -196,13 +196,13 @@ def level_shape(units, level, bound):
     ]
 )  # fmt: skip
 def _forest(
-    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, roots_ptr, outside_ptr, scratch_ptr,
+    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, out_ptr, scratch_ptr,
     stride_value, stride_unit, stride_row, stride_tangent_value, stride_tangent_unit, stride_tangent_row,
     stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels, top, trees, tasks,
-    ROOTS: tl.constexpr, OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
+    OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Roots and derivatives by the leaves, or with TANGENT the tangents of both."""
+    """Roots, or with OUTSIDE derivatives by the leaves; with TANGENT the tangents of these."""
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
     u_ptr = x_ptr + scratch_size
     g_ptr = x_ptr + scratch_size * (1 + TANGENT)
@@ -234,12 +234,6 @@ def _forest(
             tl.debug_barrier()
             at = above
         _, wide = level_shape(units, top, bound)
-        if ROOTS and WHOLE:
-            merge_total(x_ptr + at, u_ptr + at, k_ptr, roots_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
-        elif ROOTS:
-            _store_roots(
-                (u_ptr if TANGENT else x_ptr) + at, roots_ptr, tree, trees, wide, row_0, rows, ROWS, BLOCK
-            )
         if OUTSIDE:
             if WHOLE:
                 _split_total(
@@ -247,9 +241,7 @@ def _forest(
                     TANGENT, ROWS, BLOCK,
                 )  # fmt: skip
             else:
-                _load_roots(
-                    grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK
-                )
+                _load_roots(grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK)
             tl.debug_barrier()
             for down in range(top):
                 level = top - down
@@ -263,9 +255,13 @@ def _forest(
                 tl.debug_barrier()
                 at = below
             _store_units(
-                v_ptr if TANGENT else g_ptr, outside_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit, stride_out_row,
-                units, row_0, rows, ROWS, BLOCK,
+                v_ptr if TANGENT else g_ptr, out_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit,
+                stride_out_row, units, row_0, rows, ROWS, BLOCK,
             )  # fmt: skip
+        elif WHOLE:
+            _merge_total(x_ptr + at, u_ptr + at, k_ptr, out_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
+        else:
+            _store_roots((u_ptr if TANGENT else x_ptr) + at, out_ptr, tree, trees, wide, row_0, rows, ROWS, BLOCK)
         tl.debug_barrier()
 
 
@@ -275,34 +271,28 @@ def scratch_size(units: int, levels: int, bound: int) -> int:
 
 
 def launch_forest(
-    leaf: Tensor,
-    k: Tensor,
-    bound: int,
-    levels: int,
-    grad: Tensor | None = None,
-    tangent: Tensor | None = None,
-    roots: bool = True,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Roots ``(counts, trees, R)`` if wanted, and with ``grad`` of that shape derivatives by the leaves ``(2, n, R)``.
+    leaf: Tensor, k: Tensor, bound: int, levels: int, grad: Tensor | None = None, tangent: Tensor | None = None
+) -> Tensor:
+    """Roots ``(counts, trees, R)``; or with ``grad`` of that shape derivatives by the leaves, like ``leaf (2, n, R)``.
 
-    With ``tangent``, like the leaf ``(2, n, R)``, the tangents of both.
+    With ``tangent``, of the leaf's shape, the tangent of these.
     """
     _, n, rows = leaf.shape
     whole, trees, full = n <= 2**levels, -(-n // 2**levels), min(n, 2**levels)
     how, top = forest_plan(full), levels - whole  # the highest level in the scratch
     counts = 1 if whole else min(2**levels, bound) + 1
-    out = torch.empty(counts, trees, rows, dtype=leaf.dtype, device=leaf.device) if roots else None
-    outside = torch.empty_like(leaf) if grad is not None else None
+    shape = (counts, trees, rows)
+    out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaf)
     tasks = trees * -(-rows // how.rows)
     programs, size = min(how.programs, tasks), how.rows * scratch_size(full, top, bound)
-    parts = (2 if tangent is not None else 1) * (2 if grad is not None else 1)
+    parts = (1 if tangent is None else 2) * (1 if grad is None else 2)
     scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
-    u, to = leaf if tangent is None else tangent, leaf if outside is None else outside
+    u = leaf if tangent is None else tangent
     with on_device(leaf):
         _forest[(programs,)](
-            leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), scratch if out is None else out,
-            to, scratch, *leaf.stride(), *u.stride(), *to.stride(), size, n, rows, bound, levels, top, trees, tasks,
-            ROOTS=roots, OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
+            leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), out, scratch,
+            *leaf.stride(), *u.stride(), *out.stride(), size, n, rows, bound, levels, top, trees, tasks,
+            OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
             ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
-    return out, outside
+    return out
