@@ -56,6 +56,11 @@ def compile_tree(x: Tensor, k: Tensor, _: Tensor, levels: int) -> None:
     launch_draw(leaf, *plan[2:], torch.zeros(*g.shape[1:], 3, dtype=torch.long), None)
 
 
+def compile_forest(x: Tensor, k: Tensor, _: Tensor) -> None:
+    for levels in (5, 8, 10):
+        compile_tree(x, k, _, levels)
+
+
 def pairs(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, int]:
     """Children, a cotangent of a window of their parent, and the window's start."""
     children = torch.stack((x.T, grad.T), 1).clamp(-9, 9).double()

@@ -131,19 +131,37 @@ def masks() -> list[KernelCase]:
 
 
 def trees() -> list[KernelCase]:
-    entries = []
-    for name, levels, compiled in (("tree", FOREST_LEVELS, (10, 200, 1000)), ("forest", 5, (200,))):
-        functions = (tree.tree_kernel, tree.tree_reference, tree.compile_tree)
-        launch, reference, compile = (partial(function, levels=levels) for function in functions)
-        shapes = [((64, n), DOUBLE) for n in compiled]
-        entries.append(KernelCase(name, launch, reference, scores, tree.SHAPES, compile, shapes, (), 1e-11))
-    shapes = [((2, 50), DOUBLE), ((200, 50), DOUBLE)]
-    entries.append(
+    whole, part = FOREST_LEVELS, 5
+    exact = {"make": scores, "dtypes": (), "tolerance": 1e-11}
+    return [
         KernelCase(
-            "pairs", tree.pair_kernel, tree.pair_reference, scores, [(3, 21), (100, 5)], tree.compile_pairs, shapes, (), 1e-11
-        )
-    )
-    return entries
+            "tree",
+            partial(tree.tree_kernel, levels=whole),
+            partial(tree.tree_reference, levels=whole),
+            shapes=tree.SHAPES,
+            compile=partial(tree.compile_tree, levels=whole),
+            compiled=[((64, n), DOUBLE) for n in (10, 200, 1000)],
+            **exact,
+        ),
+        KernelCase(
+            "forest",
+            partial(tree.tree_kernel, levels=part),
+            partial(tree.tree_reference, levels=part),
+            shapes=tree.SHAPES[2:],
+            compile=tree.compile_forest,
+            compiled=[((64, 5000), DOUBLE)],
+            **exact,
+        ),
+        KernelCase(
+            "pairs",
+            tree.pair_kernel,
+            tree.pair_reference,
+            shapes=[(3, 21), (100, 5)],
+            compile=tree.compile_pairs,
+            compiled=[((2, 50), DOUBLE), ((200, 50), DOUBLE)],
+            **exact,
+        ),
+    ]
 
 
 KERNELS = masks() + trees()

@@ -40,8 +40,8 @@ SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that spli
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 # Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
-# at a time and warps: one entry in a thread, which at the widest level is a node's.
-FOREST = ((32, 4, 128, 4), (256, 1, 256, 8), (1024, 1, 512, 16))
+# of a level at a time (all have about as many as there are units, the first twice as many) and warps.
+FOREST = ((32, 4, 128, 4), (256, 1, 256, 4), (1024, 1, 512, 16))
 TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
 FOREST_LEVELS = 10  # what the table reaches
 FOREST_PROGRAMS = 4 * PROGRAMS  # that share the tasks; each has a scratch
@@ -97,7 +97,7 @@ class ForestPlan(NamedTuple):
 
 def forest_plan(units: int) -> ForestPlan:
     """For trees of up to ``2**FOREST_LEVELS`` units."""
-    return next(ForestPlan(*how, FOREST_PROGRAMS) for limit, *how in FOREST if units <= limit)
+    return next(ForestPlan(r, b, w, FOREST_PROGRAMS) for limit, r, b, w in FOREST if units <= limit)
 
 
 def _checked(name: str, source: str) -> str:

@@ -176,7 +176,8 @@ class _Roots(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
-        out = roots(*_batch_as_rows(info, in_dims, (leaf, k)), *plan)
+        leaf, k = _batch_as_rows(info, in_dims, (leaf, k))
+        out = roots(leaf, k, *plan)
         return out.unflatten(-1, (-1, info.batch_size)), 3
 
 
@@ -192,15 +193,16 @@ class _Outsides(Function):
         ctx.save_for_forward(leaf, g, k)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         leaf, g, k = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1]
-        grad_g, grad_leaf = bends(leaf, grad_output, g, k, *ctx.plan, wanted)
+        (bound, levels), wanted = ctx.plan, ctx.needs_input_grad[1]
+        grad_g, grad_leaf = bends(leaf, grad_output, g, k, bound, levels, wanted)
         return grad_leaf, grad_g if wanted else None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, g: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
-        out = outsides(*_batch_as_rows(info, in_dims, (leaf, g, k)), *plan)
+        leaf, g, k = _batch_as_rows(info, in_dims, (leaf, g, k))
+        out = outsides(leaf, g, k, *plan)
         return out.unflatten(-1, (-1, info.batch_size)), 3
 
 
@@ -226,7 +228,8 @@ class _Bends(Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, *plan: Any
     ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int]]:
-        root, outside = bends(*_batch_as_rows(info, in_dims, (leaf, u, g, k)), *plan)
+        leaf, u, g, k = _batch_as_rows(info, in_dims, (leaf, u, g, k))
+        root, outside = bends(leaf, u, g, k, *plan)
         outside = outside.unflatten(-1, (-1, info.batch_size))
         if not plan[-1]:
             return (root, outside), (None, 3)
@@ -235,7 +238,7 @@ class _Bends(Function):
 
 def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
     """The derivative of :func:`bends`, transposed."""
-    return lambda *grads: torch.func.vjp(lambda *x: bends_reference(*x, k, *plan), *inputs)[1](grads)
+    return lambda *grads: torch.func.vjp(lambda leaf, u, g: bends_reference(leaf, u, g, k, *plan), *inputs)[1](grads)
 
 
 def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
@@ -244,8 +247,8 @@ def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
 
 
 def _outsides_jvp(ctx: Any, saved: list[Tensor], u: Tensor, dg: Tensor, *_: None) -> Tensor:
-    leaf, g, k = saved
-    return outsides(leaf, dg, k, *ctx.plan) + bends(leaf, u, g, k, *ctx.plan, False)[1]
+    (leaf, g, k), (bound, levels) = saved, ctx.plan
+    return outsides(leaf, dg, k, bound, levels) + bends(leaf, u, g, k, bound, levels, False)[1]
 
 
 def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, Tensor]:

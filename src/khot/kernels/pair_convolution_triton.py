@@ -24,9 +24,7 @@ def _tile(columns, COUNTS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["width", "start", "length", "columns"])
-def _pair_merge(
-    x_ptr, out_ptr, width, start, length, columns, COUNTS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _pair_merge(x_ptr, out_ptr, width, start, length, columns, COUNTS: tl.constexpr, COLUMNS: tl.constexpr):
     c_0, column = _tile(columns, COUNTS, COLUMNS)
     there = column < columns
     c = c_0 + tl.arange(0, COUNTS)[:, None]
@@ -42,9 +40,7 @@ def _pair_merge(
 
 
 @triton.jit(do_not_specialize=["width", "start", "length", "columns"])
-def _pair_split(
-    g_ptr, x_ptr, out_ptr, width, start, length, columns, COUNTS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _pair_split(g_ptr, x_ptr, out_ptr, width, start, length, columns, COUNTS: tl.constexpr, COLUMNS: tl.constexpr):
     i_0, column = _tile(columns, COUNTS, COLUMNS)
     there = column < columns
     i = i_0 + tl.arange(0, COUNTS)[:, None]
@@ -54,9 +50,7 @@ def _pair_split(
     first = tl.maximum(0, start - i_0 - COUNTS + 1)
     for j in range(first, tl.minimum(width, start + length - i_0)):
         c = i + j - start
-        g = tl.load(
-            g_ptr + c.to(tl.int64) * columns + column, mask=there & (c >= 0) & (c < length), other=0.0
-        )
+        g = tl.load(g_ptr + c.to(tl.int64) * columns + column, mask=there & (c >= 0) & (c < length), other=0.0)
         left += g * tl.load(x_ptr + j * stride + columns, mask=there, other=0.0)
         right += g * tl.load(x_ptr + j * stride, mask=there, other=0.0)
     here = out_ptr + i * stride + column

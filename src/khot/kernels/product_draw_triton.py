@@ -123,15 +123,11 @@ def _forest_draw(
             at = below
             here = parity - here
             noise += parents
-        _store_draws(
-            count_ptr + here, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n, ROWS, BLOCK
-        )
+        _store_draws(count_ptr + here, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n, ROWS, BLOCK)
         tl.debug_barrier()
 
 
-def launch_draw(
-    leaf: Tensor, bound: int, levels: int, counts: Tensor, generator: torch.Generator | None
-) -> Tensor:
+def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draws the units ``(n, R, samples)``, bool, given the counts ``(trees, R, samples)`` of the trees."""
     (_, n, rows), (trees, _, samples) = leaf.shape, counts.shape
     full = min(n, 2**levels)  # units of a tree, but perhaps of the last

@@ -161,7 +161,8 @@ def _split_total(
 def _store_roots(x_ptr, out_ptr, tree, trees, wide, row_0, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The highest level to (counts, trees, R)."""
     for start in range(0, ROWS * wide, BLOCK):
-        row, _, c = lanes(start, wide, 1, BLOCK)
+        lane = start + tl.arange(0, BLOCK)
+        row, c = lane // wide, lane % wide
         there = (row < ROWS) & (row_0 + row < rows)
         x = tl.load(x_ptr + row * wide + c, mask=there, other=0.0)
         tl.store(out_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, x, mask=there)
@@ -174,7 +175,8 @@ def _load_roots(
 ):  # fmt: skip
     """The derivatives by the highest level from (counts, trees, R); their tangents are zero."""
     for start in range(0, ROWS * wide, BLOCK):
-        row, _, c = lanes(start, wide, 1, BLOCK)
+        lane = start + tl.arange(0, BLOCK)
+        row, c = lane // wide, lane % wide
         there = (row < ROWS) & (row_0 + row < rows)
         g = tl.load(grad_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, mask=there, other=0.0)
         tl.store(g_ptr + row * wide + c, g, mask=row < ROWS)
@@ -215,7 +217,16 @@ def _forest(
             units = tl.minimum(n - (tree << levels), 1 << levels)
         unit_0 = tl.cast(tree, tl.int64) << levels
         load_units(
-            leaf_ptr + unit_0 * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows, ROWS, BLOCK
+            leaf_ptr + unit_0 * stride_unit,
+            x_ptr,
+            stride_value,
+            stride_unit,
+            stride_row,
+            units,
+            row_0,
+            rows,
+            ROWS,
+            BLOCK,
         )
         if TANGENT:
             load_units(
