@@ -16,17 +16,13 @@ help:  ## this list
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python examples/feature_selection.py --out demo-output
 
-# custom_loop.py only prints. What is printed stands in the page for examples that write no table.
-RESULTS := examples/results
-EXAMPLES := $(filter-out %/build_readme.py %/common.py %/image_data.py,$(wildcard examples/*.py))
+EXAMPLES := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' examples/*.py))
 
 examples: $(READY)  ## every example with its defaults, and examples/README.md made of their results; takes an hour
-	mkdir -p $(RESULTS)
 	@for script in $(EXAMPLES); do \
-		case $$script in */custom_loop.py) out=;; *) out='--out $(RESULTS)';; esac; \
-		echo "$$script" && $(BIN)/python $$script $$out > $(RESULTS)/$$(basename $$script .py).txt || exit 1; \
+		echo "$$script" && $(BIN)/python $$script --out examples/results || exit 1; \
 	done
-	$(BIN)/python examples/build_readme.py --results $(RESULTS)
+	$(BIN)/python examples/build_readme.py
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto -m "not gpu"
@@ -43,7 +39,7 @@ bench: $(READY)  ## timings against other implementations
 	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
-GPU_TESTS := tests/kernels/test_triton.py tests/relaxations/test_accelerator.py tests/distributions/test_accelerator.py
+GPU_TESTS := tests/kernels/test_triton.py tests/kernels/test_product_tree_triton.py tests/relaxations/test_accelerator.py tests/distributions/test_accelerator.py
 gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
 	@export PYTHONPATH=src:.; python="$(or $(PYTHON),python3)"; \
 	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \

@@ -4,8 +4,8 @@ Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch fin
 
 Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
-are those it cannot do without: x and y forward; x, the cotangent and its result backward. A new kernel joins by an
-entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
+are those it cannot do without: x and y forward; x, the cotangent and its result backward. Of a draw only the size is
+compared, its law elsewhere. A new kernel joins by an entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
 """
 
 import statistics
@@ -21,6 +21,7 @@ from torch import Tensor
 
 import khot
 import khot.kernels
+from khot.kernels import conditional_poisson
 
 SHAPES = [
     (8192, 10),
@@ -52,8 +53,12 @@ OPERATIONS = {
     "log_sigmoid_topk": Operation(khot.log_sigmoid_topk),
     "lapsum_topk": Operation(khot.lapsum_topk),
     "normal_topk": Operation(khot.normal_topk),
+    "capped_softmax": Operation(khot.capped_softmax),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+    "conditional_poisson log Z": Operation(conditional_poisson.log_partition),
+    "conditional_poisson mean": Operation(conditional_poisson.inclusion_probabilities),
+    "conditional_poisson draw": Operation(lambda x, k: conditional_poisson.sample(x, k).sum(-1), differentiable=False),
 }
 
 

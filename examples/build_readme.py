@@ -3,7 +3,7 @@
     python examples/build_readme.py --results examples/results
 
 `make examples` runs every example before. A result belongs to the example whose name it starts with: vae_ten_exact.md,
-.json and .png are of vae.py. Examples that write no table have what they printed, in <name>.txt.
+.json and .png are of vae.py.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELPERS = ("build_readme", "common", "image_data")
 NAMES = {
     "digits": "scikit-learn's digits",
     "mnist": "MNIST",
@@ -22,36 +21,51 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
 }
-K_HOT, SOFT = "“Differentiable top-k: from one-hot to k-hot”", "Xie et al. (2020)"
-SANDER, LAPSUM = "Sander et al. (2023)", "“LapSum”"
+K_HOT, SOFT, SANDER, LAPSUM = "the k-hot paper", "Xie et al. (2020)", "Sander et al. (2023)", "LapSum"
+SIMPLE, SFESS = "SIMPLE", "SFESS"
+FRENCH = "translation from English to French"
+PAPERS = {
+    K_HOT: "“Differentiable top-k: from one-hot to k-hot” (2025), https://openreview.net/forum?id=HxLmtJYfBi",
+    SOFT: "Xie, Dai, Chen, Dai, Zhao, Zha, Wei, Pfister, “Differentiable top-k with optimal transport”",
+    SANDER: "“Fast, differentiable and sparse top-k: a convex analysis perspective”, arXiv:2302.01425",
+    LAPSUM: "Struski, Bednarczyk, Podolak, Tabor (2025), “LapSum – one method to differentiate them all”, "
+    "arXiv:2503.06242",
+    SIMPLE: "Ahmed, Zeng, Niepert, Van den Broeck (2023), “SIMPLE: a gradient estimator for k-subset sampling”",
+    SFESS: "Wijk, Vinuesa, Azizpour (2025), “SFESS: score function estimators for k-subset sampling”",
+    "NCPSS": "Pervez et al. (2023), “Scalable subset sampling with neural conditional Poisson networks”",
+    "Xie & Ermon": "(2019), “Reparameterizable subset sampling via continuous relaxations”",
+    "ReinMax": "Liu et al. (2023), “Bridging discrete and backpropagation: straight-through and beyond”",
+}
+VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Examples
 
-Each is a script with `--help`; most have `--smoke`, which takes seconds, to see that they work. `make examples` runs
-all with their defaults, on data that ship with scikit-learn or are generated, and builds this page. A finding holds, or
-does not hold, where Student's 95 % interval of the paired difference over the seeds lies on one side of zero, and is
-open otherwise. A dash stands for numbers of a paper that are not repeated here.
+Each is a script with `--help`, seeds and a progress bar; `--smoke` takes seconds, to see that it works. `make examples`
+runs all with their defaults, on data that ship with scikit-learn or are generated, and builds this page from the tables
+and figures that they write as Markdown, JSON and PNG to [`results/`](results). All rows of a table have the same data,
+optimiser and budget. The findings were stated before the runs that test them: one holds, or does not hold, where
+Student's 95 % interval of the paired difference over the seeds lies on one side of zero, and is open otherwise.
 """
 
 
 class Source(NamedTuple):
-    """The experiment that an example is after, and the paper's data, as in NAMES; none where they are generated."""
+    """The experiment that an example is after, and the data of the paper if not generated: names in NAMES, or words."""
 
     experiment: str
     data: tuple[str, ...] = ()
 
 
 SOURCES = {
-    "compare_estimators": Source("the toys of SIMPLE (Ahmed et al. 2023) and SFESS"),
+    "compare_estimators": Source(f"the toys of {SIMPLE} and {SFESS}"),
     "feature_selection_methods": Source(f"table 3 of {K_HOT}", ("mnist",)),
     "knn": Source(f"table 1 of {SOFT} and table 3 of {LAPSUM}", ("mnist", "cifar10")),
     "learned_k": Source(f"figure 5 of {K_HOT}", ("mnist",)),
     "permutation": Source(f"table 4 and figure 9 of {LAPSUM}", ("mnist",)),
-    "beam_search": Source(f"algorithm 2 of {SOFT}"),
-    "moe_router": Source(f"the router of {SANDER}"),
+    "beam_search": Source(f"algorithm 2 of {SOFT}", (FRENCH,)),
+    "moe_router": Source(f"the router of {SANDER}", ("photographs",)),
     "polynomial_programming": Source(f"figure 9 of {K_HOT}"),
     "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
-    "topk_attention": Source(f"figure 6 of {SOFT}"),
+    "topk_attention": Source(f"figure 6 of {SOFT}", (FRENCH,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
 }
 
@@ -65,7 +79,6 @@ class Example(NamedTuple):
     tables: list[str]
     documents: list[dict[str, Any]]
     figures: list[Path]
-    printed: str
 
     @property
     def findings(self) -> list[dict[str, Any]]:
@@ -73,7 +86,9 @@ class Example(NamedTuple):
 
 
 def example_names(folder: Path) -> list[str]:
-    return [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in HELPERS]
+    """The scripts in the folder, but for this one."""
+    scripts = [path for path in sorted(folder.glob("*.py")) if "\nif __name__" in path.read_text(encoding="utf-8")]
+    return [path.stem for path in scripts if path.stem != Path(__file__).stem]
 
 
 def owner(stem: str, names: list[str]) -> str | None:
@@ -87,12 +102,10 @@ def read_example(name: str, names: list[str], folder: Path, results: Path) -> Ex
     summary, _, rest = doc.partition("\n")
     usage = next((line.split("  ")[0] for line in map(str.strip, rest.splitlines()) if line.startswith("python ")), "")
     mine = [path for path in sorted(results.glob("*")) if owner(path.stem, names) == name]
-    texts = {suffix: [path for path in mine if path.suffix == suffix] for suffix in (".md", ".json", ".png", ".txt")}
+    texts = {suffix: [path for path in mine if path.suffix == suffix] for suffix in (".md", ".json", ".png")}
     tables = [path.read_text(encoding="utf-8").strip() for path in texts[".md"]]
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in texts[".json"]]
-    documents = [document for document in documents if isinstance(document, dict)]
-    printed = "" if tables else "\n\n".join(path.read_text(encoding="utf-8").strip() for path in texts[".txt"])
-    return Example(name, summary, usage, tables, documents, texts[".png"], printed)
+    return Example(name, summary, usage, tables, documents, texts[".png"])
 
 
 def provenance(example: Example) -> str:
@@ -104,18 +117,18 @@ def provenance(example: Example) -> str:
     used = sorted(
         {str(document["settings"]["data"]) for document in example.documents if "data" in document["settings"]}
     )
-    ours = ", ".join(NAMES.get(name, name) for name in used)
-    theirs = " and ".join(NAMES[name] for name in source.data)
+    ours = ", ".join(NAMES.get(name, name) for name in used) or "generated"
+    theirs = " and ".join(NAMES.get(name, name) for name in source.data)
     if used and set(used) <= set(source.data):
         sentences.append(f"Data: {ours}, as in the paper.")
-    elif used and source.data:
+    elif example.documents and source.data:
         sentences.append(
             f"**The data differ**: {ours} here, {theirs} in the paper, so that the numbers cannot be compared, only "
             "what they say of the methods."
         )
     has_numbers = any(row.get("paper") for document in example.documents for row in document["rows"].values())
     if example.documents and not has_numbers:
-        sentences.append("Numbers of the paper: –.")
+        sentences.append("The paper's own numbers are not repeated here.")
     return " ".join(sentences)
 
 
@@ -126,9 +139,7 @@ def section(example: Example, relative: str) -> str:
     parts.append(provenance(example))
     parts += [f"![{path.stem}]({relative}/{path.name})" for path in example.figures]
     parts += example.tables
-    if example.printed:
-        parts.append(f"```\n{example.printed}\n```")
-    if not (example.figures or example.tables or example.printed):
+    if not (example.figures or example.tables):
         parts.append("Not run yet.")
     return "\n\n".join(part for part in parts if part)
 
@@ -137,7 +148,7 @@ def overview(examples: list[Example]) -> str:
     lines = ["| example | what it shows | findings |", "| --- | --- | --- |"]
     for example in examples:
         verdicts = Counter(finding["verdict"] for finding in example.findings)
-        count = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
+        count = ", ".join(f"{verdict}: {verdicts[verdict]}" for verdict in VERDICTS if verdicts[verdict])
         lines.append(f"| [{example.name}](#{example.name}py) | {example.summary.replace('|', '/')} | {count} |")
     return "\n".join(lines)
 
@@ -147,7 +158,9 @@ def build(folder: Path, results: Path) -> str:
     names = example_names(folder)
     examples = [read_example(name, names, folder, results) for name in names]
     relative = Path(os.path.relpath(results, folder)).as_posix()
-    return "\n\n".join([HEADER.strip(), overview(examples), *(section(one, relative) for one in examples)]) + "\n"
+    papers = "\n".join(f"- {name}: {reference}" for name, reference in PAPERS.items())
+    sections = [section(one, relative) for one in examples]
+    return "\n\n".join([HEADER.strip(), overview(examples), *sections, f"## Papers\n\n{papers}"]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,6 +17,7 @@ An example is a function of a seed that gives one dictionary of scores per row:
 
 import argparse
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ import matplotlib
 
 matplotlib.use("Agg")  # write files, open no window
 import numpy as np
-import pyro
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import t as student
@@ -61,10 +61,12 @@ def parse(
 
 def each_seed(args: argparse.Namespace, steps: int) -> Iterator[tuple[int, tqdm]]:
     """Seeds Python, NumPy and torch in turn; the progress bar counts ``steps`` per seed and shows on terminals only."""
+    torch.set_num_threads(1)  # the tensors are too small to share out, and so the numbers do not depend on the cores
     with tqdm(total=args.seeds * steps, disable=None) as progress:
         for seed in range(args.seed, args.seed + args.seeds):
             progress.set_description(f"seed {seed}")
-            pyro.set_rng_seed(seed)
+            for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+                set_seed(seed)
             yield seed, progress
 
 
@@ -211,5 +213,5 @@ def save_figure(figure: Figure, args: argparse.Namespace, name: str) -> None:
     """Writes ``<out>/<name>.png``."""
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.png"
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     print(f"figure: {path}")

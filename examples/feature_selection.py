@@ -19,20 +19,16 @@ anew, 80 % to train on, 20 % for validation. The settings below were chosen by v
 The same mask by six methods: feature_selection_methods.py. With a learned number of pixels: learned_k.py.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # write files, open no window
-import matplotlib.pyplot as plt
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from matplotlib.figure import Figure
 from pyro.infer import SVI, TraceMeanField_ELBO
 from sklearn.datasets import load_digits
 from sklearn.feature_selection import SelectKBest, mutual_info_classif
@@ -40,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from common import Table, each_seed, example_parser, parse, save_figure
 from image_data import Labelled, Split, load_split
 from khot import ConditionalPoisson, Pivotal, StraightThrough, topk_mask
 
@@ -49,15 +46,15 @@ BATCH_SIZE = 128
 WEIGHTS_LR, MASK_LR = 5e-3, 5e-2
 PARTICLES = 4  # masks drawn per step
 LEARNED, RANDOM, MUTUAL_INFORMATION, ALL = "learned mask", "random pixels", "mutual information", "all 64 pixels"
+ACCURACY, LOSS = "accuracy, %", "loss"
 COLOURS = {LEARNED: "tab:red", RANDOM: "0.5", MUTUAL_INFORMATION: "tab:blue", ALL: "black"}
 
 
 class Run(NamedTuple):
-    """What one seed gives: inclusion probabilities by epoch, and the mask and scores of each row of the table."""
+    """What one seed gives: inclusion probabilities by epoch, and of each row the mask and the learning curve."""
 
     probabilities: Tensor  # (epochs + 1, PIXELS)
     masks: dict[str, Tensor]
-    test: dict[str, tuple[float, float]]  # accuracy, loss
     curves: dict[str, list[float]]  # validation accuracy by epoch
 
 
@@ -110,15 +107,15 @@ def learn_mask(data: Labelled, k: int, design: str, epochs: int, after_epoch: Ca
 
 
 @torch.no_grad()
-def evaluate(classifier: nn.Module, mask: Tensor, data: Labelled) -> tuple[float, float]:
+def evaluate(classifier: nn.Module, mask: Tensor, data: Labelled) -> dict[str, float]:
     logits = classifier(data.images * mask)
     accuracy = (logits.argmax(-1) == data.labels).float().mean()
-    return accuracy.item(), cross_entropy(logits, data.labels).item()
+    return {ACCURACY: 100 * accuracy.item(), LOSS: cross_entropy(logits, data.labels).item()}
 
 
 def train_classifier(
     mask: Tensor, split: Split, epochs: int, after_epoch: Callable[[], object]
-) -> tuple[tuple[float, float], list[float]]:
+) -> tuple[dict[str, float], list[float]]:
     """Trains a classifier on the pixels in ``mask``; returns its test scores and validation accuracy by epoch."""
     classifier = make_classifier()
     optimizer = torch.optim.Adam(classifier.parameters(), lr=WEIGHTS_LR)
@@ -130,57 +127,39 @@ def train_classifier(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        curve.append(evaluate(classifier, mask, split.validation)[0])
+        curve.append(evaluate(classifier, mask, split.validation)[ACCURACY])
         after_epoch()
     return evaluate(classifier, mask, split.test), curve
 
 
-def run_seed(seed: int, k: int, design: str, epochs: int, progress: tqdm) -> Run:
+def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> Run:
+    """Adds a row for each mask."""
     split = centred(load_split("digits", seed))
-    progress.set_description(f"seed {seed}: learning the mask")
     pyro.set_rng_seed(seed)
-    probabilities = learn_mask(split.train, k, design, epochs, progress.update)
+    probabilities = learn_mask(split.train, args.k, args.design, args.epochs, progress.update)
 
     images, labels = (tensor.numpy() for tensor in split.train)
-    select = SelectKBest(partial(mutual_info_classif, random_state=seed), k=k).fit(images, labels)
+    select = SelectKBest(partial(mutual_info_classif, random_state=seed), k=args.k).fit(images, labels)
     generator = torch.Generator().manual_seed(seed)
     masks = {
-        LEARNED: topk_mask(probabilities[-1], k),
-        RANDOM: topk_mask(torch.rand(PIXELS, generator=generator), k),
+        LEARNED: topk_mask(probabilities[-1], args.k),
+        RANDOM: topk_mask(torch.rand(PIXELS, generator=generator), args.k),
         MUTUAL_INFORMATION: torch.tensor(select.get_support(), dtype=torch.float32),
         ALL: torch.ones(PIXELS),
     }
-    test, curves = {}, {}
+    curves = {}
     for row, mask in masks.items():
-        progress.set_description(f"seed {seed}: {row}")
         pyro.set_rng_seed(seed)
-        test[row], curves[row] = train_classifier(mask, split, epochs, progress.update)
-    return Run(probabilities, masks, test, curves)
+        scores, curves[row] = train_classifier(mask, split, args.epochs, progress.update)
+        table.add(row, scores)
+    return Run(probabilities, masks, curves)
 
 
-def print_table(runs: list[Run], k: int) -> None:
-    print(f"\nTest scores with k = {k} of {PIXELS} pixels: mean ± sd over {len(runs)} seeds, and in brackets")
-    print("the difference to the learned mask, paired by seed: mean ± standard error\n")
-    print(f"{'':20}{'accuracy, %':>14}{'':20}{'loss':>14}")
-    scores = {row: np.array([run.test[row] for run in runs]) * [100, 1] for row in runs[0].test}  # (seeds, 2)
-    ddof = 1 if len(runs) > 1 else 0
-    for row, values in scores.items():
-        mean, sd = values.mean(0), values.std(0, ddof=ddof)
-        paired = values - scores[LEARNED]
-        difference, error = paired.mean(0), paired.std(0, ddof=ddof) / len(runs) ** 0.5
-        line = f"{row:20}"
-        for i, digits in enumerate((1, 3)):
-            score = f"{mean[i]:.{digits}f} ± {sd[i]:.{digits}f}"
-            compared = "" if row == LEARNED else f"({difference[i]:+.{digits}f} ± {error[i]:.{digits}f})"
-            line += f"{score:>14}  {compared:18}"
-        print(line.rstrip())
-
-
-def draw_figure(runs: list[Run], k: int, design: str, path: Path) -> None:
+def draw_figure(runs: list[Run], k: int, design: str) -> Figure:
     """Draws the first seed's mask and digits, and the learning curves of all seeds."""
     first = runs[0]
     probabilities, chosen = first.probabilities.numpy(), first.masks[LEARNED].numpy() == 1
-    figure = plt.figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, 7), layout="constrained")
     law = "conditional Poisson" if design == "conditional_poisson" else "pivotal"
     figure.suptitle(f"{k} of {PIXELS} pixels, learned with {law} sampling")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.1])
@@ -204,37 +183,32 @@ def draw_figure(runs: list[Run], k: int, design: str, path: Path) -> None:
     left.plot(probabilities[:, chosen], color="tab:red", linewidth=1.4)
     left.set(title="learning the mask (red: chosen)", xlabel="epoch", ylabel="inclusion probability", ylim=(0, 1))
     for row in first.curves:
-        curves = 100 * np.array([run.curves[row] for run in runs])
+        curves = np.array([run.curves[row] for run in runs])
         epochs = np.arange(1, curves.shape[1] + 1)
         right.plot(epochs, curves.mean(0), label=row, color=COLOURS[row])
         right.fill_between(epochs, curves.min(0), curves.max(0), color=COLOURS[row], alpha=0.15, linewidth=0)
     right.set(title="training the classifiers (mean and range over the seeds)", xlabel="epoch")
     right.set_ylabel("validation accuracy, %")
     right.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def main(arguments: list[str] | None = None) -> list[Run]:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--k", type=int, default=10, help="number of pixels to look at")
+def main(arguments: list[str] | None = None) -> Table:
+    parser = example_parser(__doc__)
+    parser.add_argument("--k", type=int, default=10, help="number of pixels to look at (default: %(default)s)")
     parser.add_argument("--design", choices=("conditional_poisson", "pivotal"), default="conditional_poisson")
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the figure")
-    args = parser.parse_args(arguments)
+    parser.add_argument("--epochs", type=int, default=60, help="of training (default: %(default)s)")
+    args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
+    if not 0 < args.k < PIXELS:
+        parser.error(f"--k must lie between 0 and {PIXELS}, but is {args.k}")
 
-    torch.set_num_threads(1)  # the tensors are too small to share out
-    with tqdm(total=args.seeds * 5 * args.epochs, unit="epoch") as progress:
-        seeds = range(args.seed, args.seed + args.seeds)
-        runs = [run_seed(seed, args.k, args.design, args.epochs, progress) for seed in seeds]
-    print_table(runs, args.k)
-    figure = args.out / "feature_selection.png"
-    draw_figure(runs, args.k, args.design, figure)
-    print(f"\nfigure: {figure}")
-    return runs
+    table = Table(f"Test scores with {args.k} of {PIXELS} pixels", {ACCURACY: ".1f", LOSS: ".3f"}, LEARNED)
+    runs = [run_seed(seed, args, table, progress) for seed, progress in each_seed(args, steps=5 * args.epochs)]
+    for row in (RANDOM, MUTUAL_INFORMATION):
+        table.find(f"the learned mask beats {row}", LEARNED, row)
+    table.save(args, "feature_selection")
+    save_figure(draw_figure(runs, args.k, args.design), args, "feature_selection")
+    return table
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ the logits, and what gradient it carries back to them:
     pi-ST            StraightThrough on Pivotal, whose inclusion probabilities are sigmoid_topk
     pi-ST2           ReinMax on the same
 
-This is table 3 of "Differentiable top-k: from one-hot to k-hot", which compares them on MNIST; its findings are that
-second-order and Gumbel-sigma_k beat plain straight-through. The settings here are our own.
+This is table 3 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
+which compares them on MNIST; its findings are that second-order and Gumbel-sigma_k beat plain straight-through. The
+settings here are our own. NCPSS is that of Pervez et al. (2023), "Scalable subset sampling with neural conditional
+Poisson networks".
 
 Protocol: classifier, optimiser, epochs, initial weights and minibatches are the same for every row. The images are
 tested through the one mask of the k largest logits, with the classifier that was trained along. The test images are the
@@ -57,9 +59,10 @@ Mask = Callable[[Tensor, int, int], Tensor]  # (logits, k, draws) -> (draws, n)
 def iterated_poisson(probs: Tensor, k: int) -> Tensor:
     """k-hot vectors ``(..., n)``: independent draws, of which surplus ones are thinned and missing ones drawn anew.
 
-    The baseline of NCPSS. Each round draws Poisson samples among the units that may change, with probabilities in
-    proportion to ``probs`` (to add) or ``1 - probs`` (to take away) that sum to the surplus, until exactly k are left.
-    The inclusion probabilities are near ``probs``, but not equal to them; the designs of khot have them exactly.
+    The sampler of NCPSS (Pervez et al., 2023). Each round draws Poisson samples among the units that may change, with
+    probabilities in proportion to ``probs`` (to add) or ``1 - probs`` (to take away) that sum to the surplus, until
+    exactly k are left. The inclusion probabilities are near ``probs``, but not equal to them; the designs of khot have
+    them exactly.
     """
     value = torch.bernoulli(probs)
     while True:

@@ -13,9 +13,10 @@ whose variance depends on the pairs, pi_ij = E[x_i x_j]; in its Sen-Yates-Grundy
     V = sum_{i<j} (pi_i pi_j - pi_ij) (y_i / pi_i - y_j / pi_j)^2
 
 and is itself estimated from a sample, without bias where all pi_ij > 0, by the sum over the pairs drawn, each term
-divided by pi_ij. The table has for each design the bias of the simulated T in standard errors, the standard deviation
-of T by theory (`pairwise_inclusion`) and by simulation, the relative bias of the estimated variance, and how often
-T +- 1.96 standard errors covers the truth. "uniform" is simple random sampling, as a baseline.
+divided by pi_ij. Each seed is another population. The table has for each design the bias of the simulated T in its
+standard errors, the standard deviation of T in % of the total, by theory (`pairwise_inclusion`) and by simulation, the
+relative bias of the estimated variance, and how often T +- 1.96 standard errors covers the truth. "uniform" is simple
+random sampling, as a baseline; designs without pairs have no theory to show.
 
 What it shows: sizes that go along with y make T several times as precise. Designs that keep to the order of the road
 make use of the drift as well; but they never draw some pairs, and so offer no honest estimate of their variance.
@@ -24,23 +25,23 @@ References: Horvitz, Thompson (1952), "A generalization of sampling without repl
 (1953); Yates, Grundy (1953); Tillé (2006), "Sampling Algorithms".
 """
 
-import argparse
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable
 from typing import NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # write files, open no window
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
-from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic
+from common import Table, each_seed, example_parser, parse, save_figure
+from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic, capped_softmax
 
 CHUNK = 5000  # draws at a time
 LEVEL = 1.96  # standard errors to either side in an interval of 95 %
+UNIFORM, POISSON, SYSTEMATIC = "uniform", "conditional Poisson", "systematic, in order"
+BIAS, THEORY, SIMULATED = "bias, s.e.", "sd by theory, %", "sd simulated, %"
+VARIANCE_BIAS, COVERAGE = "bias of estimated variance, %", "coverage, %"
 
 
 class Population(NamedTuple):
@@ -65,28 +66,17 @@ def make_population(units: int, generator: torch.Generator) -> Population:
     return Population(size, size * drift * noise)
 
 
-def proportional_to(size: Tensor, k: int) -> Tensor:
-    """Inclusion probabilities min(1, c s) that sum to k: units too large for their share are certain."""
-    certain = torch.zeros_like(size, dtype=torch.bool)
-    while True:
-        rest = size.masked_fill(certain, 0.0)
-        probs = torch.where(certain, 1.0, rest * ((k - certain.sum()) / rest.sum()))
-        if (probs <= 1).all():
-            return probs
-        certain = probs >= 1
-
-
 def make_designs(probs: Tensor) -> dict[str, SamplingDesign]:
     n, k = len(probs), round(probs.sum().item())
     return {
-        "uniform": ConditionalPoisson(probs=torch.full_like(probs, k / n)),
-        "conditional Poisson": ConditionalPoisson(probs=probs),
+        UNIFORM: ConditionalPoisson(probs=torch.full_like(probs, k / n)),
+        POISSON: ConditionalPoisson(probs=probs),
         "Sampford": Sampford(probs=probs),
         "Brewer": Brewer(probs=probs),
         "pivotal": Pivotal(probs=probs),
         "systematic": Systematic(probs=probs, order="random"),
         "pivotal, in order": Pivotal(probs=probs, order="fixed"),
-        "systematic, in order": Systematic(probs=probs, order="fixed"),
+        SYSTEMATIC: Systematic(probs=probs, order="fixed"),
     }
 
 
@@ -133,25 +123,37 @@ def standard_deviation(totals: Tensor) -> tuple[float, float]:
     return variance.sqrt().item(), (error / (2 * variance.sqrt())).item()
 
 
-def print_table(results: dict[str, Result], total: float, k: int, n: int) -> None:
-    print(f"\nHorvitz-Thompson estimates of a total of {total:,.0f} from {k} of {n} units; sd in % of the total\n")
-    print(f"{'':22}{'bias, s.e.':>12}{'sd, theory':>14}{'sd, simulated':>18}{'bias of variance':>20}{'coverage':>12}")
-    for name, result in results.items():
-        totals = 100 * result.totals / total
-        sd, error = standard_deviation(totals)
-        bias = (totals.mean().item() - 100) / (sd / len(totals) ** 0.5)
-        line = f"{name:22}{bias:>+12.1f}"
-        line += f"{'unknown' if result.variance is None else f'{100 * result.variance**0.5 / total:.3f}':>14}"
-        line += f"{f'{sd:.3f} ± {error:.3f}':>18}"
-        if result.variances is not None and result.variance is not None:
-            inside = (result.totals - total).abs() <= LEVEL * result.variances.clamp(min=0).sqrt()
-            line += f"{100 * (result.variances.mean().item() / result.variance - 1):>+18.1f} %"
-            line += f"{100 * inside.double().mean().item():>10.1f} %"
-        print(line)
+def score(result: Result, total: float) -> dict[str, float]:
+    """The columns of the table; NaN for what a design without pairs does not have."""
+    totals, nan = 100 * result.totals / total, float("nan")
+    sd, _ = standard_deviation(totals)
+    scores = {BIAS: (totals.mean().item() - 100) / (sd / len(totals) ** 0.5), THEORY: nan, SIMULATED: sd}
+    scores |= {VARIANCE_BIAS: nan, COVERAGE: nan}
+    if result.variances is not None and result.variance is not None:
+        scores[THEORY] = 100 * result.variance**0.5 / total
+        scores[VARIANCE_BIAS] = 100 * (result.variances.mean().item() / result.variance - 1)
+        inside = (result.totals - total).abs() <= LEVEL * result.variances.clamp(min=0).sqrt()
+        scores[COVERAGE] = 100 * inside.double().mean().item()
+    return scores
 
 
-def draw_figure(results: dict[str, Result], total: float, path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+def run_seed(
+    args: Namespace, seed: int, table: Table, after_design: Callable[[], object]
+) -> tuple[dict[str, Result], float]:
+    """Adds a row for each design; returns their estimates and the true total."""
+    population = make_population(args.units, torch.Generator().manual_seed(seed))
+    total, results = population.y.sum().item(), {}
+    for row, design in make_designs(capped_softmax(population.size.log(), args.k)).items():
+        results[row] = simulate(design, population.y, args.draws)
+        table.add(row, score(results[row], total))
+        after_design()
+    return results, total
+
+
+def draw_figure(results: dict[str, Result], total: float, title: str) -> Figure:
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
     position = np.arange(len(results))
     estimates = [(100 * result.totals / total).numpy() for result in results.values()]
     left.violinplot(estimates, position, showextrema=False, widths=0.85)
@@ -161,39 +163,34 @@ def draw_figure(results: dict[str, Result], total: float, path: Path) -> None:
     right.errorbar(position, sd, LEVEL * np.array(error), fmt="o", capsize=4, label="simulated, 95 % interval")
     theory = [np.nan if r.variance is None else 100 * r.variance**0.5 / total for r in results.values()]
     right.plot(position, theory, "_", markersize=18, color="tab:red", label="theory")
-    right.set(title="standard deviation", ylim=(0, None))
+    right.set(title="standard deviation of the estimates", ylabel="% of the true total", ylim=(0, None))
     right.legend()
     for axes in (left, right):
         axes.set_xticks(position, list(results), rotation=30, ha="right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Result]:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--units", type=int, default=60, help="size n of the population")
-    parser.add_argument("--k", type=int, default=12, help="number of units drawn")
-    parser.add_argument("--draws", type=int, default=50_000, help="number of simulated samples of each design")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="few draws, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the figure")
-    args = parser.parse_args(arguments)
+def main(arguments: list[str] | None = None) -> Table:
+    parser = example_parser(__doc__)
+    parser.add_argument("--units", type=int, default=60, help="size n of the population (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=12, help="number of units drawn (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=20_000, help="samples of each design (default: %(default)s)")
+    args = parse(parser, arguments, smoke={"seeds": 2, "draws": 500})
     if not 0 < args.k < args.units:
         parser.error(f"--k must lie between 0 and --units, but got {args.k} and {args.units}")
 
-    population = make_population(args.units, torch.Generator().manual_seed(args.seed))
-    designs, total = make_designs(proportional_to(population.size, args.k)), population.y.sum().item()
-    results = {}
-    for name, design in (progress := tqdm(designs.items(), unit="design")):
-        progress.set_description(name)
-        torch.manual_seed(args.seed)
-        results[name] = simulate(design, population.y, 500 if args.smoke else args.draws)
-    print_table(results, total, args.k, args.units)
-    figure = args.out / "horvitz_thompson.png"
-    draw_figure(results, total, figure)
-    print(f"\nfigure: {figure}")
-    return results
+    columns = {BIAS: ".1f", THEORY: ".2f", SIMULATED: ".2f", VARIANCE_BIAS: ".0f", COVERAGE: ".1f"}
+    table = Table(f"Totals estimated from {args.k} of {args.units} units", columns)
+    first = None
+    for seed, progress in each_seed(args, steps=8):
+        result = run_seed(args, seed, table, progress.update)
+        first = first or result  # for the figure
+    table.find("sizes that go along with y make the estimate more precise", POISSON, UNIFORM, SIMULATED, lower=True)
+    table.find("keeping to the order of the road does as well", SYSTEMATIC, POISSON, SIMULATED, lower=True)
+    table.find("but then intervals cover the truth less often", SYSTEMATIC, POISSON, COVERAGE, lower=True)
+    table.save(args, "horvitz_thompson")
+    save_figure(draw_figure(*first, f"{args.k} of {args.units} units, one population"), args, "horvitz_thompson")
+    return table
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ The sweep trains with each of several fixed k, by StraightThrough on Pivotal. Th
 StraightThrough on a PhantomUnit, whose inclusion probabilities sigmoid(logits) may have any sum, so that the gradient
 of the objective moves the sum as well. They start from several sizes, with equal probabilities.
 
-This is figure 5 of "Differentiable top-k: from one-hot to k-hot", which sets the learned k, on MNIST and from several
-initial sizes, against the sweep: one training in place of many.
+This is figure 5 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
+which sets the learned k, on MNIST and from several initial sizes, against the sweep: one training in place of many.
 
 Protocol: classifier, optimiser, epochs, minibatches and initial weights are the same for every row. Images are tested
 through the one mask of the k largest logits, with k the rounded sum of the probabilities. The best fixed k is that of

@@ -12,32 +12,30 @@ derivative is not that of a linear function, though. A coordinate that was drawn
 that was not is pulled in by p c^(p-1), both far more than the difference (1 - c)^p - c^p that choosing it makes.
 Straight-through believes the derivative and balances these forces at inclusion probabilities in between. The
 second-order Jacobian of ReinMax takes, in effect, the mean of the derivatives at 0 and at 1, and tells the coordinates
-apart. The third curve descends along the exact gradient.
+apart. The third row descends along the exact gradient.
+
+A seed is a batch of problems. The table has the part of the gap between the first expected loss and the optimum that is
+left at the end, on average and in the worst problem, and the mean inclusion probability of the k items to find.
 
 After figure 9 of "Differentiable top-k: from one-hot to k-hot" and the polynomial programming of Liu et al. (2023),
 "Bridging discrete and backpropagation: straight-through and beyond".
 """
 
-import argparse
-import json
-import time
+from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # write files, open no window
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
+from common import Table, each_seed, example_parser, parse, save_figure
 from khot import Pivotal, SamplingDesign, reinmax, straight_through, topk_mask
 
 MARGIN = 0.05  # of the targets from 1/2
 LEARNING_RATE = 0.2
 EXACT, FIRST, SECOND = "exact gradient", "straight-through", "ReinMax"
+GAP, LARGEST_GAP, FOUND = "gap left, %", "largest gap left, %", "probability of the best, %"
 COLOURS = {EXACT: "0.5", FIRST: "tab:blue", SECOND: "tab:red"}
 
 
@@ -62,14 +60,12 @@ class Curve(NamedTuple):
     """Of one estimator, by step: expected loss of every problem, mean inclusion probability of its best items."""
 
     loss: Tensor  # (steps + 1, problems)
-    correct: Tensor  # (steps + 1, problems)
-    seconds: float
+    found: Tensor  # (steps + 1, problems)
 
 
-def make_problems(problems: int, n: int, k: int, power: float, seed: int) -> Problems:
-    generator = torch.Generator().manual_seed(seed)
-    best = topk_mask(torch.rand(problems, n, generator=generator), k)
-    return Problems(0.5 + MARGIN * (2 * best - 1), power, best)
+def make_problems(args: Namespace) -> Problems:
+    best = topk_mask(torch.rand(args.problems, args.n), args.k)
+    return Problems(0.5 + MARGIN * (2 * best - 1), args.power, best)
 
 
 def surrogate_of(estimator: str, problems: Problems, samples: int) -> Callable[[SamplingDesign], Tensor]:
@@ -84,97 +80,67 @@ def descend(
 ) -> Curve:
     logits = torch.zeros_like(problems.target, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
-    losses, correct = [], []
-    start = time.perf_counter()
+    losses, found = [], []
     for step in range(steps + 1):
         design = Pivotal(logits=logits, k=k)
         probs = design.mean.detach()
         losses.append(problems.expected_loss(probs))
-        correct.append((probs * problems.best).sum(-1) / k)
+        found.append((probs * problems.best).sum(-1) / k)
         if step < steps:
             optimizer.zero_grad()
             surrogate(design).sum().backward()
             optimizer.step()
             tick()
-    return Curve(torch.stack(losses), torch.stack(correct), time.perf_counter() - start)
+    return Curve(torch.stack(losses), torch.stack(found))
 
 
-def summarise(curves: dict[str, Curve], problems: Problems) -> list[dict[str, object]]:
-    """One row per estimator: what is left of the gap between the first expected loss and the optimum."""
+def score(curve: Curve, problems: Problems) -> dict[str, float]:
     optimum = problems.loss(problems.best)
-    rows = []
-    for name, curve in curves.items():
-        gap = (curve.loss[-1] - optimum) / (curve.loss[0] - optimum)
-        rows.append(
-            {
-                "estimator": name,
-                "loss at the start": round(curve.loss[0].mean().item(), 4),
-                "loss at the end": round(curve.loss[-1].mean().item(), 4),
-                "optimum": round(optimum.mean().item(), 4),
-                "gap left, %": round(100 * gap.mean().item(), 1),
-                "largest gap left, %": round(100 * gap.max().item(), 1),
-                "probability of the best items": round(curve.correct[-1].mean().item(), 3),
-                "seconds": round(curve.seconds, 1),
-            }
-        )
-    return rows
+    gap = 100 * (curve.loss[-1] - optimum) / (curve.loss[0] - optimum)
+    return {GAP: gap.mean().item(), LARGEST_GAP: gap.max().item(), FOUND: 100 * curve.found[-1].mean().item()}
 
 
-def markdown(rows: list[dict[str, object]]) -> str:
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
-
-
-def draw_figure(curves: dict[str, Curve], problems: Problems, title: str, path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+def draw_figure(curves: dict[str, Curve], problems: Problems, title: str) -> Figure:
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
     figure.suptitle(title)
-    for name, curve in curves.items():
+    for row, curve in curves.items():
         steps = range(len(curve.loss))
-        for axes, values in ((left, curve.loss), (right, curve.correct)):
-            axes.plot(steps, values.mean(-1), label=name, color=COLOURS[name])
-            axes.fill_between(steps, values.amin(-1), values.amax(-1), color=COLOURS[name], alpha=0.2, linewidth=0)
+        for axes, values in ((left, curve.loss), (right, 100 * curve.found)):
+            axes.plot(steps, values.mean(-1), label=row, color=COLOURS[row])
+            axes.fill_between(steps, values.amin(-1), values.amax(-1), color=COLOURS[row], alpha=0.2, linewidth=0)
     left.axhline(problems.loss(problems.best).mean().item(), color="black", linestyle="--", label="optimum")
-    left.set(title="expected loss (mean and range over the problems)", xlabel="step")
-    right.set(title="inclusion probability of the best items", xlabel="step", ylim=(None, 1.02))
+    left.set(title="expected loss (mean and range over the problems)", xlabel="step", ylabel="expected loss")
+    right.set(title="inclusion probability of the best items", xlabel="step", ylabel="%", ylim=(None, 102))
     left.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Curve]:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--n", type=int, default=100, help="number of coordinates")
-    parser.add_argument("--k", type=int, default=50, help="number of ones")
-    parser.add_argument("--power", type=float, default=1.5, help="exponent p of the loss")
-    parser.add_argument("--problems", type=int, default=128, help="number of independent problems")
-    parser.add_argument("--samples", type=int, default=256, help="draws per step and problem")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the figure and the tables")
-    args = parser.parse_args(arguments)
-    if args.smoke:
-        args.n, args.k, args.problems, args.samples, args.steps = 10, 5, 4, 16, 5
+def main(arguments: list[str] | None = None) -> Table:
+    parser = example_parser(__doc__)
+    parser.add_argument("--n", type=int, default=100, help="number of coordinates (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=50, help="number of ones (default: %(default)s)")
+    parser.add_argument("--power", type=float, default=1.5, help="exponent p of the loss (default: %(default)s)")
+    parser.add_argument("--problems", type=int, default=16, help="independent problems of a seed (%(default)s)")
+    parser.add_argument("--samples", type=int, default=256, help="draws per step and problem (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="of descent (default: %(default)s)")
+    smoke = {"seeds": 2, "n": 10, "k": 5, "problems": 4, "samples": 16, "steps": 5}
+    args = parse(parser, arguments, smoke)
 
-    torch.manual_seed(args.seed)
-    problems = make_problems(args.problems, args.n, args.k, args.power, args.seed)
-    curves = {}
-    with tqdm(total=3 * args.steps, unit="step") as progress:
-        for estimator in (EXACT, FIRST, SECOND):
-            progress.set_description(estimator)
-            surrogate = surrogate_of(estimator, problems, args.samples)
-            curves[estimator] = descend(problems, args.k, surrogate, args.steps, progress.update)
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows = summarise(curves, problems)
-    stem = args.out / "polynomial_programming"
-    stem.with_suffix(".md").write_text(markdown(rows))
-    stem.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n")
+    table = Table(f"The best {args.k} of {args.n}, p = {args.power:g}", {GAP: ".1f", LARGEST_GAP: ".1f", FOUND: ".1f"})
+    first = None
+    for _, progress in each_seed(args, steps=3 * args.steps):
+        problems, curves = make_problems(args), {}
+        for row in (EXACT, FIRST, SECOND):
+            surrogate = surrogate_of(row, problems, args.samples)
+            curves[row] = descend(problems, args.k, surrogate, args.steps, progress.update)
+            table.add(row, score(curves[row], problems))
+        first = first or (curves, problems)
+    table.find("ReinMax leaves less than straight-through (k-hot paper, figure 9)", SECOND, FIRST, lower=True)
+    table.save(args, "polynomial_programming")
     title = f"{args.problems} problems: {args.k} of {args.n}, p = {args.power:g}, {args.samples} draws a step, pivotal"
-    draw_figure(curves, problems, title, stem.with_suffix(".png"))
-    print("\n" + markdown(rows))
-    print(f"figure and tables: {stem}.png, .md, .json")
-    return curves
+    save_figure(draw_figure(*first, title), args, "polynomial_programming")
+    return table
 
 
 if __name__ == "__main__":

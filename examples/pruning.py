@@ -159,13 +159,16 @@ def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
     axes.set(xlabel="test accuracy, % (mean and sd)")
     left.legend(loc="outside lower center", ncols=len(table.columns))
     panels = right.subplots(2, 4).flat
-    right.suptitle(f"weights left per pixel, {column(SPARSITIES[-1])}")
-    for panel, (row, weights) in zip(panels, matrices.items(), strict=False):
-        side = round(weights.shape[1] ** 0.5)
-        panel.imshow((weights != 0).sum(0).view(side, side).numpy(), cmap="viridis")
+    right.suptitle(f"first matrix, {column(SPARSITIES[-1])}: weights left per pixel")
+    left_over = {row: (weights != 0).sum(0) for row, weights in matrices.items()}
+    most = max(int(counts.max()) for counts in left_over.values())
+    for panel, (row, counts) in zip(panels, left_over.items(), strict=False):
+        side = round(len(counts) ** 0.5)
+        image = panel.imshow(counts.view(side, side).numpy(), cmap="viridis", vmin=0, vmax=most)
         panel.set_title(row, fontsize=8)
     for panel in right.axes:
         panel.set_axis_off()
+    right.colorbar(image, ax=right.axes, shrink=0.8)
     return figure
 
 

@@ -1,6 +1,6 @@
 """A k-sparse autoencoder that learns its k, against a sweep of fixed k.
 
-    python examples/sparse_autoencoder.py --penalty 0.02                     scikit-learn's digits
+    python examples/sparse_autoencoder.py                                    scikit-learn's digits
 
 The code of an image has n = 64 units, of which the k of highest score are active (Makhzani & Frey, 2014):
 
@@ -12,10 +12,10 @@ Trained on squared error + penalty * (mean number of active units), k can be lea
     a k for each image       the mask is a draw of PhantomUnit(Pivotal, logits=scores), whose size is the sum of its
                              inclusion probabilities, rounded up or down at random; StraightThrough gives the gradient
 
-Figure 5 of the k-hot paper learns k with the phantom unit for feature selection, from several initial sizes, and finds
-it on the curve of the sweep. The table asks the same of the autoencoder: does a learned k lie on the curve, and reach
-the objective of the best fixed one? In tests masks are hard: the k of highest score, k rounded, or the sum of the
-image's probabilities.
+Figure 5 of "Differentiable top-k: from one-hot to k-hot" learns k with the phantom unit for feature selection, from
+several initial sizes, and finds it on the curve of the sweep. The table asks the same of the autoencoder: does a
+learned k lie on the curve, and reach the objective of the best fixed one? In tests masks are hard: the k
+of highest score, k rounded, or the sum of the image's probabilities.
 
 Protocol: architecture, initial weights, optimiser, epochs and batches are the same in every row. "Best of the sweep" is
 for each seed the fixed k with the lowest objective on validation images. The temperature 0.3 of the relaxed mask was

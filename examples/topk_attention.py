@@ -170,7 +170,7 @@ def draw_figure(models: dict[str, GroupSum], args: Namespace) -> Figure:
         axes.set(title=title, xticks=[], yticks=[], xlabel="attended token")
     panels[0].set_ylabel("attending token")
     figure.colorbar(image, ax=panels, shrink=0.8, extend="max")
-    figure.suptitle(f"Attention weights; the tokens of one sequence, ordered by key, k = {args.k}")
+    figure.suptitle(f"Attention weights in one sequence, its tokens ordered by key; k = {args.k}, first seed")
     return figure
 
 

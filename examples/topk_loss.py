@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> Table:
         for other in (SOFT, SPARSE, PLAIN, CROSS_ENTROPY):
             table.find(f"“{LAPSUM}” beats “{other}”", LAPSUM, other, column)
     for row in (ONE_HOT, CENTRED, SPREAD):
-        table.find(f"“{row}” beats cross-entropy (Sander et al.)", row, CROSS_ENTROPY, "top 5, %")
+        table.find(f"“{row}” beats “{CROSS_ENTROPY}” (Sander et al.)", row, CROSS_ENTROPY, "top 5, %")
     table.save(args, "topk_loss")
     save_figure(draw_figure(table), args, "topk_loss")
     return table

@@ -14,8 +14,8 @@ Model and guide are Pyro's; the rows differ in the latent site alone, and all gi
     pi-ST            StraightThrough on Pivotal, whose draws are scored by the ConditionalPoisson of the same marginals
     pi-ST2           ReinMax on the same
 
-This is table 4 of "Differentiable top-k: from one-hot to k-hot", which compares these on MNIST; its finding is that
-sampling based on the sigmoid top-k beats Xie and Ermon's.
+This is table 4 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
+which compares these on MNIST; its finding is that sampling based on the sigmoid top-k beats Xie and Ermon's.
 
 Prior terms: "exact" is the Kullback-Leibler divergence from the uniform law on k-hot vectors. Of the two Gumbel rows,
 whose draws have no tractable probability, it is that of the perturbed logits up to a shift, an upper bound, estimated

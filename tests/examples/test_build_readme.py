@@ -11,7 +11,8 @@ EXAMPLES = Path(build_readme.__file__).parent
 
 
 def script(folder, name, summary, usage=""):
-    (folder / f"{name}.py").write_text(f'"""{summary}\n\n    {usage}\n\nMore.\n"""\n')
+    text = f'"""{summary}\n\n    {usage}\n\nMore.\n"""\n\nif __name__ == "__main__":\n    pass\n'
+    (folder / f"{name}.py").write_text(text)
 
 
 def result(folder, name, data="digits", verdict="holds", paper=None):
@@ -27,7 +28,7 @@ def folder(tmp_path):
     (tmp_path / "results").mkdir()
     script(tmp_path, "vae", "Codes of images.", "python examples/vae.py     scikit-learn's digits")
     script(tmp_path, "vae_two", "A second one.")
-    script(tmp_path, "common", "A helper.")
+    (tmp_path / "common.py").write_text('"""A helper."""\n')
     return tmp_path
 
 
@@ -39,7 +40,7 @@ def build(folder):
 def test_results_go_to_the_example_with_the_longest_fitting_name(folder):
     for name in ("vae_ten", "vae_two", "vae_two_more", "other"):
         result(folder / "results", name)
-    _, first, second = build(folder).split("\n## ")
+    _, first, second, _ = build(folder).split("\n## ")
     assert "table of vae_ten" in first and "](results/vae_ten.png)" in first and "vae_two" not in first
     assert "table of vae_two\n" in second and "table of vae_two_more" in second and "other" not in second
 
@@ -47,36 +48,24 @@ def test_results_go_to_the_example_with_the_longest_fitting_name(folder):
 def test_sections_and_overview(folder):
     result(folder / "results", "vae_ten")
     result(folder / "results", "vae_single", verdict="open")
-    overview, first, second = build(folder).split("\n## ")
+    overview, first, second, papers = build(folder).split("\n## ")
     assert "| [vae](#vaepy) | Codes of images. | holds: 1, open: 1 |" in overview and "helper" not in overview
     assert first.startswith("[vae.py](vae.py)\n\nCodes of images.\n\n    python examples/vae.py\n\n")
     assert "Not run yet." in second and "Not run yet." not in first
+    assert papers.startswith("Papers\n\n- the k-hot paper: ")
 
 
 def test_where_data_differ_is_said(folder):
     result(folder / "results", "vae_ten")
     page = build(folder)
     assert "After table 4 of" in page and "**The data differ**: scikit-learn's digits here, MNIST in the paper" in page
-    assert "Numbers of the paper: –." in page
+    assert "own numbers are not repeated" in page
     result(folder / "results", "vae_ten", data="mnist", paper={"paper": "12.3"})
     page = build(folder)
-    assert "Data: MNIST, as in the paper." in page and "data differ" not in page and "Numbers of the paper" not in page
-
-
-def test_what_was_printed_stands_in_for_a_table(folder):
-    (folder / "results" / "vae.txt").write_text("printed\n")
-    assert "```\nprinted\n```" in build(folder)
-    result(folder / "results", "vae_ten")
-    assert "printed" not in build(folder)
-
-
-def test_a_list_of_rows_is_no_document(folder):
-    (folder / "results" / "vae.json").write_text("[]")
-    (folder / "results" / "vae.md").write_text("only a table")
-    assert "only a table" in build(folder)
+    assert "Data: MNIST, as in the paper." in page and "data differ" not in page and "own numbers" not in page
 
 
 def test_sources_are_of_examples_that_exist():
     names = build_readme.example_names(EXAMPLES)
-    assert set(build_readme.SOURCES) <= set(names) and not set(build_readme.HELPERS) & set(names)
-    assert all((EXAMPLES / f"{name}.py").is_file() for name in build_readme.HELPERS)
+    assert set(build_readme.SOURCES) <= set(names)
+    assert not {"build_readme", "common", "generated_language", "image_data"} & set(names)

@@ -3,24 +3,23 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.functional import hessian, jacobian
 
 from khot.kernels import conditional_poisson as cps
 from khot.kernels import pair_convolution, product_tree
-from khot.kernels.conditional_poisson_inverse import solve_logits
+from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from tests import gof, oracle
+from tests.inputs import normal
 
 INF = math.inf
 LONG = [(100, 47), (150, 75), (600, 290), (601, 40), (1500, 700), (1500, 3), (1500, 1490)]  # FFT, windows, odd nodes
-
-
-def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def k_hot_vectors(n: int, k: int) -> Tensor:
@@ -320,11 +319,31 @@ def test_solve_logits_derivatives() -> None:
 
     u = normal(3).requires_grad_()
     assert gradcheck(solve, u) and gradgradcheck(solve, u)
-    numeric = torch.autograd.functional.jacobian(solve, u)
+    numeric = jacobian(solve, u)
     close(torch.func.jacrev(solve)(u.detach()), numeric, 1e-12)
     probs = torch.tensor([0.0, 1.0, 0.4, 0.6], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(solve_logits(probs, 2)[2], probs)
     assert grad[:2].tolist() == [0.0, 0.0] and grad.isfinite().all()
+
+
+def test_solve_logits_of_rounded_probabilities() -> None:
+    probs = cps.inclusion_probabilities(normal(5, 30, scale=2.0), 7).float()
+    close(solve_logits(probs, 7), solve_logits(probs.double(), 7), 1e-7)
+
+
+@pytest.mark.slow
+def test_largest_entropy_falls_with_the_logits() -> None:
+    """Value and derivatives are those of the entropy as a function of the logits that are solved for."""
+
+    def entropy(u: Tensor) -> Tensor:
+        probs = cps.inclusion_probabilities(u, 2)
+        return largest_entropy(probs, solve_logits(probs, 2), 2)
+
+    u, expected = normal(4), partial(cps.entropy, k=2)
+    close(entropy(u), expected(u), 1e-13)
+    for derivative in (jacobian, hessian):
+        close(derivative(entropy, u), derivative(expected, u), 1e-11)
+    close(torch.func.vmap(torch.func.grad(entropy))(u[None])[0], jacobian(expected, u), 1e-13)
 
 
 def test_solve_logits_never_fails_silently() -> None:

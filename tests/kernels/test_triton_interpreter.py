@@ -43,6 +43,11 @@ def test_kernels():
 
 
 @pytest.mark.slow
+def test_product_trees():
+    run_interpreted("tests/kernels/test_product_tree_triton.py")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_oracles(dtype):
     files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse"))

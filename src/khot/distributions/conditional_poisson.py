@@ -6,7 +6,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot.kernels import conditional_poisson as kernel
-from khot.kernels.conditional_poisson_inverse import solve_logits
+from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -93,4 +93,6 @@ class ConditionalPoisson(SamplingDesign):
         return kernel.log_prob(self.logits, self._size, value).to(self._param.dtype)
 
     def entropy(self) -> Tensor:
+        if self._given == "probs":
+            return largest_entropy(self.probs, self.logits, self._size).to(self._param.dtype)
         return kernel.entropy(self.logits, self._size).to(self._param.dtype)

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .capped_simplex import solve_threshold
-from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, pull_back
+from .conditional_poisson import entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .forward_mode import with_forward_mode
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -31,6 +32,7 @@ MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
+ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
 
 class Family(NamedTuple):
@@ -74,7 +76,39 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     """
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
-    return _SolveLogits.apply(probs.double(), k, family)
+    goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+    return _apply_solve(probs.double(), k, family._replace(goal=goal))
+
+
+def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` made of ``probs``.
+
+    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
+    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
+    """
+    if isinstance(k, Tensor):
+        k = k.expand(probs.shape[:-1])
+    return _apply_entropy(probs.double(), logits.double(), k)
+
+
+class _LargestEntropy(Function):
+    @staticmethod
+    def forward(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+        return entropy(logits, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])  # a function of probs, to which second derivatives go
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (logits,) = ctx.saved_tensors
+        return -grad_output[..., None] * logits.masked_fill(logits.isinf(), 0.0), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _apply_entropy(*_batch_first(info, in_dims, args)), 0
 
 
 class _SolveLogits(Function):
@@ -85,16 +119,17 @@ class _SolveLogits(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
         _, ctx.k, ctx.family = inputs
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (logits,) = ctx.saved_tensors
-        return _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family), None, None
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _SolveLogits.apply(*_batch_first(info, in_dims, args)), 0
+        return _apply_solve(*_batch_first(info, in_dims, args)), 0
 
 
 class _CovarianceSolve(Function):
@@ -104,23 +139,50 @@ class _CovarianceSolve(Function):
     def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: Family) -> Tensor:
         interior = logits.isfinite()
         weight, product = _covariance(logits, k, family)
-        return _conjugate_gradients(product, _centre(b, interior), weight, CG_TOLERANCE)
+        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, family.goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         logits, _, ctx.k, ctx.family = inputs
         ctx.save_for_backward(logits, output)
+        ctx.save_for_forward(logits, output)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, v = ctx.saved_tensors
-        u = _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family)
-        _, pulled_back = pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)
-        return -pulled_back(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
+        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family)
+        return -_third_order(ctx, logits, v)(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _CovarianceSolve.apply(*_batch_first(info, in_dims, args)), 0
+        return _apply_covariance_solve(*_batch_first(info, in_dims, args)), 0
+
+
+def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+    """The derivative of C v in the logits, a symmetric matrix, as a map."""
+    return pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)[1]
+
+
+def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    (logits,) = saved
+    return -(logits.masked_fill(logits.isinf(), 0.0) * dprobs).sum(-1)
+
+
+def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    return _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family)
+
+
+def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
+    logits, v = saved
+    change = torch.zeros_like(v) if db is None else db
+    if dlogits is not None:
+        change = change - _third_order(ctx, logits, v)(dlogits)
+    return _apply_covariance_solve(logits, change, ctx.k, ctx.family)
+
+
+_apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
+_apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
+_apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_jvp)
 
 
 def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
@@ -190,7 +252,7 @@ def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
             break
         logits = torch.where(worse[..., None], logits, logits + step)
         r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
-    if not (error <= ACCEPTED).all():
+    if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
 

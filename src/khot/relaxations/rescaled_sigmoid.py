@@ -35,6 +35,9 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
             or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
         TypeError: If an argument has the wrong type or dtype.
 
+    References:
+        [1] Pervez et al. (2023), "Scalable subset sampling with neural conditional Poisson networks" (NCPSS).
+
     Example:
         >>> rescaled_sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.3551, 0.5193, 0.6256])

@@ -36,7 +36,8 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
         TypeError: If an argument has the wrong type or dtype.
 
     References:
-        [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11).
+        [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11),
+            https://openreview.net/forum?id=HxLmtJYfBi
         [2] Amos, Koltun, Kolter (2019), "The Limited Multi-Label Projection Layer", arXiv:1906.08707.
 
     Example:
@@ -70,7 +71,8 @@ def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor =
         TypeError: As :func:`sigmoid_topk`.
 
     References:
-        [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11).
+        [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11),
+            https://openreview.net/forum?id=HxLmtJYfBi
 
     Example:
         >>> log_sigmoid_topk(torch.tensor([0.0, 1000.0]), 1)
