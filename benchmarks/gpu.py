@@ -5,7 +5,8 @@ Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch fin
 Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
 are those it cannot do without: x and y forward; x, the cotangent and its result backward. Of a draw only the size is
-compared, its law elsewhere. A new kernel joins by an entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
+compared, its law elsewhere. A new kernel joins by an entry in OPERATIONS. Correctness comes first: an operation that
+disagrees with its float64 reference is not timed.
 """
 
 import statistics

@@ -7,8 +7,9 @@ forward mode and vmap go to any order.
 
 Layout: counts first, ``x (width, 2, ...)`` and ``m, g (length, ...)``, of which the entries c = start, start + 1, ...
 of the full convolution are kept. Short convolutions run directly over the contiguous trailing axes: sums of products
-without cancellation, so that non-negative x keep the relative accuracy of every entry. Long ones go through the FFT,
-with errors of a few 1e-16 of the largest entry. Saved for backward: the arguments.
+without cancellation, so that non-negative x keep the relative accuracy of every entry. Long ones, on
+accelerators with Triton only the longest, go through the FFT, with errors of a few 1e-16 of the largest entry. Saved
+for backward: the arguments.
 """
 
 import math

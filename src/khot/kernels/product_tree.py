@@ -17,7 +17,9 @@ Counts kept. A node keeps only a window of counts, so that a row of n units cost
 mean, so that the centres of two children add up to that of their parent: none is off by more than one, and the crop
 after a convolution is the same for all nodes of a level.
 
-Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below.
+Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below. On an
+accelerator the lowest levels, all of them up to 1024 units, are one operation, :mod:`khot.kernels.forest`, with
+neighbours for children and no windows.
 """
 
 import math
@@ -132,16 +134,24 @@ class ProductTree:
         self.offset = self._centres(mean) - level.radius
         return _shift(x, self.offset, 2 * level.radius + 1)
 
+    def _first(self, level: _Level) -> Tensor | None:
+        """The first counts of the windows laid at a level, ``(nodes, R)``, if any were."""
+        return None if level.radius is None else self.offset
+
     def _uncentre(self, g: Tensor, level: _Level) -> Tensor:
         """The adjoint of :meth:`_recentre`."""
-        return g if level.radius is None else _shift(g, -self._first(level), level.length)
+        first = self._first(level)
+        return g if first is None else _shift(g, -first, level.length)
 
-    def _first(self, level: _Level) -> Tensor:
-        """The first counts of the windows laid at a level, ``(nodes, R)``; zeros ``(1, 1)`` where none were."""
-        if level.radius is None:
-            return self.k.new_zeros(1, 1)
-        assert self.offset is not None
-        return self.offset
+    def _positions(self, count: Tensor, level: _Level) -> Tensor:
+        """From counts ``(nodes, R)`` to positions in the windows laid at a level."""
+        first = self._first(level)
+        return count if first is None else count - first
+
+    def _counts(self, index: Tensor, level: _Level) -> Tensor:
+        """From positions ``(nodes, R, samples)`` in the windows laid at a level to counts."""
+        first = self._first(level)
+        return index if first is None else index + first[..., None]
 
     def _centres(self, mean: Tensor) -> Tensor:
         """Integers within one of the means, which add up to k over all nodes and to a mean over every subtree."""
@@ -200,13 +210,13 @@ class ProductTree:
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
         levels, noisy = [], False
         if self.low and not self.whole:
-            low, high = (tree_sums(b, self.low) - self._first(self.plan[self.low - 1]) for b in (low, high))
+            low, high = (self._positions(tree_sums(b, self.low), self.plan[self.low - 1]) for b in (low, high))
         for x, level in zip(self.pairs, self.plan[self.low :], strict=True):
             low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))
             low, high = low.unflatten(0, (2, -1)), high.unflatten(0, (2, -1))
             levels.append((x.where(x > FFT_NOISE * x.amax(0), 0) if noisy else x, low, high))
             noisy = noisy or x.shape[0] > DIRECT_WIDTH
-            low, high = (b.sum(0) - level.start - self._first(level) for b in (low, high))
+            low, high = (self._positions(b.sum(0) - level.start, level) for b in (low, high))
         return levels
 
     def _draw_slab(
@@ -214,18 +224,17 @@ class ProductTree:
     ) -> Tensor:
         index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
-            index = index[: x.shape[2]] + self._first(level)[..., None]
-            total = index + level.start  # of the two children's indices
+            total = self._counts(index[: x.shape[2]], level) + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
             # Changes nothing but by rounding: counts that the units below cannot make stay impossible.
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))
         if self.low:
-            trees = -(-self.leaf.shape[1] // 2**self.low)
-            counts = index[:trees] + self._first(self.plan[self.low - 1])[..., None]
             from .product_draw_triton import launch_draw
 
+            trees = -(-self.leaf.shape[1] // 2**self.low)
+            counts = self._counts(index[:trees], self.plan[self.low - 1])
             return launch_draw(self.leaf, self.bound, self.low, counts, generator)
         return index[: self.leaf.shape[1]] == 1
 
