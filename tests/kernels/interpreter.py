@@ -13,7 +13,7 @@ from khot.kernels import dispatch, links_triton, threshold_triton
 np.seterr(all="ignore")  # infinities are meant
 
 # An operation takes the interpreter about as long for a thousand entries as for one.
-dispatch.FOREST = ((32, 16, 1024, 1), (1024, 1, 1024, 1))
+dispatch.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [
     links_triton.add2,

@@ -40,11 +40,11 @@ SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that spli
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 # Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
-# of a level at a time (all have about as many as there are units, the first twice as many) and warps.
-FOREST = ((32, 4, 128, 4), (256, 1, 256, 4), (1024, 1, 512, 16))
-TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
+# of a level at a time (all have about as many as there are units, the first twice as many), warps, and how many
+# programs at most, which share the rows: each has a scratch.
+FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
 FOREST_LEVELS = 10  # what the table reaches
-FOREST_PROGRAMS = 4 * PROGRAMS  # that share the tasks; each has a scratch
+TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
 
 
 class Plan(NamedTuple):
@@ -97,7 +97,7 @@ class ForestPlan(NamedTuple):
 
 def forest_plan(units: int) -> ForestPlan:
     """For trees of up to ``2**FOREST_LEVELS`` units."""
-    return next(ForestPlan(r, b, w, FOREST_PROGRAMS) for limit, r, b, w in FOREST if units <= limit)
+    return next(ForestPlan(*how) for limit, *how in FOREST if units <= limit)
 
 
 def _checked(name: str, source: str) -> str:

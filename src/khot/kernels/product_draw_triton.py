@@ -132,11 +132,12 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     (_, n, rows), (trees, _, samples) = leaf.shape, counts.shape
     full = min(n, 2**levels)  # units of a tree, but perhaps of the last
     how = forest_plan(full)
-    chunks, row_blocks = -(-samples // max(1, DRAWN * how.block // (full * how.rows))), -(-rows // how.rows)
+    abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; few have many draws instead
+    chunks, row_blocks = -(-samples // max(1, DRAWN * how.block // (full * abreast))), -(-rows // abreast)
     chunk, tasks = -(-samples // chunks), trees * row_blocks * chunks
     programs = min(how.programs, tasks)
-    parity = how.rows * chunk * full  # counts of a level, of which there are two in turn
-    size = how.rows * scratch_size(full, levels, bound)
+    parity = abreast * chunk * full  # counts of a level, of which there are two in turn
+    size = abreast * scratch_size(full, levels, bound)
     noise = torch.rand(tasks * parity, dtype=leaf.dtype, device=leaf.device, generator=generator)
     out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)
     scratch = torch.empty(programs * size, dtype=leaf.dtype, device=leaf.device)
@@ -145,6 +146,6 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
         _forest_draw[(programs,)](
             leaf, counts.int().contiguous(), noise, out, scratch, drawn, *leaf.stride(), size,
             n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
-            ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
+            ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out.permute(2, 1, 0)

@@ -217,17 +217,9 @@ def _forest(
             units = tl.minimum(n - (tree << levels), 1 << levels)
         unit_0 = tl.cast(tree, tl.int64) << levels
         load_units(
-            leaf_ptr + unit_0 * stride_unit,
-            x_ptr,
-            stride_value,
-            stride_unit,
-            stride_row,
-            units,
-            row_0,
-            rows,
-            ROWS,
-            BLOCK,
-        )
+            leaf_ptr + unit_0 * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+            ROWS, BLOCK,
+        )  # fmt: skip
         if TANGENT:
             load_units(
                 tangent_ptr + unit_0 * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
