@@ -84,6 +84,12 @@ def test_covariance(one_operation: None) -> None:
     torch.testing.assert_close(cps.covariance(logits, 15)[0], hessian)
 
 
+def test_draws_without_triton(one_operation: None) -> None:
+    """What was built for kernels that do not run, as when the backend changes in between."""
+    for n, k in ((9, 4), (40, 15)):
+        assert (cps.sample(uniform(2, n), k, (20,)).sum(-1) == k).all()
+
+
 @pytest.mark.slow
 def test_compiles_without_graph_breaks(one_operation: None) -> None:
     compiled = torch.compile(cps.inclusion_probabilities, backend="aot_eager", fullgraph=True)

@@ -13,10 +13,11 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
 ]
-# The longest formulas at the largest size, and all sizes of one link; trees in part. `python -m tests.kernels.aot`
-# takes all.
-LARGEST = "_(normal|clip_power|exp)$|^forest"
-ALL_SIZES = "_(logistic|normal|clip_power|exp)$|^(tree|pairs)"
+# The longest formulas at the largest size, and all sizes of one link; `python -m tests.kernels.aot` takes all.
+LARGEST = "_(normal|clip_power|exp)$"
+ALL_SIZES = "_(logistic|normal|clip_power|exp)$"
+ORDER = "^(decayed_sums|order_gradient_(sort|permutation))$"
+TREE = "^(tree|pairs)$"
 
 
 def compile_for(target: str, cases: str, cache: Path) -> None:
@@ -32,7 +33,17 @@ def compile_for(target: str, cases: str, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "cases"), [("sm_80", LARGEST), ("sm_90", ALL_SIZES), ("sm_100", LARGEST), ("gfx942", ALL_SIZES)]
+    ("target", "cases"),
+    [
+        ("sm_80", f"{LARGEST}|duels|^forest"),
+        ("sm_90", f"{ALL_SIZES}|exponential_draw|tournament"),
+        ("sm_100", f"{LARGEST}|duels|^forest"),
+        ("gfx942", f"{ALL_SIZES}|exponential_draw"),
+        ("sm_90", ORDER),
+        ("gfx942", ORDER),
+        ("sm_90", TREE),
+        ("gfx942", TREE),
+    ],
 )
 def test_no_kernel_spills(target, cases, tmp_path):
     compile_for(target, cases, tmp_path)

@@ -93,8 +93,15 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
     Returns:
         float64 tensor (...).
     """
-    k, scale = (torch.as_tensor(v, dtype=torch.float64, device=x.device).expand(x.shape[:-1]) for v in (k, scale))
+    k, scale = (_in_rows_of(x, v) for v in (k, scale))
     return capped_simplex_threshold(x.detach(), k.detach(), scale.detach(), link.key, "scale", False)
+
+
+def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
+    """A float64 tensor of the batch shape; a number is filled in on the device, which need not wait for a copy."""
+    if isinstance(value, Tensor):
+        return value.to(x.device, torch.float64).expand(x.shape[:-1])
+    return torch.full((), value, dtype=torch.float64, device=x.device).expand(x.shape[:-1])
 
 
 @operator("capped_simplex_threshold")

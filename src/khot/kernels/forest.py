@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .dispatch import FOREST_LEVELS, triton_runs
+from .dispatch import FOREST_LEVELS, fuses, triton_runs
 from .forward_mode import with_forward_mode
 from .operator import operator
 from .pair_convolution import merge, merge_polar, split
@@ -30,7 +30,7 @@ from .pair_convolution import merge, merge_polar, split
 def forest_levels(leaf: Tensor, widest: int) -> int:
     """How many levels over the leaves ``(2, n, R)`` to make by these operations, at most ``widest`` of a tall tree."""
     n = leaf.shape[1]
-    if n < 2 or leaf.dtype != torch.float64 or not triton_runs(leaf):
+    if n < 2 or leaf.dtype != torch.float64 or not fuses(leaf):
         return 0
     whole = (n - 1).bit_length()
     return whole if whole <= FOREST_LEVELS else min(widest, FOREST_LEVELS)

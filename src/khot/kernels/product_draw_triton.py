@@ -133,7 +133,8 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     full = min(n, 2**levels)  # units of a tree, but perhaps of the last
     how = forest_plan(full)
     abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; few have many draws instead
-    chunks, row_blocks = -(-samples // max(1, DRAWN * how.block // (full * abreast))), -(-rows // abreast)
+    chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
+    row_blocks = -(-rows // abreast)
     chunk, tasks = -(-samples // chunks), trees * row_blocks * chunks
     programs = min(how.programs, tasks)
     parity = abreast * chunk * full  # counts of a level, of which there are two in turn

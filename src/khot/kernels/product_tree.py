@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .dispatch import triton_runs
 from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
 
@@ -99,13 +100,14 @@ class ProductTree:
         k: ``(R,)`` integers, the total that matters. The windows suppose ``sum(leaf[1]) = k`` unless the tree is so
             small that it keeps all counts up to ``bound``.
         bound: At least ``max(k, 1)`` and at most about ``n / 2``.
+        with_forest: Whether the lowest levels may be one operation, where there is a kernel for it.
     """
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True) -> None:
         self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound)
         centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
-        self.low = forest_levels(leaf, centred)  # levels made by one operation
+        self.low = forest_levels(leaf, centred) if with_forest else 0  # levels made by one operation
         self.pairs: list[Tensor] = []  # of the others: (width, 2, nodes of the level made, R)
         self.offset: Tensor | None = None
         self.whole = 0 < self.low == len(self.plan)
@@ -195,15 +197,13 @@ class ProductTree:
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
+        if self.low and (torch.compiler.is_compiling() or not triton_runs(self.leaf)):
+            return ProductTree(self.leaf, self.k, self.bound, with_forest=False).draw(num_samples, generator)
         _, n, rows = self.leaf.shape
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
-        if 0 < num_samples <= slab:
-            return self._draw_slab(levels, num_samples, generator)
-        out = torch.empty(n, rows, num_samples, dtype=torch.bool, device=self.leaf.device)
-        for done in range(0, num_samples, slab):
-            part = out[..., done : done + slab]
-            part.copy_(self._draw_slab(levels, part.shape[-1], generator))
-        return out
+        starts = range(0, max(1, num_samples), slab)
+        parts = [self._draw_slab(levels, min(slab, num_samples - start), generator) for start in starts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
