@@ -37,7 +37,7 @@ def compile_for(target: str, cases: str, cache: Path) -> None:
     [
         ("sm_80", f"{LARGEST}|duels|^forest"),
         ("sm_90", f"{ALL_SIZES}|exponential_draw|tournament"),
-        ("sm_100", f"{LARGEST}|duels|^forest"),
+        ("sm_100", f"{LARGEST}|duels|^pairs"),
         ("gfx942", f"{ALL_SIZES}|exponential_draw"),
         ("sm_90", ORDER),
         ("gfx942", ORDER),

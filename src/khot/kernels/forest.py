@@ -28,7 +28,10 @@ from .pair_convolution import merge, merge_polar, split
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:
-    """How many levels over the leaves ``(2, n, R)`` to make by these operations, at most ``widest`` of a tall tree."""
+    """How many levels over the leaves ``(2, n, R)`` to make by these operations: all, or of a long row up to ``widest``.
+
+    A single tree has just as many levels as it needs; the kernel relies on that.
+    """
     n = leaf.shape[1]
     if n < 2 or leaf.dtype != torch.float64 or not fuses(leaf):
         return 0
@@ -44,8 +47,9 @@ def tree_sums(x: Tensor, levels: int) -> Tensor:
 def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
     """Leaves, or their tangents, with all trees made full by units that are certainly zero: ``(2, 2, nodes, R)``."""
     _, n, rows = x.shape
-    pad = torch.tensor([certain, 0.0], dtype=x.dtype, device=x.device).view(2, 1, 1)
-    return _pairs(torch.cat((x, pad.expand(2, -n % 2**levels, rows)), 1))
+    pad = torch.zeros(2, -n % 2**levels, rows, dtype=x.dtype, device=x.device)
+    pad[0] = certain
+    return _pairs(torch.cat((x, pad), 1))
 
 
 def _pairs(x: Tensor) -> Tensor:
