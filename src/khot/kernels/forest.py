@@ -28,7 +28,7 @@ from .pair_convolution import merge, merge_polar, split
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:
-    """How many levels over the leaves ``(2, n, R)`` to make by these operations: all, or of a long row up to ``widest``.
+    """How many levels over the leaves ``(2, n, R)`` these operations make: all, or in a long row up to ``widest``.
 
     A single tree has just as many levels as it needs; the kernel relies on that.
     """
