@@ -22,7 +22,7 @@ from torch import Tensor
 
 import khot
 import khot.kernels
-from khot.kernels import order_draw
+from khot.kernels import conditional_poisson, order_draw
 from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
 from khot.kernels.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
 from khot.kernels.philox import draw_seed
@@ -102,6 +102,9 @@ OPERATIONS = {
     "capped_softmax": Operation(khot.capped_softmax),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+    "conditional_poisson log Z": Operation(conditional_poisson.log_partition),
+    "conditional_poisson mean": Operation(conditional_poisson.inclusion_probabilities),
+    "draw ConditionalPoisson": Operation(conditional_poisson.sample, differentiable=False, random=True),
     "draw GumbelTopK": Operation(partial(order_sampling, noise=LOG_EXPONENTIAL), differentiable=False, random=True),
     "draw ParetoSampling": Operation(partial(order_sampling, noise=LOGISTIC), differentiable=False, random=True),
     "draw Pivotal": Operation(pivotal, differentiable=False, random=True),

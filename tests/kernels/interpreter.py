@@ -11,9 +11,12 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import lapsum_triton, links_triton, points_triton, threshold_triton
+from khot.kernels import dispatch, lapsum_triton, links_triton, points_triton, threshold_triton
 
 np.seterr(all="ignore")  # infinities are meant
+
+# An operation takes the interpreter about as long for a thousand entries as for one.
+dispatch.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [
     links_triton.add2,

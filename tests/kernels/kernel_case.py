@@ -24,7 +24,7 @@ class KernelCase:
         compile: From empty x, and two float64 tensors of its batch shape, to launches of the kernels.
         compiled: Shapes and dtypes of x at which it is compiled ahead of time, one for each set of kernel options.
         tolerance: Largest error of float32 relative to 1 + abs(reference).
-        dtypes: Of x, besides float32, for which there is a kernel.
+        dtypes: Of x, other than float32, with arithmetic or rounding of their own.
     """
 
     name: str
@@ -35,4 +35,4 @@ class KernelCase:
     compile: Callable[[Tensor, Tensor, Tensor], object]
     compiled: list[tuple[tuple[int, ...], torch.dtype]]
     tolerance: float = 1e-5
-    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (DOUBLE, HALF, torch.bfloat16)

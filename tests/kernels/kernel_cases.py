@@ -19,6 +19,7 @@ from khot.kernels.mask import derivative
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_transport import transports
+from tests.kernels.cases_tree import trees
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 # One of each way through a row; 1000 leaves lanes unused, 1 and 33 most of them.
@@ -100,4 +101,4 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = [*masks(), *draws(), *order_maps(), *transports()]
+KERNELS = [*masks(), *draws(), *order_maps(), *transports(), *trees()]

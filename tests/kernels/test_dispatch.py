@@ -92,6 +92,12 @@ def test_which_transports_have_kernels(monkeypatch):
     assert not dispatch.use_triton_transport(torch.zeros(2, 100), 3)  # a CPU
 
 
+def test_forest_plans_cover_every_tree():
+    for units in (2, 32, 33, 256, 257, 2**dispatch.FOREST_LEVELS):
+        plan = dispatch.forest_plan(units)
+        assert plan.block % plan.rows == 0 and plan.block & (plan.block - 1) == 0 and plan.programs > 0
+
+
 def test_the_fused_operators_are_the_map_and_its_derivative():
     """What accelerators without Triton run, or compiled graphs on them."""
     generator = torch.Generator().manual_seed(0)

@@ -17,6 +17,7 @@ pytestmark = [
 LARGEST = "_(normal|clip_power|exp|k10)$"
 ALL_SIZES = "_(logistic|normal|clip_power|exp|k10)$"
 ORDER = "^(decayed_sums|order_gradient_(sort|permutation))$"
+TREE = "^(tree|pairs)$"
 
 
 def compile_for(target: str, cases: str, cache: Path) -> None:
@@ -34,12 +35,14 @@ def compile_for(target: str, cases: str, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "cases"),
     [
-        ("sm_80", f"{LARGEST}|duels"),
+        ("sm_80", f"{LARGEST}|duels|^forest"),
         ("sm_90", f"{ALL_SIZES}|exponential_draw|tournament"),
-        ("sm_100", f"{LARGEST}|duels"),
+        ("sm_100", f"{LARGEST}|duels|^pairs"),
         ("gfx942", f"{ALL_SIZES}|exponential_draw"),
         ("sm_90", ORDER),
         ("gfx942", ORDER),
+        ("sm_90", TREE),
+        ("gfx942", TREE),
     ],
 )
 def test_no_kernel_spills(target, cases, tmp_path):

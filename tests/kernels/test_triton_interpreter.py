@@ -43,7 +43,7 @@ def test_some_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["", "_draws", "_order"])
+@pytest.mark.parametrize("family", ["", "_draws", "_order", "_tree"])
 def test_kernels(family):
     run_interpreted(f"tests/kernels/test_triton{family}.py")
 

@@ -47,6 +47,13 @@ SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that spli
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
+# Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
+# of a level at a time (all have about as many as there are units, the first twice as many), warps, and how many
+# programs at most, which share the rows: each has a scratch.
+FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
+FOREST_LEVELS = 10  # what the table reaches
+TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
+
 # Sorted transport: at most how many places (k + 1), and up to what length of the row how many warps. Each thread has
 # one item of a tile at all places, up to 16 float32 or 8 float64 entries of the plan. A row has one program, which few
 # long rows leave without company: those take torch.
@@ -109,6 +116,27 @@ def plan(rows: int, n: int, dtype: torch.dtype, table: Table = FORWARD) -> Plan:
     block, warps = TILE[dtype]
     splits = min(PROGRAMS // rows, -(-n // block)) if n > SPLIT_ABOVE and rows <= PROGRAMS // 2 else 1
     return Plan(block, warps, False, splits)
+
+
+class ForestPlan(NamedTuple):
+    """How a kernel goes through the lowest levels of product trees.
+
+    Attributes:
+        rows: Rows that a program takes at a time.
+        block: Entries of a level that it makes at a time.
+        warps: Warps of a program.
+        programs: At most so many.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    programs: int
+
+
+def forest_plan(units: int) -> ForestPlan:
+    """For trees of up to ``2**FOREST_LEVELS`` units."""
+    return next(ForestPlan(*how) for limit, *how in FOREST if units <= limit)
 
 
 def _checked(name: str, source: str) -> str:
@@ -181,6 +209,13 @@ def use_triton_transport(x: Tensor, k: int) -> bool:
     return fits and triton_runs(x)
 
 
+def fuses(x: Tensor) -> bool:
+    """Whether what there is a kernel for is to be one operator: a compiler does not ask whether Triton is there."""
+    if torch.compiler.is_compiling():
+        return _backend == "triton" or (_backend == "auto" and x.is_cuda)
+    return triton_runs(x)
+
+
 def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
     """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
 
@@ -189,7 +224,7 @@ def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
     n, rows = x.shape[-1], math.prod(x.shape[:-1])
     if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
         return False
-    return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
+    return fuses(x)
 
 
 def sorts_on_chip(values: Tensor) -> bool:

@@ -7,8 +7,9 @@ forward mode and vmap go to any order.
 
 Layout: counts first, ``x (width, 2, ...)`` and ``m, g (length, ...)``, of which the entries c = start, start + 1, ...
 of the full convolution are kept. Short convolutions run directly over the contiguous trailing axes: sums of products
-without cancellation, so that non-negative x keep the relative accuracy of every entry. Long ones go through the FFT,
-with errors of a few 1e-16 of the largest entry. Saved for backward: the arguments.
+without cancellation, so that non-negative x keep the relative accuracy of every entry. Long ones, on
+accelerators with Triton only the longest, go through the FFT, with errors of a few 1e-16 of the largest entry. Saved
+for backward: the arguments.
 """
 
 import math
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from .dispatch import TRITON_WIDTH, triton_runs
 from .forward_mode import with_forward_mode
 from .operator import operator
 
@@ -36,9 +38,17 @@ def _compact(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def _has_kernel(x: Tensor) -> bool:
+    return x.dtype == torch.float64 and x.shape[0] <= TRITON_WIDTH and triton_runs(x)
+
+
 @operator("pair_merge")
 def _merge(x: Tensor, start: int, length: int) -> Tensor:
     width = x.shape[0]
+    if _has_kernel(x):
+        from .pair_convolution_triton import launch_merge
+
+        return launch_merge(x, start, length)
     if width <= DIRECT_WIDTH:
         out = x.new_zeros(length, *x.shape[2:])
         for i in range(width):
@@ -54,6 +64,10 @@ def _merge(x: Tensor, start: int, length: int) -> Tensor:
 @operator("pair_split")
 def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
     width, length = x.shape[0], g.shape[0]
+    if _has_kernel(x):
+        from .pair_convolution_triton import launch_split
+
+        return launch_split(g, x, start)
     sibling = x.flip(1)
     if width <= DIRECT_WIDTH:
         out = torch.zeros_like(x)
@@ -114,7 +128,7 @@ class _Split(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         g, x = ctx.saved_tensors
-        grad_g = _merge_polar(grad_output, x, ctx.start, g.shape[0]) if ctx.needs_input_grad[0] else None
+        grad_g = merge_polar(grad_output, x, ctx.start, g.shape[0]) if ctx.needs_input_grad[0] else None
         grad_x = split(g, grad_output, ctx.start) if ctx.needs_input_grad[1] else None
         return grad_g, grad_x, None
 
@@ -130,7 +144,7 @@ class _Split(Function):
 
 
 def _merge_jvp(ctx: Any, saved: list[Tensor], dx: Tensor, *_: None) -> Tensor:
-    return _merge_polar(dx, saved[0], ctx.start, ctx.length)
+    return merge_polar(dx, saved[0], ctx.start, ctx.length)
 
 
 def _split_jvp(ctx: Any, saved: list[Tensor], dg: Tensor, dx: Tensor, _: None) -> Tensor:
@@ -152,7 +166,7 @@ def split(g: Tensor, x: Tensor, start: int) -> Tensor:
     return _apply_split(g, x, start)
 
 
-def _merge_polar(u: Tensor, x: Tensor, start: int, length: int) -> Tensor:
+def merge_polar(u: Tensor, x: Tensor, start: int, length: int) -> Tensor:
     """The symmetric bilinear form ``u_0 * x_1 + x_0 * u_1``; :func:`merge` is half of it at ``u = x``."""
     first, second = torch.stack((u[:, 0], x[:, 1]), 1), torch.stack((x[:, 0], u[:, 1]), 1)
     return merge(first, start, length) + merge(second, start, length)

@@ -17,7 +17,9 @@ Counts kept. A node keeps only a window of counts, so that a row of n units cost
 mean, so that the centres of two children add up to that of their parent: none is off by more than one, and the crop
 after a convolution is the same for all nodes of a level.
 
-Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below.
+Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below. On an
+accelerator the lowest levels, all of them up to 1024 units, are one operation, :mod:`khot.kernels.forest`, with
+neighbours for children and no windows.
 """
 
 import math
@@ -27,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .dispatch import triton_runs
+from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
@@ -96,25 +100,60 @@ class ProductTree:
         k: ``(R,)`` integers, the total that matters. The windows suppose ``sum(leaf[1]) = k`` unless the tree is so
             small that it keeps all counts up to ``bound``.
         bound: At least ``max(k, 1)`` and at most about ``n / 2``.
+        with_forest: Whether the lowest levels may be one operation, where there is a kernel for it.
     """
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
-        self.leaf, self.k = leaf, k
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True) -> None:
+        self.leaf, self.k, self.bound = leaf, k, bound
         self.plan = _plan(leaf.shape[1], bound)
-        self.pairs: list[Tensor] = []  # (width, 2, nodes of the level made, R)
+        centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
+        self.low = forest_levels(leaf, centred) if with_forest else 0  # levels made by one operation
+        self.pairs: list[Tensor] = []  # of the others: (width, 2, nodes of the level made, R)
         self.offset: Tensor | None = None
-        x, mean = leaf, leaf[1].detach()
+        self.whole = 0 < self.low == len(self.plan)
+        if not self.whole:
+            self._build()
+
+    def _build(self) -> None:
+        x, mean = self.leaf, self.leaf[1].detach()
+        if self.low:
+            x, mean = roots(x, self.k, self.bound, self.low), tree_sums(mean, self.low)
+            x = self._recentre(x, mean, self.plan[self.low - 1])
         recentred = any(level.radius is not None for level in self.plan)
-        for level in self.plan:
+        for level in self.plan[self.low :]:
             x = _pad_even(x, 1, level.origin).unflatten(1, (2, -1))
             self.pairs.append(x)
             x = merge(x, level.start, level.length)
             if recentred and self.offset is None:
                 mean = _pad_even(mean, 0).unflatten(0, (2, -1)).sum(0)
-            if level.radius is not None:
-                self.offset = self._centres(mean) - level.radius
-                x = _shift(x, self.offset, 2 * level.radius + 1)
+            x = self._recentre(x, mean, level)
         self.root = x.squeeze(1)  # (width, R)
+
+    def _recentre(self, x: Tensor, mean: Tensor, level: _Level) -> Tensor:
+        """Once per tree: lays the windows around the means."""
+        if level.radius is None:
+            return x
+        self.offset = self._centres(mean) - level.radius
+        return _shift(x, self.offset, 2 * level.radius + 1)
+
+    def _first(self, level: _Level) -> Tensor | None:
+        """The first counts of the windows laid at a level, ``(nodes, R)``, if any were."""
+        return None if level.radius is None else self.offset
+
+    def _uncentre(self, g: Tensor, level: _Level) -> Tensor:
+        """The adjoint of :meth:`_recentre`."""
+        first = self._first(level)
+        return g if first is None else _shift(g, -first, level.length)
+
+    def _positions(self, count: Tensor, level: _Level) -> Tensor:
+        """From counts ``(nodes, R)`` to positions in the windows laid at a level."""
+        first = self._first(level)
+        return count if first is None else count - first
+
+    def _counts(self, index: Tensor, level: _Level) -> Tensor:
+        """From positions ``(nodes, R, samples)`` in the windows laid at a level to counts."""
+        first = self._first(level)
+        return index if first is None else index + first[..., None]
 
     def _centres(self, mean: Tensor) -> Tensor:
         """Integers within one of the means, which add up to k over all nodes and to a mean over every subtree."""
@@ -136,22 +175,30 @@ class ProductTree:
 
     def probability(self) -> Tensor:
         """P(total = k), shape ``(R,)``."""
+        if self.whole:
+            return roots(self.leaf, self.k, self.bound, self.low).flatten()
         return self.root.gather(0, self._root_index[None]).squeeze(0)
 
     def leaf_outside(self) -> Tensor:
         """P(total = k | unit = 0) and P(total = k | unit = 1), shape ``(2, n, R)``."""
+        if self.whole:
+            one = torch.ones_like(self.leaf[:1, :1])
+            return outsides(self.leaf, one, self.k, self.bound, self.low)
         index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
         g = (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
-        for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
-            g = g[:, : x.shape[2]]  # without the node that made the number even
-            if level.radius is not None:
-                assert self.offset is not None
-                g = _shift(g, -self.offset, level.length)
+        for x, level in zip(reversed(self.pairs), reversed(self.plan[self.low :]), strict=True):
+            g = self._uncentre(g[:, : x.shape[2]], level)  # without the node that made the number even
             g = split(g, x, level.start).flatten(1, 2)
+        if self.low:
+            trees = -(-self.leaf.shape[1] // 2**self.low)
+            g = self._uncentre(g[:, :trees], self.plan[self.low - 1])
+            return outsides(self.leaf, g, self.k, self.bound, self.low)
         return g[:, : self.leaf.shape[1]]
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
+        if self.low and (torch.compiler.is_compiling() or not triton_runs(self.leaf)):
+            return ProductTree(self.leaf, self.k, self.bound, with_forest=False).draw(num_samples, generator)
         _, n, rows = self.leaf.shape
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
         starts = range(0, max(1, num_samples), slab)
@@ -162,31 +209,33 @@ class ProductTree:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
         levels, noisy = [], False
-        for x, level in zip(self.pairs, self.plan, strict=True):
+        if self.low and not self.whole:
+            low, high = (self._positions(tree_sums(b, self.low), self.plan[self.low - 1]) for b in (low, high))
+        for x, level in zip(self.pairs, self.plan[self.low :], strict=True):
             low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))
             low, high = low.unflatten(0, (2, -1)), high.unflatten(0, (2, -1))
             levels.append((x.where(x > FFT_NOISE * x.amax(0), 0) if noisy else x, low, high))
             noisy = noisy or x.shape[0] > DIRECT_WIDTH
-            low, high = low.sum(0) - level.start, high.sum(0) - level.start
-            if level.radius is not None:
-                low, high = low - self.offset, high - self.offset
+            low, high = (self._positions(b.sum(0) - level.start, level) for b in (low, high))
         return levels
 
     def _draw_slab(
         self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
-        for (x, low, high), level in zip(reversed(levels), reversed(self.plan), strict=True):
-            index = index[: x.shape[2]]
-            if level.radius is not None:
-                assert self.offset is not None
-                index = index + self.offset[..., None]
-            total = index + level.start  # of the two children's indices
+        for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
+            total = self._counts(index[: x.shape[2]], level) + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
             # Changes nothing but by rounding: counts that the units below cannot make stay impossible.
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))
+        if self.low:
+            from .product_draw_triton import launch_draw
+
+            trees = -(-self.leaf.shape[1] // 2**self.low)
+            counts = self._counts(index[:trees], self.plan[self.low - 1])
+            return launch_draw(self.leaf, self.bound, self.low, counts, generator)
         return index[: self.leaf.shape[1]] == 1
 
 
