@@ -52,6 +52,7 @@ OPERATIONS = {
     "log_sigmoid_topk": Operation(khot.log_sigmoid_topk),
     "lapsum_topk": Operation(khot.lapsum_topk),
     "normal_topk": Operation(khot.normal_topk),
+    "capped_softmax": Operation(khot.capped_softmax),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
 }

@@ -27,6 +27,7 @@ MASKS: dict[str, Map] = {
     "sigmoid_topk": khot.sigmoid_topk,
     "lapsum_topk": khot.lapsum_topk,
     "normal_topk": khot.normal_topk,
+    "capped_softmax": khot.capped_softmax,
     "sparse_topk p=2": khot.sparse_topk,
     "sparse_topk p=4/3": partial(khot.sparse_topk, p=4 / 3),
     "sparse_topk p=1.2": partial(khot.sparse_topk, p=1.2),

@@ -35,8 +35,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from common import Table, each_seed, example_parser, parse, save_figure
-from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic, capped_simplex_map
-from khot.relaxations import Link
+from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic, capped_softmax
 
 CHUNK = 5000  # draws at a time
 LEVEL = 1.96  # standard errors to either side in an interval of 95 %
@@ -65,30 +64,6 @@ def make_population(units: int, generator: torch.Generator) -> Population:
     drift = 1 + 0.4 * torch.linspace(-1, 1, units, dtype=torch.float64)
     noise = 1 + 0.15 * torch.randn(units, generator=generator, dtype=torch.float64)
     return Population(size, size * drift * noise)
-
-
-class Share(Link):
-    """F(z) = min(1, exp z): what `capped_simplex_map` makes of log-sizes is proportional to the sizes, capped at 1."""
-
-    def value(self, z: Tensor) -> Tensor:
-        return z.clamp(max=0).exp()
-
-    def complement(self, z: Tensor) -> Tensor:
-        return -z.clamp(max=0).expm1()
-
-    def slope(self, z: Tensor) -> Tensor:
-        return z.clamp(max=0).exp() * (z < 0)
-
-    def inverse(self, p: Tensor) -> Tensor:
-        return p.log()
-
-
-SHARE = Share()
-
-
-def proportional_to(size: Tensor, k: int) -> Tensor:
-    """Inclusion probabilities min(1, c s) that sum to k: units too large for their share are certain."""
-    return capped_simplex_map(size.log(), k, link=SHARE)
 
 
 def make_designs(probs: Tensor) -> dict[str, SamplingDesign]:
@@ -168,7 +143,7 @@ def run_seed(
     """Adds a row for each design; returns their estimates and the true total."""
     population = make_population(args.units, torch.Generator().manual_seed(seed))
     total, results = population.y.sum().item(), {}
-    for row, design in make_designs(proportional_to(population.size, args.k)).items():
+    for row, design in make_designs(capped_softmax(population.size.log(), args.k)).items():
         results[row] = simulate(design, population.y, args.draws)
         table.add(row, score(results[row], total))
         after_design()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from khot import Pivotal, SamplingDesign
-from tests.registry import DESIGNS, FUNCTIONS, PHANTOM, RELAXATIONS, DesignCase, FunctionCase
+from tests.maps import RELAXATIONS
+from tests.registry import DESIGNS, FUNCTIONS, PHANTOM, DesignCase, FunctionCase
 
 README = Path(__file__).parents[1] / "README.md"
 SECTION = re.compile(r"(?<=<!-- made by tests/composition_table.py -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The members of each family, with the traits that their contract tests read: a new member joins by one entry."""
+"""Designs and estimators under test, with the traits that their contracts read: a new member joins by one entry."""
 
 import functools
 import itertools
@@ -17,16 +17,7 @@ import torch
 from torch import Tensor
 
 from khot import (
-    capped_simplex_map,
-    lapsum_topk,
-    log_lapsum_topk,
-    log_sigmoid_topk,
-    normal_topk,
     sigmoid_topk,
-    sparse_topk,
-    sparse_topk_magnitude,
-    sparse_topk_signed,
-    transport_topk,
 )
 from khot.distributions import (
     Brewer,
@@ -53,92 +44,6 @@ from khot.estimators import (
     straight_through,
     unordered_set,
 )
-from khot.relaxations import Link
-
-
-@dataclass(frozen=True)
-class RelaxationCase:
-    """A relaxed top-k mask under test.
-
-    Attributes:
-        name: Identifier of the test.
-        map: Called as ``map(x, k, softness, dim=...)``.
-        cdf: The link function on float64 NumPy arrays, from another source than the library's.
-        softness: What the map calls its softness.
-        log: The logarithm of the map, if there is one.
-        smooth: Whether the map is twice differentiable everywhere.
-        symmetric: Whether F(-z) = 1 - F(z).
-        compact: Whether F reaches 0 and 1, so that entries are exactly that, and without derivative.
-    """
-
-    name: str
-    map: Callable[..., Tensor]
-    cdf: Callable[[Any], Any]
-    softness: str = "temperature"
-    log: Callable[..., Tensor] | None = None
-    smooth: bool = True
-    symmetric: bool = True
-    compact: bool = False
-
-
-def clipped_power(z: Any, p: float) -> Any:
-    return np.clip(z, 0, 1) ** (1 / (p - 1))
-
-
-def sparse(name: str, p: float) -> RelaxationCase:
-    return RelaxationCase(
-        name,
-        lambda x, k, strength=1.0, dim=-1: sparse_topk(x, k, strength, p, dim),
-        partial(clipped_power, p=p),
-        softness="strength",
-        symmetric=p == 2,
-        compact=True,
-    )
-
-
-class Cauchy(Link):
-    """A link that the library does not ship, with tails far heavier than any that it does."""
-
-    def value(self, z: Tensor) -> Tensor:
-        return torch.atan2(torch.ones_like(z), -z) / torch.pi
-
-    def complement(self, z: Tensor) -> Tensor:
-        return self.value(-z)
-
-    def slope(self, z: Tensor) -> Tensor:
-        return 1 / (torch.pi * (1 + z * z))
-
-    def inverse(self, p: Tensor) -> Tensor:
-        return torch.tan(torch.pi * (p - 0.5))
-
-
-RELAXATIONS = [
-    RelaxationCase("sigmoid_topk", sigmoid_topk, scipy.special.expit, log=log_sigmoid_topk),
-    RelaxationCase(
-        "capped_simplex_map", partial(capped_simplex_map, link=Cauchy()), scipy.stats.cauchy.cdf, softness="scale"
-    ),
-    RelaxationCase("lapsum_topk", lapsum_topk, scipy.stats.laplace.cdf, softness="scale", log=log_lapsum_topk),
-    RelaxationCase("normal_topk", normal_topk, scipy.special.ndtr, softness="scale"),
-    RelaxationCase("transport_topk", transport_topk, lambda z: scipy.special.expit(2 * z), softness="epsilon"),
-    sparse("sparse_topk", p=2),
-    sparse("sparse_topk_any_p", p=1.7),
-]
-
-ODD_MAPS = [
-    RelaxationCase(
-        f"{function.__name__}_{name}",
-        lambda x, k, strength=1.0, dim=-1, function=function, p=p: function(x, k, strength, p, dim),
-        partial(clipped_power, p=p),
-        softness="strength",
-        compact=True,
-    )
-    for function, name, p in (
-        (sparse_topk_magnitude, "two", 2.0),
-        (sparse_topk_magnitude, "any_p", 1.7),
-        (sparse_topk_signed, "two", 2.0),
-        (sparse_topk_signed, "four_thirds", 4 / 3),
-    )
-]
 
 
 @dataclass(frozen=True)

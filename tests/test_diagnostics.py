@@ -132,6 +132,8 @@ def test_errors():
         compare_estimators(LOGITS, linear)
     with pytest.raises(ValueError, match="nothing to compare:\nscore on ConditionalPoisson with num_samples=0"):
         compare_estimators(design, linear, {"score": score_function}, num_samples=0)
+    with pytest.raises(NotImplementedError, match=r"C\(40, 20\).*Give the exact gradient as `exact`"):
+        compare_estimators(ConditionalPoisson(logits=torch.zeros(40), k=20), linear)
     with pytest.raises(ValueError, match="`f` must return one loss for each vector"):
         compare_estimators(design, lambda x: x)
 

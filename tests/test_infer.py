@@ -145,6 +145,7 @@ def test_errors():
         (TypeError, "`estimator`.*'simple'", ("simple",), {}),
         (ValueError, "`temperature`.*-1", (), {"temperature": -1}),
         (ValueError, "`temperature`.*nan", (), {"temperature": float("nan")}),
+        (TypeError, "`temperature` must be a real number or a tensor, but got 'cold'", (), {"temperature": "cold"}),
     ):
         with pytest.raises(error, match=match):
             KHotReparam(*args, **kwargs)

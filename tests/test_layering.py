@@ -137,6 +137,19 @@ def run_python(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
+def test_tests_of_relaxations_run_without_pyro():
+    run_python(f"""
+        import sys
+
+        sys.modules["pyro"] = None  # what an import then finds missing
+
+        import pytest
+        arguments = ["-q", "-k", "value or doctest", "{SOURCE.parent}/tests/relaxations/test_contract.py"]
+        sys.exit(pytest.main([*arguments, "{SOURCE}/khot/relaxations/sigmoid.py"]))
+    """)
+
+
 def test_relaxations_work_without_pyro_and_triton():
     run_python("""
         import sys

@@ -24,6 +24,7 @@ from khot import (
     topk_mask,
     transport_topk,
 )
+from tests.inputs import normal
 from tests.oracle import cases, tensor
 
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
@@ -32,10 +33,6 @@ FENCHEL_YOUNG = [
     case for name in ("sparse_topk_mask", "sparse_topk_magnitude") for case in cases(name) if "target" in case.values[0]
 ]
 SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -169,7 +166,8 @@ class TestFenchelYoungDetails:
         module(normal(3, 5, dtype=torch.float32), topk_mask(normal(3, 5), 2)).backward()
         (parameter,) = module.parameters()
         assert parameter.grad.isfinite() and parameter.grad != 0
-        assert "kind='mask'" in repr(module)
+        assert "kind='mask'" in repr(module) and "unbounded" not in repr(module)
+        assert "unbounded=True" in repr(FenchelYoungTopKLoss(2, unbounded=True))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["mask", "signed", "magnitude"])

@@ -102,11 +102,12 @@ def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | 
     """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
     if isinstance(value, Tensor):
         return expanded(name, value, batch_shape)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"`{name}` must be a number or a tensor, but got {value!r}")
-    if not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a real number or a tensor, but got {value!r}")
+    number = float(value)  # NumPy's numbers are real ones, too
+    if not 0 < number < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, but got {value}")
-    return value
+    return number
 
 
 def check_count(name: str, value: Any) -> None:

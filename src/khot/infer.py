@@ -9,6 +9,7 @@ from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._validation import checked_positive
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
 from khot.relaxations import sigmoid_topk
@@ -77,8 +78,9 @@ class KHotReparam(Reparam):
             raise TypeError(
                 f"`estimator` must be a function of a sampling design, such as StraightThrough, but got {estimator!r}"
             )
-        if isinstance(temperature, int | float) and not temperature > 0:
-            raise ValueError(f"`temperature` must be positive, but got {temperature}")
+        if temperature is not None:
+            batch_shape = temperature.shape if isinstance(temperature, Tensor) else torch.Size()
+            checked_positive("temperature", temperature, batch_shape)
         self.estimator = StraightThrough if estimator is None else estimator
         self.temperature = temperature
 

@@ -347,7 +347,8 @@ class FenchelYoungTopKLoss(Module):
         )
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, strength={self.strength}, p={self.p}, kind={self.kind!r}, reduction={self.reduction!r}"
+        shown = f"k={self.k}, strength={self.strength}, p={self.p}, kind={self.kind!r}, reduction={self.reduction!r}"
+        return f"{shown}, unbounded=True" if self.unbounded else shown
 
 
 class TopKCrossEntropy(Module):

@@ -12,6 +12,8 @@ import torch
 from khot.distributions import Pivotal
 from khot.relaxations import sigmoid_topk
 from tests import gof
+from tests.inputs import normal
+from tests.maps import members
 from tests.registry import DESIGNS, DesignCase
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
@@ -181,18 +183,42 @@ def check_certain_and_excluded_units(case):
         assert grad.isfinite().all()
 
 
+def outputs_of(case, given, point):
+    """What a design computes from its parameter, with k = 2."""
+    outputs = [lambda design: design.mean]
+    if case.has_log_prob:
+        design = case.make(**{given: point}, k=2)
+        support = design.enumerate_support()
+        support = support[case.reference(design, support) > 0]
+        outputs.append(lambda design: design.log_prob(support))
+    if case.has_entropy:
+        outputs.append(lambda design: design.entropy())
+    if case.has_pairwise:
+        outputs.append(lambda design: design.pairwise_inclusion)
+    return outputs
+
+
+def check_forward_mode(case):
+    """Along a direction that keeps the sum, it agrees with backward mode."""
+    direction = normal(len(PROBS)) - normal(len(PROBS)).mean()
+    for given, point in (("probs", PROBS), ("logits", LOGITS[0])):
+        for output in outputs_of(case, given, point):
+
+            def function(x, given=given, output=output):
+                return output(case.make(**{given: x}, k=2, validate_args=False))
+
+            _, change = torch.func.jvp(function, (point,), (direction,))
+            value = function(x := point.clone().requires_grad_())
+            weight = normal(*value.shape, seed=1)
+            (grad,) = torch.autograd.grad((value * weight).sum(), x)
+            torch.testing.assert_close((change * weight).sum(), (grad * direction).sum(), rtol=1e-7, atol=1e-10)
+
+
 def check_gradients(case):
     logits = LOGITS[0].clone().requires_grad_()
     probs = PROBS.clone().requires_grad_()
     _, support, pmf = enumerated(case)
-    outputs = {"mean": lambda design: design.mean}
-    if case.has_log_prob:
-        outputs["log_prob"] = lambda design: design.log_prob(support[case.reference(design, support) > 0])
-    if case.has_entropy:
-        outputs["entropy"] = lambda design: design.entropy()
-    if case.has_pairwise:
-        outputs["pairwise_inclusion"] = lambda design: design.pairwise_inclusion
-    for output in outputs.values():
+    for output in outputs_of(case, "logits", LOGITS[0]):
         assert torch.autograd.gradcheck(lambda x, output=output: output(case.make(logits=x, k=2)), logits)
     if case.has_log_prob:  # the score has mean zero along every direction that keeps the sum
         possible = pmf > 0
@@ -295,8 +321,10 @@ def check_copies(case):
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "check"),
+    members(DESIGNS, CHECKS, costly=(check_gradients, check_forward_mode, check_sampler, check_large_rows)),
+)
 def test_contract(case: DesignCase, check):
     check(case)
 

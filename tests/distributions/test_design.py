@@ -1,9 +1,19 @@
-"""What designs say about a relaxation that makes no inclusion probabilities, and about pathwise samples."""
+"""What designs say of themselves, of a relaxation that makes no inclusion probabilities, and of pathwise samples."""
 
 import pytest
 import torch
 
-from khot import ConditionalPoisson, Pivotal, Sampford, log_sigmoid_topk, sigmoid_topk, successive_softmax_topk
+from khot import (
+    ConditionalPoisson,
+    PhantomUnit,
+    Pivotal,
+    RelaxedKHot,
+    Sampford,
+    StraightThrough,
+    log_sigmoid_topk,
+    sigmoid_topk,
+    successive_softmax_topk,
+)
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
 
@@ -33,3 +43,14 @@ def test_sums_that_are_no_integer_are_pointed_to_the_phantom_unit():
 def test_rsample_says_what_to_do():
     with pytest.raises(NotImplementedError, match="wrap it by an estimator, as in khot.StraightThrough"):
         ConditionalPoisson(logits=LOGITS, k=3).rsample()
+
+
+def test_repr_tells_the_arguments():
+    logits = torch.zeros(3, 4)
+    assert repr(ConditionalPoisson(logits=logits, k=2)) == "ConditionalPoisson(logits: (3, 4), k: 2)"
+    fixed = Pivotal(probs=torch.full((4,), 0.5), order="fixed")
+    assert repr(StraightThrough(fixed)) == "StraightThrough(Pivotal(probs: (4,), k: 2, order: fixed))"
+    phantom = PhantomUnit(Pivotal, probs=torch.full((3,), 0.5))
+    assert repr(phantom) == "PhantomUnit(probs: (3,), k: 1, design_class: Pivotal)"
+    relaxed = RelaxedKHot(0.5, logits, torch.tensor([1, 2, 3]))
+    assert repr(relaxed) == "RelaxedKHot(temperature: 0.5, logits: (3, 4), k: (3,))"

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -302,6 +303,12 @@ def test_transforms_of_functions(cls):
     hessian = torch.vmap(torch.func.hessian(density))(LOGITS, value)
     share = torch.softmax(LOGITS - 0.5 * value.logit(), -1)
     torch.testing.assert_close(hessian, 5 * (share.unsqueeze(-1) * share.unsqueeze(-2) - torch.diag_embed(share)))
+
+
+@both
+def test_numpy_numbers(cls):
+    relaxed = cls(np.float32(0.5), logits=LOGITS, k=np.int64(2))
+    assert relaxed.support.check(relaxed.rsample((3,))).all() and relaxed.log_prob(relaxed.sample()).isfinite().all()
 
 
 @both

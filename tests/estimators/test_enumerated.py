@@ -82,6 +82,8 @@ def test_errors():
         enumerated(PhantomUnit(ConditionalPoisson, probs=torch.full((25,), 0.5)), loss(WEIGHT))
     with pytest.raises(ValueError, match="`chunk_size` must be at least 1, but got 0"):
         enumerated(ConditionalPoisson(logits=LOGITS, k=2), loss(WEIGHT), chunk_size=0)
+    with pytest.raises(TypeError, match=r"`chunk_size` must be an int, but got 2\.5"):
+        enumerated(ConditionalPoisson(logits=LOGITS, k=2), loss(WEIGHT), chunk_size=2.5)
     with pytest.raises(NotImplementedError, match=r"same k in all rows, but got k in \[1, 2\]"):
         enumerated(ConditionalPoisson(logits=torch.zeros(2, 4), k=torch.tensor([1, 2])), lambda x: x.sum(-1))
     with pytest.raises(NotImplementedError, match="Pivotal has no log_prob"):

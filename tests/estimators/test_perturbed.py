@@ -207,6 +207,16 @@ def test_sum_of_gamma_noise_adds_up_to_gumbel_noise(k):
     assert stats.kstest(total.numpy(), "gumbel_r").statistic < 0.5 / GAMMA_TERMS
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("noise", ["gumbel", "sum_of_gamma"])
+def test_half_precision(noise, dtype):
+    logits = LOGITS.to(dtype).requires_grad_()
+    x = IMLE(logits=logits, k=2, noise=noise).rsample((3,))
+    gof.check_k_hot(x.detach(), 2)
+    (grad,) = torch.autograd.grad((x * x.new_tensor(range(5))).sum(), logits)
+    assert x.dtype == grad.dtype == dtype and grad.isfinite().all()
+
+
 def test_adaptive_step_by_its_definition():
     step = AdaptiveStep(initial=0.8, increment=0.01, target=1.0, decay=0.5)
     logits, cotangent = LOGITS.clone().requires_grad_(), torch.randn(40, 2, 5, dtype=torch.float64)

@@ -21,7 +21,7 @@ from khot import (
     sparse_topk,
 )
 from khot.relaxations import Link, capped_simplex_map
-from tests.registry import RELAXATIONS, Cauchy
+from tests.maps import RELAXATIONS, Cauchy
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
 WITH_SLOPE = [case for case in RELAXATIONS if not case.compact]

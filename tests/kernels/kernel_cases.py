@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.capped_simplex import compute_dtype, standardise
 from khot.kernels.capped_simplex_triton import launch_forward
 from khot.kernels.clipped_power import clipped_power
@@ -97,7 +98,7 @@ def masks() -> list[KernelCase]:
     entries: list[KernelCase] = []
     for link, log in (
         (LOGISTIC, False), (LOGISTIC, True), (LAPLACE, False), (LAPLACE, True), (NORMAL, False),
-        (clipped_power(2.0), False), (clipped_power(1.5), False),
+        (clipped_power(2.0), False), (clipped_power(1.5), False), (CAPPED_EXPONENTIAL, False),
     ):  # fmt: skip
         name = f"{link.kernel}{'_log' if log else ''}"
         whole = link is LOGISTIC and not log

@@ -50,6 +50,10 @@ def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
 def test_unknown_backends_are_refused():
     with pytest.raises(ValueError, match="`name` must be one of auto, torch, triton, but got 'cuda'"), backend("cuda"):
         pass
+
+
+@pytest.mark.slow
+def test_unknown_backends_in_the_environment_are_refused():
     code = "import os; os.environ['KHOT_BACKEND'] = 'fast'; import khot"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "KHOT_BACKEND must be one of auto, torch, triton, but got 'fast'" in result.stderr

@@ -6,10 +6,7 @@ from scipy.optimize import isotonic_regression
 
 from khot.kernels import isotonic
 from khot.kernels.isotonic import Objective, block_minimiser, dual_ascent, pool_adjacent, pool_by_halves
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.inputs import normal
 
 
 def objective(s, w, p=2.0, strength=1.0, magnitude=False):

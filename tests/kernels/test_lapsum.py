@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from khot.kernels import lapsum
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.inputs import normal
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 300])

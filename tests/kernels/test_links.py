@@ -8,6 +8,7 @@ import torch
 from torch.autograd import gradcheck
 
 from khot import capped_simplex_map
+from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
 
@@ -39,6 +40,20 @@ def test_value_complement_slope_and_inverse(link, law):
     p = torch.tensor([1e-12, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-6]).double()
     torch.testing.assert_close(link.inverse(p), torch.from_numpy(law.ppf(p)), rtol=1e-9, atol=1e-9)
     assert link.moments == (pytest.approx(law.mean()), pytest.approx(law.var()))
+
+
+def test_capped_exponential():
+    z = torch.tensor([-700.0, -3.0, -1e-9, 0.0, 2.0]).double()
+    law, link = scipy.stats.expon(), CAPPED_EXPONENTIAL  # of -z
+    torch.testing.assert_close(link.value(z), torch.from_numpy(law.sf(-z)), rtol=2e-12, atol=0)
+    torch.testing.assert_close(link.complement(z), torch.from_numpy(law.cdf(-z)), rtol=2e-12, atol=0)
+    torch.testing.assert_close(link.slope(z), torch.from_numpy(np.where(z < 0, law.pdf(-z), 0)), rtol=2e-12, atol=0)
+    torch.testing.assert_close(link.log_value(z), z.clamp(max=0))
+    torch.testing.assert_close(link.value(link.inverse(p := torch.tensor([1e-300, 0.2]).double())), p)
+    far = torch.tensor([-900.0, -901.0, 3.0]).double()
+    expected = torch.cat((torch.softmax(far[:2], 0), torch.zeros(1).double()))
+    torch.testing.assert_close(link.normalised_slope(far), expected)
+    assert link.moments == (-law.mean(), law.var())
 
 
 def log_laplace(z):
@@ -74,7 +89,7 @@ def test_derivatives(link, law):
     assert gradcheck(link.slope, z)
 
 
-@each(ALL)
+@each(ALL | {"capped exponential": (CAPPED_EXPONENTIAL, None)})
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_sums(link, law, dtype):
     z = 2 * torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=dtype)

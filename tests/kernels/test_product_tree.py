@@ -16,13 +16,10 @@ from khot.kernels import conditional_poisson as cps
 from khot.kernels import pair_convolution, product_tree
 from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from tests import gof, oracle
+from tests.inputs import normal
 
 INF = math.inf
 LONG = [(100, 47), (150, 75), (600, 290), (601, 40), (1500, 700), (1500, 3), (1500, 1490)]  # FFT, windows, odd nodes
-
-
-def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def k_hot_vectors(n: int, k: int) -> Tensor:

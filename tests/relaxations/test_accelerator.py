@@ -9,10 +9,9 @@ from torch import Tensor
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs an accelerator", allow_module_level=True)
-pytest.importorskip("pyro", reason="the registry of tests holds designs, which need Pyro")
 
 from khot import sigmoid_topk
-from tests.registry import RELAXATIONS, RelaxationCase
+from tests.maps import RELAXATIONS, RelaxationCase
 from tests.relaxations import test_contract as contract
 
 CPU_ONLY = (

@@ -8,13 +8,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacrev, vmap
 
 from khot import rescaled_sigmoid_topk, successive_softmax_topk, topk_mask
+from tests.inputs import normal
 
 BOTH = [successive_softmax_topk, rescaled_sigmoid_topk]
 INF = float("inf")
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("function", BOTH)

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,10 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from khot import topk_mask
-from tests.registry import ODD_MAPS, RELAXATIONS, RelaxationCase
+from tests.inputs import normal
+from tests.maps import ODD_MAPS, RELAXATIONS, RelaxationCase, members
 
 INF = float("inf")
-
-
-def normal(*shape, dtype=torch.float64, seed=0, scale=1.0):
-    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
 
 
 def reference(case, x, k, softness):
@@ -130,7 +126,8 @@ def check_limits_of_k(case):
     assert gx.isfinite().all() and gk.isfinite().all() and gs.isfinite()
     assert (gx[:2].abs() <= 1e-20).all()
     # d y / d k sums to 1 also at the limits, unless nothing is between 0 and 1 there.
-    expected = torch.tensor([0.0, 0.0, 1.0] if case.compact else [1.0, 1.0, 1.0]).double()
+    limits = (float(not (case.compact and case.zeros)), float(not case.compact))
+    expected = torch.tensor([*limits, 1.0], dtype=torch.float64)
     torch.testing.assert_close(torch.autograd.grad(case.map(x, k).sum(), k)[0], expected)
 
 
@@ -155,7 +152,7 @@ def check_wide_gap(case):
 
 def check_exact_zeros_and_ones(case):
     """A compact link gives them, and no derivative there; where all entries are such the threshold has no place."""
-    if not case.compact:
+    if not case.compact or not case.zeros:
         return
     x = torch.tensor([0.0, -1.0, -0.3, 60.0, 61.5, 1.6], dtype=torch.float64, requires_grad=True)
     k, softness = torch.tensor(2.0, dtype=torch.float64, requires_grad=True), torch.ones((), requires_grad=True)
@@ -325,37 +322,6 @@ def check_functional_transforms(case):
     torch.testing.assert_close(tangent, jacfwd(lambda x: case.map(x, 2.2, 0.5))(x) @ normal(5, seed=1))
 
 
-def check_compile(case):
-    torch._dynamo.reset()
-    for function in filter(None, (case.map, case.log)):
-        with_tensors = torch.compile(
-            lambda x, k, s, f=function: f(x, k, s), backend="aot_eager", fullgraph=True, dynamic=True
-        )
-        with_numbers = torch.compile(
-            lambda x, k, f=function: f(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True
-        )
-        for batch, n, size in ((2, 5, 2), (3, 7, 3)):
-            x, k = normal(batch, n).requires_grad_(), torch.full((batch,), 1.5, requires_grad=True)
-            softness = torch.tensor(0.7, requires_grad=True)
-            for compiled, plain in (
-                (with_tensors(x, k, softness), function(x, k, softness)),
-                (with_numbers(x, size), function(x, size, 0.5)),
-            ):
-                torch.testing.assert_close(compiled, plain)
-                inputs = (x, k, softness) if compiled.grad_fn and plain is not None and k.requires_grad else (x,)
-                left = torch.autograd.grad(compiled.square().sum(), inputs, allow_unused=True)
-                right = torch.autograd.grad(plain.square().sum(), inputs, allow_unused=True)
-                for a, b in zip(left, right, strict=True):
-                    assert (a is None) == (b is None)
-                    if a is not None:
-                        torch.testing.assert_close(a, b)
-    with pytest.raises(ValueError, match="0 <= k <= n.*k=9 with n=5"):
-        with_tensors(normal(2, 5), torch.tensor([1.0, 9.0]), torch.tensor(1.0))
-    batched = torch.compile(vmap(lambda x, k: case.map(x, k, 0.5)), backend="aot_eager", fullgraph=True)
-    x, k = normal(3, 5), torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(batched(x, k), case.map(x, k, 0.5))
-
-
 def check_autocast(case):
     x = normal(3, 50, dtype=torch.float32).requires_grad_()
     expected = case.map(x, 5)
@@ -383,6 +349,19 @@ class _Forbid(TorchDispatchMode):
 def check_does_not_sort(case):
     with _Forbid():
         case.map(normal(2, 5000).requires_grad_(), 7).sum().backward()
+
+
+def check_numpy_numbers(case):
+    x = normal(3, 5)
+    y = case.map(x, np.int64(2), np.float32(0.5))
+    assert torch.equal(y, case.map(x, 2, 0.5)) and torch.equal(case.map(x, np.float32(2), 0.5), y)
+
+
+def check_meta_tensors(case):
+    x = torch.zeros(3, 5, device="meta")
+    y = case.map(x, 2)
+    assert y.shape == x.shape and y.is_meta
+    assert case.map(x, torch.ones(3, device="meta")).is_meta
 
 
 def check_errors(case):
@@ -416,21 +395,10 @@ def check_errors(case):
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
-def _members() -> list[Any]:
-    """Each member with each check; compiling takes seconds, so that one member has to do for the quick tests."""
-    return [
-        pytest.param(
-            case,
-            check,
-            id=f"{case.name}-{check.__name__.removeprefix('check_')}",
-            marks=[pytest.mark.slow] if check is check_compile and case is not RELAXATIONS[0] else [],
-        )
-        for case in RELAXATIONS
-        for check in CHECKS
-    ]
+COSTLY = (check_derivatives, check_extreme_inputs)
 
 
-@pytest.mark.parametrize(("case", "check"), _members())
+@pytest.mark.parametrize(("case", "check"), members(RELAXATIONS, CHECKS, COSTLY))
 def test_contract(case: RelaxationCase, check):
     check(case)
 
@@ -444,18 +412,51 @@ CHECKS_OF_ANY_MAP = [
     check_derivatives,
     check_first_derivative_takes_both_ways_alike,
     check_functional_transforms,
-    pytest.param(check_compile, marks=pytest.mark.slow),
     check_autocast,
     check_saves_x_and_numbers_per_row,
     check_does_not_sort,
+    check_numpy_numbers,
+    check_meta_tensors,
     check_errors,
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS_OF_ANY_MAP, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("case", ODD_MAPS, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "check"), members(ODD_MAPS, CHECKS_OF_ANY_MAP, COSTLY))
 def test_contract_of_odd_maps(case: RelaxationCase, check):
     check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*RELAXATIONS, *ODD_MAPS], ids=lambda case: case.name)
+def test_compiles_into_one_graph(case: RelaxationCase):
+    torch._dynamo.reset()
+    for function in filter(None, (case.map, case.log)):
+        with_tensors = torch.compile(
+            lambda x, k, s, f=function: f(x, k, s), backend="aot_eager", fullgraph=True, dynamic=True
+        )
+        with_numbers = torch.compile(
+            lambda x, k, f=function: f(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True
+        )
+        for batch, n, size in ((2, 5, 2), (3, 7, 3)):
+            x, k = normal(batch, n).requires_grad_(), torch.full((batch,), 1.5, requires_grad=True)
+            softness = torch.tensor(0.7, requires_grad=True)
+            for compiled, plain in (
+                (with_tensors(x, k, softness), function(x, k, softness)),
+                (with_numbers(x, size), function(x, size, 0.5)),
+            ):
+                torch.testing.assert_close(compiled, plain)
+                inputs = (x, k, softness) if compiled.grad_fn and plain is not None and k.requires_grad else (x,)
+                left = torch.autograd.grad(compiled.square().sum(), inputs, allow_unused=True)
+                right = torch.autograd.grad(plain.square().sum(), inputs, allow_unused=True)
+                for a, b in zip(left, right, strict=True):
+                    assert (a is None) == (b is None)
+                    if a is not None:
+                        torch.testing.assert_close(a, b)
+    with pytest.raises(ValueError, match="0 <= k <= n.*k=9 with n=5"):
+        with_tensors(normal(2, 5), torch.tensor([1.0, 9.0]), torch.tensor(1.0))
+    batched = torch.compile(vmap(lambda x, k: case.map(x, k, 0.5)), backend="aot_eager", fullgraph=True)
+    x, k = normal(3, 5), torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(batched(x, k), case.map(x, k, 0.5))
 
 
 def scaled_softmax(x, k, temperature=1.0, dim=-1):

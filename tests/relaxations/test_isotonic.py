@@ -10,11 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, vmap
 
 from khot import isotonic_l2, isotonic_lp
+from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def problem(*shape):

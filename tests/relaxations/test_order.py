@@ -6,14 +6,11 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import lapsum_topk, soft_permutation, soft_rank, soft_sort
+from tests.inputs import normal
 from tests.oracle import cases, tensor
 
 MAPS = [soft_rank, soft_sort, soft_permutation]
 every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -9,11 +9,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacrev, vmap
 
 from khot import isotonic_l2, permutahedron_projection, permutahedron_rank, permutahedron_sort
+from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,13 +10,10 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import sorted_transport_topk, transport_topk
 from khot.kernels import sorted_transport as kernel
+from tests.inputs import normal
 from tests.oracle import cases, tensor
 
 SORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "sorted"]
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -45,3 +45,16 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     return expanded("k", torch.as_tensor(k, dtype=torch.long, device=param.device), param.shape[:-1])
+
+
+def checked_order(order: Any) -> str:
+    if order not in ("fixed", "random"):
+        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
+    return order
+
+
+def in_short(value: Any) -> Any:
+    """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
+        return tuple(value.shape)
+    return getattr(value, "__name__", value)

@@ -21,7 +21,7 @@ from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
-from ._arguments import Vector, checked_param, checked_size
+from ._arguments import Vector, checked_param, checked_size, in_short
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -69,6 +69,7 @@ class SamplingDesign(TorchDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
+    _settings: tuple[str, ...] = ()  # a subclass's own arguments, as `repr` shows them
 
     def __init__(
         self,
@@ -98,6 +99,11 @@ class SamplingDesign(TorchDistribution):
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._validate_args:
             self._validate_contents()
+
+    def __repr__(self) -> str:
+        shown = {self._given: self._param, "k": self._size}
+        shown |= {name: getattr(self, name) for name in self._settings}
+        return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     @property
     def _param(self) -> Tensor:
@@ -271,4 +277,4 @@ class SamplingDesign(TorchDistribution):
 
 
 def _sums(probs: Tensor) -> Tensor:
-    return probs.detach().sum(-1, dtype=torch.float64).round().long()
+    return probs.detach().sum(-1, dtype=torch.float64).nan_to_num().round().long()  # NaN is for the checks to find

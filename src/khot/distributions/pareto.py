@@ -61,6 +61,7 @@ class ParetoSampling(OrderSampling):
     """
 
     _noise = kernel.LOGISTIC
+    _settings = ("adjust",)
 
     def __init__(
         self,

@@ -58,6 +58,8 @@ class PhantomUnit(SamplingDesign):
         tensor([0.5000, 0.2000, 0.6000])
     """
 
+    _settings = ("design_class",)
+
     def __init__(
         self,
         design_class: type[SamplingDesign],

@@ -24,6 +24,7 @@ from torch.types import _size as SizeLike
 from khot.kernels.tournament import balance, tournament
 from khot.relaxations import sigmoid_topk
 
+from ._arguments import checked_order
 from .design import Relaxation, SamplingDesign
 
 
@@ -62,6 +63,8 @@ class Pivotal(SamplingDesign):
         tensor(0.2500)
     """
 
+    _settings = ("order",)
+
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -73,9 +76,7 @@ class Pivotal(SamplingDesign):
         temperature: float | Tensor = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        if order not in ("random", "fixed"):
-            raise ValueError(f"`order` must be 'random' or 'fixed', but got {order!r}")
-        self.order = order
+        self.order = checked_order(order)
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 
     @property

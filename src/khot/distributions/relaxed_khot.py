@@ -11,6 +11,7 @@ From z, up to a constant, to the first n - 1 entries of y, whose sum is given, i
 """
 
 import math
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,7 @@ from khot.constraints import capped_simplex
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
-from ._arguments import Vector, checked_param, checked_size
+from ._arguments import Vector, checked_param, checked_size, in_short
 from .design import Relaxation
 
 
@@ -111,6 +112,10 @@ class RelaxedKHot(TorchDistribution):
         super(RelaxedKHot, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+    def __repr__(self) -> str:
+        shown = {"temperature": self.temperature, "logits": self.logits, "k": self.k}
+        return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
@@ -228,8 +233,8 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
         return expanded("k", k, logits.shape[:-1])
-    if isinstance(k, bool) or not isinstance(k, int | float):
+    if isinstance(k, bool) or not isinstance(k, Real):
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
-    if not 0 <= k <= n:
+    if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return k
+    return float(k)

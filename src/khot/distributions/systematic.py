@@ -21,6 +21,7 @@ from torch.types import _size as SizeLike
 from khot.kernels.tournament import balance
 from khot.relaxations import sigmoid_topk
 
+from ._arguments import checked_order
 from .design import Relaxation, SamplingDesign
 
 TOLERANCE = 16 * torch.finfo(torch.float64).eps  # fractional parts of partial sums closer than this count as equal
@@ -61,6 +62,8 @@ class Systematic(SamplingDesign):
         tensor([0.2500, 0.2500, 0.0000])
     """
 
+    _settings = ("order",)
+
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -72,9 +75,7 @@ class Systematic(SamplingDesign):
         temperature: float | Tensor = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        if order not in ("fixed", "random"):
-            raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-        self.order = order
+        self.order = checked_order(order)
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
+from khot._validation import check_count
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.subsets import k_hot_vectors
@@ -38,7 +39,7 @@ def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: 
         Tensor of shape ``batch_shape``, E[f(x)].
 
     Raises:
-        TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
+        TypeError: If ``design`` is no distribution, ``chunk_size`` no int, or f returns no floating-point tensor.
         ValueError: If there are more than a million vectors, ``chunk_size`` < 1, or f returns the wrong shape.
         NotImplementedError: If ``design`` has no ``log_prob``, or its rows differ in k.
 
@@ -49,8 +50,7 @@ def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: 
         (tensor(0.1667, grad_fn=<...>), tensor([ 0.0833,  0.0833, -0.0833, -0.0833]))
     """
     check_call(design, num_samples)
-    if chunk_size < 1:
-        raise ValueError(f"`chunk_size` must be at least 1, but got {chunk_size}")
+    check_count("chunk_size", chunk_size)
     stretches = list(_stretches(design, chunk_size))
 
     def part(stretch: Stretch) -> Tensor:

@@ -35,12 +35,12 @@ def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
 
     with shape 1/k and scale k/i. Perturb-and-MAP is then close to the exponential family over k-hot vectors.
     """
-    logits = design.logits
-    k = design.k.clamp(min=1).to(logits.dtype)[..., None, None]
-    term = torch.arange(1, GAMMA_TERMS + 1, dtype=logits.dtype, device=logits.device)
+    dtype = torch.promote_types(design.logits.dtype, torch.float32)  # gamma variables do not come in half precision
+    k = design.k.clamp(min=1).to(dtype)[..., None, None]
+    term = torch.arange(1, GAMMA_TERMS + 1, dtype=dtype, device=k.device)
     gamma = Gamma((1 / k).expand(*design.shape(), GAMMA_TERMS), term / k, validate_args=False)
     total = gamma.sample(shape[: len(shape) - len(design.shape())]).sum(-1)
-    return (total - torch.log(term[-1])) / k.squeeze(-1)
+    return ((total - torch.log(term[-1])) / k.squeeze(-1)).to(design.logits.dtype)
 
 
 class PerturbedScores(SamplingDesign):

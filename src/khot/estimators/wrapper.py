@@ -52,6 +52,9 @@ class DesignWrapper(TorchDistribution):
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.design})"
+
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)

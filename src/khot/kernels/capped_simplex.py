@@ -70,8 +70,8 @@ def mask_gradient(
     rows, grad = x.reshape(-1, n), grad_y.reshape(-1, n)
     slope = link.slope_(standardise_into(torch.empty_like(rows), rows, threshold.reshape(-1), scale.reshape(-1)))
     total = slope.sum(-1)
-    if link.compact:
-        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all is no underflow, and gives zeros
+    if link.compact and link.reaches_zero:
+        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
     elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
         return None
     grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
@@ -274,6 +274,8 @@ def _search(
     bracket, residuals = (low, high), (rows.x.shape[-1] - rows.k, -rows.k)
     t, low, high, done = guarded_newton(evaluate, t, bracket, residuals, done, rows.tolerance(), max_steps=max_steps)
     if latest is None:  # nothing to do
+        return t, low, high, done
+    if rows.link.compact and not rows.link.reaches_zero:
         return t, low, high, done
     if rows.link.compact:
         special, settle = done & ~skip & rows.at_kink(*latest), _leave_kink

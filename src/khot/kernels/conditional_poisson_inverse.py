@@ -22,6 +22,7 @@ from torch.autograd import Function
 
 from .capped_simplex import solve_threshold
 from .conditional_poisson import entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .forward_mode import with_forward_mode
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -76,7 +77,7 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    return _SolveLogits.apply(probs.double(), k, family._replace(goal=goal))
+    return _apply_solve(probs.double(), k, family._replace(goal=goal))
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
     """
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
-    return _LargestEntropy.apply(probs.double(), logits.double(), k)
+    return _apply_entropy(probs.double(), logits.double(), k)
 
 
 class _LargestEntropy(Function):
@@ -97,16 +98,17 @@ class _LargestEntropy(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
+        ctx.save_for_backward(inputs[1])  # a function of probs, to which second derivatives go
+        ctx.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        (logits,) = ctx.saved_tensors  # a function of probs, to which second derivatives go
+        (logits,) = ctx.saved_tensors
         return -grad_output[..., None] * logits.masked_fill(logits.isinf(), 0.0), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _LargestEntropy.apply(*_batch_first(info, in_dims, args)), 0
+        return _apply_entropy(*_batch_first(info, in_dims, args)), 0
 
 
 class _SolveLogits(Function):
@@ -117,16 +119,17 @@ class _SolveLogits(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
         _, ctx.k, ctx.family = inputs
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (logits,) = ctx.saved_tensors
-        return _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family), None, None
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _SolveLogits.apply(*_batch_first(info, in_dims, args)), 0
+        return _apply_solve(*_batch_first(info, in_dims, args)), 0
 
 
 class _CovarianceSolve(Function):
@@ -142,17 +145,44 @@ class _CovarianceSolve(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         logits, _, ctx.k, ctx.family = inputs
         ctx.save_for_backward(logits, output)
+        ctx.save_for_forward(logits, output)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, v = ctx.saved_tensors
-        u = _CovarianceSolve.apply(logits, grad_output, ctx.k, ctx.family)
-        _, pulled_back = pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)
-        return -pulled_back(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
+        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family)
+        return -_third_order(ctx, logits, v)(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _CovarianceSolve.apply(*_batch_first(info, in_dims, args)), 0
+        return _apply_covariance_solve(*_batch_first(info, in_dims, args)), 0
+
+
+def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+    """The derivative of C v in the logits, a symmetric matrix, as a map."""
+    return pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)[1]
+
+
+def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    (logits,) = saved
+    return -(logits.masked_fill(logits.isinf(), 0.0) * dprobs).sum(-1)
+
+
+def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    return _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family)
+
+
+def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
+    logits, v = saved
+    change = torch.zeros_like(v) if db is None else db
+    if dlogits is not None:
+        change = change - _third_order(ctx, logits, v)(dlogits)
+    return _apply_covariance_solve(logits, change, ctx.k, ctx.family)
+
+
+_apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
+_apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
+_apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_jvp)
 
 
 def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:

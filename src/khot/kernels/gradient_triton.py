@@ -32,6 +32,8 @@ def _nearest(z, LINK: tl.constexpr):
     """The smallest abs(z) of a tile; 0 where slopes cannot underflow."""
     if LINK == "clip" or LINK == "clip_power":
         return tl.zeros((), z.dtype)
+    elif LINK == "exp":
+        return tl.min(tl.where(z < 0, -z, FAR), 0)
     else:
         return tl.min(tl.abs(z), 0)
 

@@ -57,6 +57,7 @@ class Link(ABC):
             zeros and ones alone: any root is as good, and the derivatives there are zero.
         reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision, or nearly so: where the rows with
             ``k = 0`` and ``k = n`` are put.
+        reaches_zero: False for a link that is compact but for an exponential tail at 0, which may underflow.
         condition: Of a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much of the rounding of z shows in F.
         moments: Mean and variance of F as a distribution function, if it has them; for the first guess only.
         kernel: Its name in :mod:`khot.kernels.links_triton`; None, also for subclasses, if it is not there.
@@ -72,6 +73,7 @@ class Link(ABC):
 
     reach: float = 1e30
     compact: bool = False
+    reaches_zero: bool = True
     condition: float = 1.0
     moments: tuple[float, float] = (0.0, math.pi**2 / 3)  # of the logistic distribution
     kernel: str | None = None

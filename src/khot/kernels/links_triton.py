@@ -1,4 +1,4 @@
-"""The links of :mod:`khot.kernels.links` and :mod:`khot.kernels.clipped_power`, for Triton kernels.
+"""The links of :mod:`khot.kernels.links`, `clipped_power` and `capped_exponential`, for Triton kernels.
 
 A link goes by its name, a constexpr, and ``q``, which only ``clip_power`` reads. Everything comes from the shorter
 tail, F(-a) with a = abs(z), so that neither side loses digits. ``nearest`` = min a over a row keeps its tails from
@@ -80,18 +80,35 @@ def shifted_tails(a, nearest, LINK: tl.constexpr):
 
 @triton.jit
 def shift_factor(nearest, LINK: tl.constexpr):
-    """What :func:`shifted_tails` divides by; 1 for compact links."""
+    """What :func:`shifted_tails` divides by; 1 for links whose slopes do not underflow."""
     if LINK == "normal":
         return tl.exp(-0.5 * nearest * nearest)
-    elif LINK == "logistic" or LINK == "laplace":
+    elif LINK == "logistic" or LINK == "laplace" or LINK == "exp":
         return tl.exp(-nearest)
     else:
         return nearest * 0.0 + 1.0
 
 
+@triton.constexpr_function
+def is_compact(link):
+    return link in ("clip", "clip_power", "exp")
+
+
+@triton.jit
+def below_cap(z, LINK: tl.constexpr):
+    """Whether F(z) < 1, for a compact link."""
+    if LINK == "exp":
+        return z < 0.0
+    else:
+        return z < 1.0
+
+
 @triton.jit
 def uncapped(z, q, LINK: tl.constexpr):
     """F(z) and F'(z) of a compact link where it is below 1; both 0 elsewhere."""
+    if LINK == "exp":
+        tail = tl.where(z < 0.0, tl.exp(tl.minimum(z, 0.0)), 0.0)
+        return tail, tail
     base = tl.where(z < 1.0, tl.maximum(z, 0.0), 0.0)
     if LINK == "clip":
         return base, tl.where((z > 0) & (z < 1.0), 1.0, 0.0).to(z.dtype)
@@ -103,9 +120,9 @@ def uncapped(z, q, LINK: tl.constexpr):
 @triton.jit
 def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
     """F(z), or log F(z)."""
-    if LINK == "clip" or LINK == "clip_power":
+    if is_compact(LINK):
         below, _ = uncapped(z, q, LINK)
-        return tl.where(z < 1.0, below, 1.0)
+        return tl.where(below_cap(z, LINK), below, 1.0)
     else:
         a = tl.abs(z)
         tail, _ = tails(a, LINK)
@@ -124,7 +141,9 @@ def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
 @triton.jit
 def slopes(z, nearest, q, LINK: tl.constexpr):
     """F'(z) divided by :func:`shift_factor`."""
-    if LINK == "clip" or LINK == "clip_power":
+    if LINK == "exp":
+        slope = tl.exp(nearest + tl.where(z < 0.0, z, -3e18))  # 0 where capped, also if all are
+    elif is_compact(LINK):
         _, slope = uncapped(z, q, LINK)
     else:
         _, slope = shifted_tails(tl.abs(z), nearest, LINK)
@@ -159,9 +178,9 @@ def add4(a0, a1, a2, a3, b0, b1, b2, b3):
 @triton.jit
 def tail_sums(z, q, LINK: tl.constexpr):
     """The four sums of :class:`khot.kernels.links.TailSums` over a tile, in one reduction; -inf adds nothing."""
-    if LINK == "clip" or LINK == "clip_power":
+    if is_compact(LINK):
         # One after the other where all together take more registers than there are.
-        above = tl.sum(tl.where(z < 1.0, 0, 1), 0)
+        above = tl.sum(tl.where(below_cap(z, LINK), 0, 1), 0)
         tail, slope = uncapped(z, q, LINK)
         total, slope = tl.reduce((tail, slope), 0, add2)
         return above, total, total, slope

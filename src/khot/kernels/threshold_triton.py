@@ -12,7 +12,7 @@ hold -inf.
 import triton
 import triton.language as tl
 
-from .links_triton import shifted_tails, tail_sums
+from .links_triton import is_compact, shifted_tails, tail_sums
 
 FIRST_STEPS = tl.constexpr(6)
 MAX_STEPS = tl.constexpr(100)
@@ -106,9 +106,13 @@ def judge(above, signed, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, D
     excess = (above - k_whole).to(signed.dtype) - k_rest
     residual = signed + excess
     size = total + tl.abs(excess)
-    if LINK == "clip" or LINK == "clip_power":
+    if is_compact(LINK):
         if LINK == "clip":
             step = residual / tl.maximum(slope, 1.0)
+            condition = 1.0
+        elif LINK == "exp":
+            k = k_whole.to(signed.dtype) + k_rest
+            step = tl.where(excess < 0, tl.log(total / -excess), tl.log(1.0 + residual / k))
             condition = 1.0
         else:
             ratio = tl.maximum(-excess, 0.0) / total
@@ -121,6 +125,8 @@ def judge(above, signed, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, D
         reaching = condition * total >= slope * (1.0 - NEAR)
         reaching = reaching & (excess < 0) & (tl.abs(residual) <= total * NEAR)
         special = (leaving | reaching) & (k_rest == 0)
+        if LINK == "exp":  # its tail leaves the threshold no freedom
+            special = special & False
     else:
         ratio = residual / size
         step = _atanh(ratio) * (1.0 - ratio * ratio) / (1.0 - ratio * (signed / total)) * (size / slope)
@@ -167,7 +173,7 @@ def advance(high, low, above, signed, total, slope, k_whole, k_rest, scale, q, L
     """One unguarded step: the threshold, whether it is the root now, whether to go on, and ``special``."""
     step, _, found, special = judge(above, signed, total, slope, k_whole, k_rest, q, LINK, DTYPE)
     legal = tl.abs(step) < float("inf")
-    if LINK == "clip" or LINK == "clip_power":
+    if is_compact(LINK):
         done = found | ((tl.abs(step * scale) <= tl.abs(high) * RESOLUTION) & (slope > 0))
     else:  # a gap has no legal step
         done = legal & (tl.abs(step) <= _tolerance(DTYPE))
@@ -240,6 +246,8 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
         return tl.where(p < complement, tl.log(2.0 * p), -tl.log(2.0 * complement))
     elif LINK == "normal":
         return _normal_quantile(p, complement)
+    elif LINK == "exp":
+        return tl.log(p)
     elif LINK == "clip":
         return p
     else:
@@ -255,6 +263,8 @@ def first_guess(x, total, count, lowest, highest, p, complement, scale, q, LINK:
         centre, spread = 0.0, 2.0
     elif LINK == "normal":
         centre, spread = 0.0, 1.0
+    elif LINK == "exp":
+        centre, spread = -1.0, 1.0
     else:
         centre = q / (q + 1.0)
         spread = q / ((q + 1.0) * (q + 1.0) * (q + 2.0))
@@ -296,7 +306,7 @@ def search(
     low = lowest.to(tl.float64) - (reach + BRACKET_SLACK) * scale
     high = highest.to(tl.float64) - (reach - BRACKET_SLACK) * scale
     r_low, r_high = n - k, -k
-    if LINK == "clip" or LINK == "clip_power":
+    if is_compact(LINK):
         tolerance = 0.0 * scale
     else:
         tolerance = _tolerance(DTYPE) * scale
@@ -316,7 +326,7 @@ def search(
         share = tl.minimum(tl.maximum(r_low / (r_low - r_high), 0.02), 0.98)
         cut = low + tl.where(steps % 2 == 0, share, 0.5) * (high - low)
         size, proposal = tl.abs(move), t + move
-        if LINK == "clip" or LINK == "clip_power":
+        if is_compact(LINK):
             found = found | ((size <= tl.abs(t) * RESOLUTION) & (slope > 0))
         progress = (proposal != t) | (size <= tolerance)
         trusted = progress & (proposal >= low) & (proposal <= high) & (size <= 0.5 * older)
@@ -478,7 +488,7 @@ def finish_row(
                 x_ptr, n, t, lowest, highest, p, complement, k_whole, k_rest, scale, inv_scale, q, LINK, BLOCK, DTYPE
             )
     if special:
-        if LINK == "clip" or LINK == "clip_power":
+        if is_compact(LINK):
             t = leave_kink(x_ptr, n, t, k_whole, k_rest, scale, inv_scale, q, LINK, BLOCK, DTYPE)
         else:
             t = balance_gap(x_ptr, n, t, scale, inv_scale, LINK, BLOCK, DTYPE)

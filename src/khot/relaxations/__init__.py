@@ -2,6 +2,7 @@
 
 from khot.kernels.links import Link, Logistic
 
+from .capped_softmax import capped_softmax
 from .engine import capped_simplex_map
 from .hard import topk_mask
 from .isotonic import isotonic_l2, isotonic_lp
@@ -23,6 +24,7 @@ __all__ = [
     "Link",
     "Logistic",
     "capped_simplex_map",
+    "capped_softmax",
     "isotonic_l2",
     "isotonic_lp",
     "lapsum_topk",

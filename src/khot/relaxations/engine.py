@@ -174,5 +174,5 @@ def capped_simplex_map(
         tensor([0.2689, 0.5000, 0.7311])
     """
     if not isinstance(link, Link):
-        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {type(link).__name__}")
+        raise TypeError(f"`link` must be a khot.relaxations.Link, but got {link!r}")
     return relaxed_mask(x, k, scale, dim, link=link, name="scale")

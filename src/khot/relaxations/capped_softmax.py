@@ -1,0 +1,52 @@
+"""Capped softmax: the relaxed top-k mask with an exponential link, proportional to exp(x) below a cap of 1."""
+
+from torch import Tensor
+
+from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
+
+from .engine import relaxed_mask
+from .linked import with_link
+
+
+@with_link(CAPPED_EXPONENTIAL)
+def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    r"""Relaxes top-k by a multiple of softmax, capped at 1 and with the sum k.
+
+    .. math:: y_i = \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \qquad
+        y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - T \sum_i y_i \log y_i
+
+    For ``k = 1`` this is softmax. Of ``x = log(size)`` these are the inclusion probabilities proportional to size of
+    survey sampling: units too large for their share are taken for certain, and the others share what is left of k in
+    proportion to their sizes.
+
+    Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order
+    of ``x``, invariant to ``x + c``. Differentiable, forwards and backwards, in ``x``, ``k`` and ``temperature``,
+    except where an entry reaches 1; entries that are 1 have no gradient. O(n) time per step of the root finder, no
+    sort; saves ``x`` and one number per row.
+
+    Args:
+        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
+            selects it.
+        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
+        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        dim: Axis of the ground set.
+
+    Returns:
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than
+            ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Tillé (2006), "Sampling Algorithms", on inclusion probabilities proportional to size.
+        [2] Warmuth, Kuzmin (2008), "Randomized online PCA algorithms with regret bounds that are logarithmic in the
+            dimension", on capping as a projection in relative entropy.
+
+    Example:
+        >>> size = torch.tensor([1.0, 2.0, 3.0, 30.0])
+        >>> capped_softmax(size.log(), 2)
+        tensor([0.1667, 0.3333, 0.5000, 1.0000])
+    """
+    return relaxed_mask(x, k, temperature, dim, link=CAPPED_EXPONENTIAL, name="temperature")
