@@ -39,7 +39,7 @@ bench: $(READY)  ## timings against other implementations
 	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
-GPU_TESTS := tests/kernels/test_triton.py tests/relaxations/test_accelerator.py tests/distributions/test_accelerator.py
+GPU_TESTS := $(wildcard tests/kernels/test_triton*.py) $(wildcard tests/*/test_accelerator.py)
 gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
 	@export PYTHONPATH=src:.; python="$(or $(PYTHON),python3)"; \
 	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \

@@ -4,8 +4,9 @@ Run `python benchmarks/gpu.py`, or `make gpu`. Says so and stops where torch fin
 
 Each operation is timed forward and forward + backward, n = 10 ... 10^7, in two ways: on the device alone, as a replayed
 CUDA graph, and as wall time of eager calls. Its torch reference is the same operation with the backend "torch". Bytes
-are those it cannot do without: x and y forward; x, the cotangent and its result backward. A new kernel joins by an
-entry in OPERATIONS. Correctness comes first: an operation that disagrees with its float64 reference is not timed.
+are those it cannot do without: x and y forward; x, the cotangent and its result backward; of a result (rows, n, n) only
+that and its cotangent. A new kernel joins by an entry in OPERATIONS. Correctness comes first: an operation that
+disagrees with its float64 reference is not timed, nor one that draws vectors which are not k-hot.
 """
 
 import statistics
@@ -21,6 +22,11 @@ from torch import Tensor
 
 import khot
 import khot.kernels
+from khot.kernels import order_draw
+from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
+from khot.kernels.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
+from khot.kernels.philox import draw_seed
+from khot.kernels.tournament import balance, pivotal_draw, tournament
 
 SHAPES = [
     (8192, 10),
@@ -33,15 +39,54 @@ SHAPES = [
     (1, 10**6),
     (1, 10**7),
 ]
+LARGEST_MATRIX = 2**29  # entries of all rows' matrices
 Call = Callable[[], object]
 
 
 class Operation(NamedTuple):
-    """A function of x (rows, n) and k; ``reference`` if there is a torch version of it to compare with."""
+    """A function of x (rows, n) and k.
+
+    Attributes:
+        function: The function.
+        differentiable: Whether it is timed forward + backward too.
+        reference: Whether there is a torch version of it to compare with.
+        matrix: Whether the result is (rows, n, n), which is what counts then; too large ones are left out.
+    """
 
     function: Callable[[Tensor, int], Tensor]
     differentiable: bool = True
     reference: bool = True
+    random: bool = False  # draws, of which there is the size to check
+    matrix: bool = False
+
+    def fits(self, x: Tensor) -> bool:
+        return not self.matrix or x.numel() * x.shape[1] <= LARGEST_MATRIX
+
+    def bytes_moved(self, x: Tensor, backward: bool) -> int:
+        if self.matrix:
+            return (2 if backward else 1) * x.nbytes * x.shape[1]
+        return (5 if backward else 2) * x.nbytes
+
+
+def sizes(x: Tensor, k: int) -> Tensor:
+    return torch.full(x.shape[:-1], k, device=x.device)
+
+
+def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
+    """A draw of a design whose positions are x, as the designs make it: here without Pyro."""
+    centre = order_draw.rank_centre(x, k)
+    if fuses_draws(x, 1):
+        seed = draw_seed(x.device)
+        return order_draw.order_draw(x, sizes(x, k), centre, seed, 1, x.dtype, noise.name)[0]
+    return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
+
+
+def pivotal(x: Tensor, k: int) -> Tensor:
+    """The same for inclusion probabilities sigmoid_topk(x, k), in random order."""
+    probs = khot.sigmoid_topk(x, k)
+    if fuses_draws(probs, 1, LONGEST_TOURNAMENT):
+        return pivotal_draw(probs, sizes(x, k), draw_seed(x.device), 1, x.dtype)[0]
+    return tournament(balance(probs, sizes(x, k))).to(x.dtype)
 
 
 OPERATIONS = {
@@ -55,6 +100,12 @@ OPERATIONS = {
     "capped_softmax": Operation(khot.capped_softmax),
     "sparse_topk p=2": Operation(khot.sparse_topk),
     "sparse_topk p=4/3": Operation(partial(khot.sparse_topk, p=4 / 3)),
+    "draw GumbelTopK": Operation(partial(order_sampling, noise=LOG_EXPONENTIAL), differentiable=False, random=True),
+    "draw ParetoSampling": Operation(partial(order_sampling, noise=LOGISTIC), differentiable=False, random=True),
+    "draw Pivotal": Operation(pivotal, differentiable=False, random=True),
+    "soft_rank": Operation(lambda x, k: khot.soft_rank(x, 0.1)),
+    "soft_sort": Operation(lambda x, k: khot.soft_sort(x, 0.1)),
+    "soft_permutation": Operation(lambda x, k: khot.soft_permutation(x, 0.1), matrix=True),
 }
 
 
@@ -115,6 +166,9 @@ def copy_bandwidth() -> float:
 
 def agrees(operation: Operation, x: Tensor, k: int) -> bool:
     rows = x[:4]
+    if operation.random:
+        y = operation.function(rows, k)
+        return bool(((y == 0) | (y == 1)).all() and (y.sum(-1) == k).all())
     with khot.kernels.backend("torch"):
         exact = operation.function(rows.double(), k)
     return torch.allclose(operation.function(rows, k).double(), exact, rtol=1e-4, atol=1e-5)
@@ -124,17 +178,16 @@ def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float
     rows = []
     backends = ["auto", "torch"] if operation.reference else ["torch"]
     for backend in backends:
-        for what, passes in (("forward", 2), ("forward+backward", 5)):
-            if passes == 5 and not operation.differentiable:
-                continue
+        for what in ("forward", "forward+backward")[: 1 + operation.differentiable]:
+            both = what == "forward+backward"
             with khot.kernels.backend(backend):
-                call = partial(operation.function, x, k) if passes == 2 else forward_backward(operation.function, x, k)
+                call = forward_backward(operation.function, x, k) if both else partial(operation.function, x, k)
                 try:
                     device, eager = device_seconds(call), eager_seconds(call)
                 except torch.cuda.OutOfMemoryError:
                     torch.cuda.empty_cache()
                     continue
-            speed = passes * x.nbytes / device
+            speed = operation.bytes_moved(x, both) / device
             rows.append(
                 {
                     "operation": name,
@@ -185,6 +238,8 @@ def main() -> None:
     for shape in SHAPES:
         x, k = torch.randn(shape, device="cuda"), max(1, shape[1] // 10)
         for name, operation in OPERATIONS.items():
+            if not operation.fits(x):
+                continue
             if operation.reference and not agrees(operation, x, k):
                 sys.exit(f"{name} is wrong at {shape}: not timed")
             for row in measure(name, operation, x, k, bandwidth):

@@ -135,9 +135,9 @@ def test_long_row(make):
 def test_sample_indices_are_those_of_sample(make):
     design = make(logits=torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), k=4)
     torch.manual_seed(1)
-    indices = design.sample_indices((50,))
+    indices = design.sample_indices((8,))
     torch.manual_seed(1)
-    assert torch.equal(torch.zeros(50, 3, 9).scatter_(-1, indices, 1), design.sample((50,)))
+    assert torch.equal(torch.zeros(8, 3, 9).scatter_(-1, indices, 1), design.sample((8,)))
 
 
 @pytest.mark.slow

@@ -1,14 +1,15 @@
 """A pytest plugin for a process in which Triton kernels are interpreted: ``TRITON_INTERPRET=1 pytest -p <this>``.
 
-The interpreter takes a reduction with a combining function of its own one pair of entries at a time. The kernels' own
-functions are sums, minima and maxima of tuples, which NumPy has.
+The interpreter takes a reduction or scan with a combining function of its own one pair of entries at a time. The
+kernels' own functions are sums, minima and maxima of tuples, which NumPy has, and linear recurrences.
 """
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import ReduceOps
+from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import links_triton, threshold_triton
+from khot.kernels import lapsum_triton, links_triton, points_triton, threshold_triton
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -32,6 +33,44 @@ def _reduce(self, operands):
 
 
 ReduceOps.generic_reduce = _reduce
+
+
+def _sort(x, dim=None, descending=False):
+    """Bitonic sorts take the interpreter seconds."""
+    ordered = np.sort(x.handle.data)
+    return tl.tensor(interpreter.TensorHandle(ordered[::-1] if descending else ordered, x.handle.dtype), x.type)
+
+
+tl.sort = _sort
+
+
+RECURRENCES = [lapsum_triton.compose, lapsum_triton.compose_two]
+_scan_one_by_one = ScanOps.generic_scan
+
+
+def _scan(self, operands):
+    if self.combine_fn is points_triton.larger:
+        values = [np.maximum.accumulate(operands[0].handle.data)]
+    elif self.combine_fn in RECURRENCES:
+        decay, *sums = (operand.handle.data for operand in operands)
+        values = [np.cumprod(decay), *(_recurrence(decay.tolist(), terms.tolist()) for terms in sums)]
+    else:
+        return _scan_one_by_one(self, operands)
+    return [
+        self.to_tensor(np.asarray(value, operand.handle.data.dtype), operand.dtype)
+        for value, operand in zip(values, operands, strict=True)
+    ]
+
+
+def _recurrence(decays, terms):
+    total, totals = 0.0, []
+    for decay, term in zip(decays, terms, strict=True):
+        total = decay * total + term
+        totals.append(total)
+    return totals
+
+
+ScanOps.generic_scan = _scan
 
 _patch_tensor = interpreter._patch_lang_tensor
 

@@ -4,8 +4,6 @@ Every entry is checked against its reference, in the interpreter and on a device
 time at the sizes that dispatch uses (test_triton_aot.py).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,38 +16,12 @@ from khot.kernels.clipped_power import clipped_power
 from khot.kernels.gradient_triton import launch_backward
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
 from khot.kernels.mask import derivative
-
-Inputs = tuple[Tensor, ...]
-Outputs = tuple[Tensor, ...]
+from tests.kernels.cases_draws import draws
+from tests.kernels.cases_order import order_maps
+from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 # One of each way through a row; 1000 leaves lanes unused, 1 and 33 most of them.
 SHAPES = [(3, 1), (2, 33), (2, 1000), (1, 20_000), (1, 70_000)]
-HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """A launcher of Triton kernels.
-
-    Attributes:
-        name: Identifier of the tests.
-        launch: From tensors to tensors, through the kernels.
-        reference: The same in plain torch, for float64 inputs.
-        make: From a shape, dtype and seed to the inputs of both, on the CPU.
-        shapes: At which it is compared with the reference.
-        compile: From empty x, and two float64 tensors of its batch shape, to launches of the kernels.
-        compiled: Shapes and dtypes of x at which it is compiled ahead of time, one for each set of kernel options.
-        tolerance: Largest error of float32 relative to 1 + abs(reference).
-    """
-
-    name: str
-    launch: Callable[..., Outputs]
-    reference: Callable[..., Outputs]
-    make: Callable[[tuple[int, ...], torch.dtype, int], Inputs]
-    shapes: list[tuple[int, ...]]
-    compile: Callable[[Tensor, Tensor, Tensor], object]
-    compiled: list[tuple[tuple[int, ...], torch.dtype]]
-    tolerance: float = 1e-5
 
 
 def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
@@ -127,4 +99,4 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = masks()
+KERNELS = [*masks(), *draws(), *order_maps()]

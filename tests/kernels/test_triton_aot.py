@@ -16,6 +16,7 @@ pytestmark = [
 # The longest formulas at the largest size, and all sizes of one link; `python -m tests.kernels.aot` takes all.
 LARGEST = "_(normal|clip_power|exp)$"
 ALL_SIZES = "_(logistic|normal|clip_power|exp)$"
+ORDER = "^(decayed_sums|order_gradient_(sort|permutation))$"
 
 
 def compile_for(target: str, cases: str, cache: Path) -> None:
@@ -31,7 +32,15 @@ def compile_for(target: str, cases: str, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "cases"), [("sm_80", LARGEST), ("sm_90", ALL_SIZES), ("sm_100", LARGEST), ("gfx942", ALL_SIZES)]
+    ("target", "cases"),
+    [
+        ("sm_80", f"{LARGEST}|duels"),
+        ("sm_90", f"{ALL_SIZES}|exponential_draw|tournament"),
+        ("sm_100", f"{LARGEST}|duels"),
+        ("gfx942", f"{ALL_SIZES}|exponential_draw"),
+        ("sm_90", ORDER),
+        ("gfx942", ORDER),
+    ],
 )
 def test_no_kernel_spills(target, cases, tmp_path):
     compile_for(target, cases, tmp_path)

@@ -32,20 +32,27 @@ def run_interpreted(*arguments: str) -> None:
 
 
 def test_some_kernels():
-    run_interpreted(
-        "tests/kernels/test_triton.py", "-k", "mask_logistic-2x1000 or gradient_clip-2x1000 or gap_and_kink"
+    some = (
+        "mask_logistic-2x1000",
+        "gradient_clip-2x1000",
+        "gap_and_kink",
+        "tournament-3x1",
+        "order_gradient_sort-2x33",
     )
+    run_interpreted("tests/kernels/test_triton.py", "-k", " or ".join(some))
 
 
 @pytest.mark.slow
-def test_kernels():
-    run_interpreted("tests/kernels/test_triton.py")
+@pytest.mark.parametrize("family", ["", "_draws", "_order"])
+def test_kernels(family):
+    run_interpreted(f"tests/kernels/test_triton{family}.py")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_oracles(dtype):
-    files = (f"tests/relaxations/test_{name}.py" for name in ("sigmoid", "lapsum", "sparse"))
+    names = ("sigmoid", "lapsum", "sparse", *(["order"] if dtype == "float64" else []))  # order is float64 in any case
+    files = (f"tests/relaxations/test_{name}.py" for name in names)
     run_interpreted(*files, "-k", f"oracle and {dtype}")
 
 
@@ -56,3 +63,9 @@ def test_contract():
     run_interpreted(
         "tests/relaxations/test_contract.py", "-k", f"({' or '.join(checks)}) and ({maps}) and not odd_maps"
     )
+
+
+@pytest.mark.slow
+def test_designs():
+    draws = "sample_indices_are_those or single_units or (half_precision_logits and random)"
+    run_interpreted("tests/distributions/test_order_sampling.py", "tests/distributions/test_pivotal.py", "-k", draws)

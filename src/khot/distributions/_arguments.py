@@ -1,5 +1,6 @@
 """Checks of the arguments that the distributions have in common."""
 
+import operator
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
         raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}")
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return expanded("k", torch.as_tensor(k, dtype=torch.long, device=param.device), param.shape[:-1])
+    if isinstance(k, Tensor):
+        return expanded("k", k.to(param.device, torch.long), param.shape[:-1])
+    return torch.full(param.shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
 
 
 def checked_order(order: Any) -> str:

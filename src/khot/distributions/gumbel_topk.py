@@ -73,7 +73,7 @@ class GumbelTopK(OrderSampling):
     @lazy_property
     def _positions(self) -> Tensor:
         if self._given == "logits":
-            return self.logits.double()
+            return self.logits
         return kernel.solve_positions(self._noise, self.probs, self._size)
 
     @property

@@ -1,5 +1,6 @@
 """Order sampling: the k units that come first in a random order; the base of three designs."""
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -7,7 +8,10 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
+from khot.kernels.dispatch import fuses_draws
+from khot.kernels.philox import draw_seed
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -21,25 +25,32 @@ class OrderSampling(SamplingDesign):
     with noise E of a given law: a draw is noise and a top-k. Log-probability and inclusion probabilities are integrals
     over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
     from its parameter.
+
+    On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
+    of more than 131072 units are left to torch.
     """
 
     _noise: ClassVar[kernel.Noise]
 
     @lazy_property
     def _positions(self) -> Tensor:
-        """float64; ``inf`` for units that are always drawn, ``-inf`` for those that never are."""
+        """``inf`` for units that are always drawn, ``-inf`` for those that never are."""
         raise NotImplementedError(f"{type(self).__name__} does not define `_positions`")
 
     @lazy_property
+    def _centre(self) -> Tensor:
+        return order_draw.rank_centre(self._positions.detach(), self._size)
+
+    @lazy_property
     def _rank_scale(self) -> Tensor:
-        return kernel.rank_scale(self._positions.detach(), self._size)
+        return order_draw.rank_scale(self._positions.detach(), self._centre)
 
     @lazy_property
     def _inclusion(self) -> Tensor:
         return kernel.inclusion_probabilities(self._noise, self._positions, self._size).to(self._param.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
-        _ = self._rank_scale  # once, rather than for every copy
+        _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property
@@ -53,18 +64,29 @@ class OrderSampling(SamplingDesign):
         return topk_mask(self._positions, self._size).to(self._param.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+        if self._fuses_draws(sample_shape):
+            return self._draw_fused(sample_shape)
         ranks = self._ranks(sample_shape)
         if isinstance(self._size, Tensor):
             return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
-        first = ranks.topk(self._size, largest=False, sorted=False).indices
-        return torch.zeros(ranks.shape, dtype=self._param.dtype, device=ranks.device).scatter_(-1, first, 1)
+        return order_draw.smallest(ranks, self._size, self._param.dtype)
 
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         k = self._require_shared_k("sample_indices")
-        return self._ranks(sample_shape).topk(k, largest=False, sorted=False).indices.sort(-1).values
+        ranks = -self._draw_fused(sample_shape) if self._fuses_draws(sample_shape) else self._ranks(sample_shape)
+        return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
+
+    def _fuses_draws(self, sample_shape: SizeLike) -> bool:
+        return fuses_draws(self._positions, math.prod(sample_shape))
+
+    def _draw_fused(self, sample_shape: SizeLike) -> Tensor:
+        theta, dtype = self._positions.detach(), self._param.dtype
+        seed, draws = draw_seed(theta.device), math.prod(sample_shape)
+        drawn = order_draw.order_draw(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
+        return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike) -> Tensor:
-        return kernel.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape))
+        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:

@@ -14,6 +14,7 @@ at 1 without or at 0 with a crossing, 1 elsewhere. As P(s_i = 1) = r_i, s is a M
 transitions give the entropy and the probabilities of pairs.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
-from khot.kernels.tournament import balance, tournament
+from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
+from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
+from khot.kernels.philox import draw_seed
+from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import checked_order
@@ -34,7 +38,8 @@ class Pivotal(SamplingDesign):
     ``order="random"`` shuffles each draw and plays a tournament: O(n) work after the shuffle, in O(log n) steps, but
     the probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other,
     so that draws spread over the order, and ``log_prob``, ``entropy`` (both O(n)) and ``pairwise_inclusion`` are exact.
-    Many vectors then have probability 0; their gradient is 0.
+    Many vectors then have probability 0; their gradient is 0. On CUDA and ROCm tensors a draw is one kernel, in random
+    order for up to 4096 units.
 
     ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
     ``logits``; in the given order with kinks where a partial sum of ``probs`` is an integer.
@@ -96,13 +101,26 @@ class Pivotal(SamplingDesign):
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        shape = self._extended_shape(sample_shape)
+        shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
-                drawn = _draw_in_order(self._duels("sample"), shape)
+                drawn = self._sample_in_order(shape, draws)
+            elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
+                seed = draw_seed(self.probs.device)
+                drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
             else:
                 drawn = tournament(balance(self.probs, self.k).expand(shape))
             return drawn.to(self._param.dtype)
+
+    def _sample_in_order(self, shape: torch.Size, draws: int) -> Tensor:
+        duels = self._duels("sample")
+        total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
+        kind = kinds(duels.crossing, empty, duels.certain)
+        if fuses_draws(total, draws):
+            seed = draw_seed(total.device)
+            return ordered_duels_draw(duels.take, total, kind, seed, draws, self._param.dtype).view(shape)
+        u = torch.rand(shape, dtype=total.dtype, device=total.device)
+        return draw_in_order(duels.take, total, kind, u)
 
     def log_prob(self, value: Tensor) -> Tensor:
         duels = self._duels("log_prob")
@@ -162,17 +180,6 @@ def _play_in_order(probs: Tensor, k: Tensor) -> _Duels:
     take = torch.where(crossing, (1 - probs) * (before > 0), probs)  # with nobody in the seat, the unit is chosen
     keep = torch.where(crossing, 1 - before, before)
     return _Duels(certain, crossing, chosen, before, after, take, keep)
-
-
-def _draw_in_order(duels: _Duels, shape: torch.Size) -> Tensor:
-    total, n = duels.take + duels.keep, shape[-1]
-    takes = torch.rand(shape, dtype=total.dtype, device=total.device) * total < duels.take
-    takes |= ~duels.crossing & (duels.before == 0)  # an empty seat is taken, also with probability 0
-    unit = torch.arange(n, device=total.device)
-    carrier = pad(torch.where(takes, unit, -1).cummax(-1).values[..., :-1], (1, 0), value=-1)
-    chosen = torch.where(takes, carrier, unit)
-    drawn = pad(duels.certain, (0, 1)).expand(*shape[:-1], n + 1)  # duels without a crossing write to a spare column
-    return drawn.scatter(-1, torch.where(duels.crossing, chosen, n), True)[..., :n]
 
 
 def _safe_log(weight: Tensor) -> Tensor:

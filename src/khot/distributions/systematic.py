@@ -108,9 +108,9 @@ class Systematic(SamplingDesign):
                 drawn = _choose(self._line("sample"), self._uniform(shape))
             else:
                 probs = balance(self.probs, self.k).expand(shape)
-                order = torch.empty(shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
+                order = torch.randint(2**62, shape, device=probs.device).argsort(-1)
                 shuffled = _choose(_lay_out(probs.gather(-1, order), self.k), self._uniform(shape))
-                drawn = torch.empty_like(shuffled).scatter_(-1, order, shuffled)
+                drawn = torch.empty_like(shuffled).scatter(-1, order, shuffled)
             return drawn.to(self._param.dtype)
 
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
@@ -188,7 +188,7 @@ def _join(fraction: Tensor) -> Tensor:
     position = torch.where(first, torch.arange(1, ordered.shape[-1] + 1, device=ordered.device), 0).cummax(-1).values
     joined = pad(ordered, (1, 0)).gather(-1, position)
     joined = torch.where((1 - ordered[..., -1:] <= TOLERANCE) & (position == position[..., -1:]), 1.0, joined)
-    return fraction + (torch.empty_like(joined).scatter_(-1, order, joined) - fraction).detach()
+    return fraction + (torch.empty_like(joined).scatter(-1, order, joined) - fraction).detach()
 
 
 def _intervals(fraction: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,11 @@ GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit f
 Noise = Callable[["PerturbedScores", torch.Size], Tensor]
 
 
+def exponential(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Standard exponential noise; also inside a vmap, which lets nobody fill what is the same for all of a batch."""
+    return torch.rand(shape, dtype=like.dtype, device=like.device).exponential_()
+
+
 def gaussian_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
     """Standard normal noise."""
     return torch.randn(shape, dtype=design.logits.dtype, device=design.logits.device)
@@ -25,7 +30,7 @@ def gaussian_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
 
 def gumbel_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
     """Standard Gumbel noise."""
-    return -torch.empty(shape, dtype=design.logits.dtype, device=design.logits.device).exponential_().log_()
+    return -exponential(shape, design.logits).log_()
 
 
 def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:

@@ -8,7 +8,7 @@ from khot._validation import check_count, checked_positive
 from khot.distributions.design import Relaxation
 from khot.relaxations import sigmoid_topk
 
-from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
+from .perturbation import PerturbedScores, PerturbedWrapper, exponential, gumbel_noise
 from .wrapper import Scorer
 
 
@@ -104,7 +104,7 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
     order = scores.argsort(-1, descending=True)
     rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as all that follows
     rate_left = rate.flip(-1).logcumsumexp(-1).flip(-1)
-    wait = torch.empty((count, *scores.shape), dtype=scores.dtype, device=scores.device).exponential_().log_()
+    wait = exponential((count, *scores.shape), scores).log_()
     arrival = (wait - rate_left).logcumsumexp(-1)
 
     size = k.unsqueeze(-1)
@@ -112,4 +112,4 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
     last = arrival.gather(-1, index).masked_fill(size == 0, -torch.inf)
     first_k = torch.arange(scores.shape[-1], device=scores.device) < size
     time = torch.where(first_k, arrival, torch.logaddexp(last, wait - rate))
-    return torch.empty_like(time).scatter_(-1, order.expand(time.shape), -time)
+    return torch.empty_like(time).scatter(-1, order.expand(time.shape), -time)

@@ -93,8 +93,15 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
     Returns:
         float64 tensor (...).
     """
-    k, scale = (torch.as_tensor(v, dtype=torch.float64, device=x.device).expand(x.shape[:-1]) for v in (k, scale))
+    k, scale = (_in_rows_of(x, v) for v in (k, scale))
     return capped_simplex_threshold(x.detach(), k.detach(), scale.detach(), link.key, "scale", False)
+
+
+def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
+    """A float64 tensor of the batch shape; a number is filled in on the device, which need not wait for a copy."""
+    if isinstance(value, Tensor):
+        return value.to(x.device, torch.float64).expand(x.shape[:-1])
+    return torch.full((), value, dtype=torch.float64, device=x.device).expand(x.shape[:-1])
 
 
 @operator("capped_simplex_threshold")
@@ -246,15 +253,20 @@ class _Rows(NamedTuple):
         return 0.0 if self.link.compact else self.scale * (0.5 * torch.finfo(self.x.dtype).eps ** 0.5)
 
 
-def _newton(rows: _Rows, t: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor]:
+def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -> tuple[Tensor, Tensor]:
     """A few unguarded steps, enough for almost all rows; returns the thresholds and which rows are done."""
     buffer, tolerance, fixed = torch.empty_like(rows.x), rows.tolerance(), t
     done = trivial
-    for _ in range(FIRST_STEPS):
+    for remaining in reversed(range(steps)):
         step = rows.link.newton_step(*rows.sums(t, buffer)) * rows.scale
         t = t + step
         done = trivial | (step.abs() <= tolerance)
-        if bool(done.all()):
+        left = len(done) - int(done.sum())
+        if remaining and 0 < 2 * left <= len(done):  # those few go on by themselves
+            rest = (~done).nonzero().squeeze(-1)
+            t[rest], done[rest] = _newton(rows.take(rest), t[rest], done[rest], remaining)
+            break
+        if not left:
             break
     return torch.where(trivial, fixed, t), done
 

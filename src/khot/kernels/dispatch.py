@@ -14,6 +14,7 @@ over all multiprocessors, which costs a launch for each step of the root finder.
 
 import functools
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +36,15 @@ _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
+DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
+TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
+LONGEST_TOURNAMENT = TOURNAMENT[torch.float64][-1][0]  # longer rows would take too long to sort
+# The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
+POINTS: Table = {torch.float64: _DOUBLE[:-1]}
+SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
 TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 
 
@@ -115,17 +123,39 @@ def _has_kernel(link: Link, log: bool) -> bool:
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether Triton kernels are to run on ``x (..., n)`` with this link.
+    """:func:`triton_runs` for the kernels of the relaxed masks with this link."""
+    return _has_kernel(link, log) and triton_runs(x)
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels are to run on the rows of ``x (..., n)``, if there is one for what is to be done.
 
     Raises:
         RuntimeError: If the backend "triton" is forced where it cannot run.
     """
-    if _backend == "torch" or x.numel() == 0 or x.shape[-1] > MAX_N or not fused(x, link, log):
+    wanted = _backend == "triton" or (_backend == "auto" and x.is_cuda)
+    if not wanted or x.numel() == 0 or x.shape[-1] > MAX_N:
         return False
     obstacle = _obstacle(x.device)
     if obstacle and _backend == "triton":
         raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
     return obstacle is None
+
+
+def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
+    """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
+
+    One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
+    """
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
+    if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
+        return False
+    return x.is_cuda or _backend == "triton" if torch.compiler.is_compiling() else triton_runs(x)
+
+
+def sorts_on_chip(values: Tensor) -> bool:
+    """Whether the order maps of sorted rows are one kernel, which holds a row; other rows take several steps."""
+    return triton_runs(values) and values.shape[-1] <= POINTS[torch.float64][-1][0]
 
 
 @functools.cache

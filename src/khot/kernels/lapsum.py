@@ -1,16 +1,16 @@
-r"""Sums of Laplace kernels over sorted items, and the inverse of a sum of Laplace distribution functions.
+r"""Sums over sorted items that decay with distance, and the inverse of the soft count of items.
 
 With items :math:`z_1 \le \dots \le z_n` (in units of the scale) the order maps need
 
 .. math:: \ell_j(v) = \sum_{i<j} e^{z_i - z_j} v_i, \qquad r_j(v) = \sum_{i>j} e^{z_j - z_i} v_i .
 
-A prefix sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives them in O(n) while no exponential over- or
+A cumulative sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives them in O(n) while no exponential over- or
 underflows: in double precision as long as the items spread over no more than 1200 scales. Beyond that, and on
-accelerators, where looking at the spread would stall, the sums double their reach log2(n) times with factors
-:math:`e^{z_{j-d} - z_j} \le 1`, which no gap can harm.
+accelerators without Triton, where looking at the spread would stall, the sums double their reach log2(n) times with
+factors :math:`e^{z_{j-d} - z_j} \le 1`, which no gap can harm.
 
-Between neighbouring items :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)` is a constant plus two exponentials. With p items
-at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
+Between neighbouring items the soft count of those below t, :math:`F(t) = \sum_i \mathrm{Lap}(t - z_i)`, is a constant
+plus two exponentials. With p items at or below t, :math:`A = 1 + \ell_p(1)` and :math:`B = 1 + r_{p+1}(1)`,
 
 .. math:: 2 (F(t) - p) = B e^{t - z_{p+1}} - A e^{z_p - t},
 
@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from .capped_simplex import move_batch_first
+from .dispatch import triton_runs
 from .operator import operator
 
 SAFE_EXPONENT = 600.0  # exp of it leaves a factor of 1e47 for the length of the row and the size of v
 
 
-@operator("laplace_sums")
-def laplace_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+@operator("decayed_sums")
+def decayed_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of the module's docstring, over the items on the left of each and over those on its right.
 
     Args:
@@ -45,24 +46,29 @@ def laplace_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
         left: Weights (..., n) of the items in the sums over what lies on the left.
         right: Weights (..., n) of the items in the sums over what lies on the right.
     """
+    z, left, right = z.contiguous(), left.contiguous(), right.contiguous()
     if z.numel() == 0:
         return torch.zeros_like(z), torch.zeros_like(z)
+    if triton_runs(z):
+        from .lapsum_triton import launch_decayed_sums
+
+        return launch_decayed_sums(z, left, right)
     if not z.is_cuda and torch.maximum(-z[..., 0], z[..., -1]).max() <= SAFE_EXPONENT:
-        return _sums_by_prefix(z, left, right)
-    return _sums_by_doubling(z, left, right)
+        return _by_cumsum(z, left, right)
+    return _by_doubling(z, left, right)
 
 
-@laplace_sums.register_fake
+@decayed_sums.register_fake
 def _(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), torch.empty_like(z)
+    return z.new_empty(z.shape), z.new_empty(z.shape)
 
 
-@laplace_sums.register_vmap
+@decayed_sums.register_vmap
 def _(info: Any, in_dims: Any, z: Tensor, left: Tensor, right: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    return laplace_sums(*move_batch_first(info.batch_size, in_dims, (z, left, right))), (0, 0)
+    return decayed_sums(*move_batch_first(info.batch_size, in_dims, (z, left, right))), (0, 0)
 
 
-def _sums_by_prefix(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _by_cumsum(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     rise, fall = z.exp(), z.neg().exp_()
     before, after = torch.zeros_like(rise), torch.zeros_like(rise)
     torch.cumsum((rise * left)[..., :-1], -1, out=before[..., 1:])
@@ -70,7 +76,7 @@ def _sums_by_prefix(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Ten
     return before.mul_(fall), rise.mul_(after.flip(-1))
 
 
-def _sums_by_doubling(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _by_doubling(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     n = z.shape[-1]
     before, after = left.clone(), right.clone()  # each with the item itself
     reach = 1
@@ -86,8 +92,8 @@ def _sums_by_doubling(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, T
     return torch.cat([nothing, decay * before[..., :-1]], -1), torch.cat([decay * after[..., 1:], nothing], -1)
 
 
-@operator("laplace_quantiles")
-def laplace_quantiles(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
+@operator("soft_count_inverse")
+def soft_count_inverse(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     """Where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; and how many items lie below.
 
     Args:
@@ -97,10 +103,10 @@ def laplace_quantiles(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     Returns:
         The points t, ascending, and for each the number of items at or below it (int64).
     """
-    n, shape = z.shape[-1], _quantiles_shape(z, between)
+    n, shape = z.shape[-1], _inverse_shape(z, between)
     if math.prod(shape) == 0:
         return z.new_empty(shape), z.new_empty(shape, dtype=torch.long)
-    left, right = laplace_sums(z, torch.ones_like(z), torch.ones_like(z))
+    left, right = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
     places = torch.arange(1, n + 1, dtype=z.dtype, device=z.device)
     # F at the items, + 1/2 to make whole numbers of the targets. Each item lies below all targets from the next one on:
     # counting is many times faster than a binary search for each target.
@@ -126,16 +132,16 @@ def laplace_quantiles(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
     return t, below
 
 
-@laplace_quantiles.register_fake
+@soft_count_inverse.register_fake
 def _(z: Tensor, between: bool) -> tuple[Tensor, Tensor]:
-    shape = _quantiles_shape(z, between)
+    shape = _inverse_shape(z, between)
     return z.new_empty(shape), z.new_empty(shape, dtype=torch.long)
 
 
-@laplace_quantiles.register_vmap
+@soft_count_inverse.register_vmap
 def _(info: Any, in_dims: Any, z: Tensor, between: bool) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    return laplace_quantiles(*move_batch_first(info.batch_size, in_dims, (z,)), between), (0, 0)
+    return soft_count_inverse(*move_batch_first(info.batch_size, in_dims, (z,)), between), (0, 0)
 
 
-def _quantiles_shape(z: Tensor, between: bool) -> tuple[int, ...]:
+def _inverse_shape(z: Tensor, between: bool) -> tuple[int, ...]:
     return (*z.shape[:-1], max(z.shape[-1] - 1, 0) if between else z.shape[-1])

@@ -49,6 +49,13 @@ def rows_of(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+def without_expansion(draws: int, *parameters: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+    """Parameters of a number of draws for each, without the first axes along which all are expanded: as more draws."""
+    while parameters[-1].dim() > 0 and all(p.stride(0) == 0 for p in parameters):
+        draws, parameters = draws * parameters[0].shape[0], tuple(p[0] for p in parameters)
+    return draws, parameters
+
+
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device, not on the tensor's."""
     return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()

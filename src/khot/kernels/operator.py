@@ -22,6 +22,11 @@ def _is_plain(argument: Any) -> bool:
     return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
 
 
+def is_eager(*arguments: Any) -> bool:
+    """Whether a function of these arguments runs now, on data, rather than being traced or transformed."""
+    return not (torch.compiler.is_compiling() or _get_current_dispatch_mode()) and all(map(_is_plain, arguments))
+
+
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorator for a function that is not differentiable: registers it as the operator ``khot::name``.
 
@@ -33,7 +38,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            if torch.compiler.is_compiling() or _get_current_dispatch_mode() or not all(map(_is_plain, args)):
+            if not is_eager(*args):
                 return definition(*args)
             with torch.no_grad():
                 return function(*args)

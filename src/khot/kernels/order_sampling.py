@@ -49,8 +49,6 @@ LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for c
 UNDERFLOW = 1e-300
 LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
-SMALLEST = 2.0**-54  # half the distance of the random numbers
-LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
 
 
 class _Law(NamedTuple):
@@ -66,11 +64,13 @@ class Noise(ABC):
     """The law of the noise.
 
     Attributes:
+        name: What operators and Triton kernels call it.
         smooth: Whether F is analytic, or else has a kink at 0.
         reach: The z beyond which 1 - F is less than e^-SURE.
         shifts_log_odds: Whether the log-odds of F(z) are z itself.
     """
 
+    name: str
     smooth = True
     reach: float
     shifts_log_odds = False
@@ -85,6 +85,7 @@ class Noise(ABC):
 
 
 class _Logistic(Noise):
+    name = "logistic"
     reach = SURE
     shifts_log_odds = True
 
@@ -97,6 +98,7 @@ class _Logistic(Noise):
 
 
 class _LogExponential(Noise):
+    name = "log_exponential"
     reach = math.log(SURE)
 
     def law(self, z: Tensor) -> _Law:
@@ -110,6 +112,7 @@ class _LogExponential(Noise):
 
 
 class _LogUniform(Noise):
+    name = "log_uniform"
     smooth = False
     reach = 0.0
 
@@ -250,23 +253,6 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Ten
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
     return solve_logits(probs, k, FAMILIES[noise])
-
-
-def rank_scale(theta: Tensor, k: int | Tensor) -> Tensor:
-    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
-
-    The k-th rank is near 1. Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
-    """
-    theta = theta.double()
-    centred = theta - solve_threshold(theta, k)[..., None].nan_to_num(0.0, 0.0, 0.0)
-    certain = centred.sign() * (LARGEST_LOG + 100)
-    return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
-
-
-def draw_ranks(noise: Noise, scale: Tensor, shape: torch.Size) -> Tensor:
-    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
-    u = torch.rand(shape, dtype=scale.dtype, device=scale.device)
-    return noise.from_uniform_(u.clamp_(min=SMALLEST)).mul_(scale)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:

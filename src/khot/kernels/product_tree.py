@@ -153,12 +153,10 @@ class ProductTree:
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
         _, n, rows = self.leaf.shape
-        out = torch.empty(n, rows, num_samples, dtype=torch.bool, device=self.leaf.device)
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
-        for done in range(0, num_samples, slab):
-            part = out[..., done : done + slab]
-            part.copy_(self._draw_slab(levels, part.shape[-1], generator))
-        return out
+        starts = range(0, max(1, num_samples), slab)
+        parts = [self._draw_slab(levels, min(slab, num_samples - start), generator) for start in starts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""

@@ -82,15 +82,16 @@ def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -
     *batch, n = probs.shape
     logits, count = _logits(probs), math.prod(sample_shape)
     marks = torch.cat(_mark_weights(probs, logits, k), -1).cumsum(-1).view(math.prod(batch), 2 * n)
-    out = probs.new_empty(count, *batch, n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
-    for part in out.split(slab):
-        u = torch.rand(marks.shape[0], len(part), dtype=marks.dtype, device=marks.device)
+    parts = []
+    for start in range(0, max(1, count), slab):
+        size = min(slab, count - start)
+        u = torch.rand(marks.shape[0], size, dtype=marks.dtype, device=marks.device)
         mark = torch.searchsorted(marks, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
-        mark = mark.T.reshape(len(part), *batch, 1)
-        given, unit = logits.expand(part.shape).clone(), mark % n
-        fixed = torch.where(mark < n, torch.inf, -torch.inf)
+        mark = mark.T.reshape(size, *batch, 1)
+        given, unit = logits.expand(size, *logits.shape), mark % n
         old = given.gather(-1, unit)
-        given.scatter_(-1, unit, torch.where(old.isinf(), old, fixed))  # in rows without a choice all weights are 0
-        part.copy_(conditional_poisson.sample(given, k))
-    return out.view(*sample_shape, *batch, n)
+        fixed = torch.where(mark < n, torch.inf, -torch.inf)
+        fixed = torch.where(old.isinf(), old, fixed)  # in rows without a choice all weights are 0
+        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k))
+    return torch.cat(parts).view(*sample_shape, *batch, n)

@@ -17,6 +17,13 @@ References:
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from .dispatch import triton_runs
+from .draw_operator import draw_operator
+from .philox import random_words, uniform
+
+SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
 
 
 def balance(probs: Tensor, k: Tensor) -> Tensor:
@@ -31,6 +38,30 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
 
 
+@draw_operator("pivotal_draw")
+def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torch.dtype) -> Tensor:
+    """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, a function of the seed.
+
+    Args:
+        probs: Inclusion probabilities ``(*batch, n)``, which are balanced here.
+        k: Number of ones, integers ``(*batch)``.
+        seed: From :func:`khot.kernels.philox.draw_seed`.
+        draws: Draws of each row.
+        dtype: Of the result.
+    """
+    if draws and triton_runs(probs):
+        from .tournament_triton import launch_tournament
+
+        return launch_tournament(probs, k, seed, draws, dtype)
+    n = probs.shape[-1]
+    block = max(SMALLEST_BLOCK, 1 << (n - 1).bit_length())
+    a, b, c, d = random_words(seed, draws * k.numel(), block)
+    order = ((a << 31) | (b >> 1)) & -block | torch.arange(block, device=seed.device)
+    order = order.sort(-1).values & (block - 1)
+    units = pad(balance(probs, k), (0, block - n)).expand(draws, *k.shape, block)
+    return _play(units, order.view(units.shape), uniform(c, d).view(units.shape))[..., :n].to(dtype)
+
+
 def tournament(probs: Tensor) -> Tensor:
     """Draws one k-hot vector for each row of ``probs`` by a tournament in random order.
 
@@ -41,21 +72,29 @@ def tournament(probs: Tensor) -> Tensor:
         Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
         probability 0, always those of probability 1.
     """
-    # Random 63-bit keys do not tie, and sort faster than floats.
-    order = torch.empty(probs.shape, dtype=torch.long, device=probs.device).random_().argsort(-1)
-    drawn = _play(probs.gather(-1, order))
-    return torch.empty_like(drawn).scatter_(-1, order, drawn)
+    # Random 62-bit keys do not tie, and sort faster than floats.
+    order = torch.randint(2**62, probs.shape, device=probs.device).argsort(-1)
+    return _play(probs, order, torch.rand(probs.shape, dtype=probs.dtype, device=probs.device))
 
 
-def _play(probs: Tensor) -> Tensor:
+def _play(probs: Tensor, order: Tensor, u: Tensor) -> Tensor:
+    """The fates of the units, which take places in this order; each duel uses up one of the random numbers."""
+    drawn = _play_in_places(probs.gather(-1, order), u)
+    return torch.empty_like(drawn).scatter(-1, order, drawn)
+
+
+def _play_in_places(probs: Tensor, u: Tensor) -> Tensor:
     duels = []
     while (half := probs.shape[-1] // 2) > 0:
         left, right, bye = probs.split([half, half, probs.shape[-1] - 2 * half], dim=-1)
         excess = (torch.maximum(left, right) - 1) + torch.minimum(left, right)  # a + b - 1, rounded once
         chosen = excess >= 0  # the fate of the unit that is decided here
-        left_weight, right_weight = torch.where(chosen, 1 - left, left), torch.where(chosen, 1 - right, right)
-        total = left_weight + right_weight
-        right_goes_on = torch.rand_like(total) * total < right_weight
+        first, second = torch.where(chosen, 1 - left, right), torch.where(chosen, 1 - right, left)
+        total = first + second
+        u, luck = u.split([u.shape[-1] - half, half], dim=-1)
+        # The unit on the right is chosen with its part of u, or goes on with it: where a + b is 1 up to rounding either
+        # comes to the same.
+        right_goes_on = (luck * total < first) ^ chosen
         duels.append((chosen, right_goes_on))
         probs = torch.cat([torch.where(chosen, excess, total), bye], dim=-1)
     fate = probs > 0.5  # of the last unit standing: its probability is 0 or 1 up to the rounding of the whole sum

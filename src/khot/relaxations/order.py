@@ -10,29 +10,40 @@ from torch import Tensor
 
 from khot._validation import check_scores, check_softness, looks_at_contents
 
-from .laplace import quantiles, slices, sums
+from .laplace import decayed_sums, slice_weights, soft_count_inverse
+from .order_on_chip import OrderMap
 
 
-def _sorted_items(x: Tensor, scale: float | Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """Checks, sorts, centres and scales: z ascending in float64, the sorting order, the centre and the scale."""
+def _sorted(
+    x: Tensor, scale: float | Tensor, descending: bool, dim: int
+) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
+    """Checks and sorts: x with the axis at the end, its sorted values, their order, and the scale.
+
+    A negative scale means descending order: :math:`z = x/s` ascends all the same.
+    """
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
-    values, order = x.sort(-1)
+    values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)
+    if descending:
+        scale = -scale.double() if isinstance(scale, Tensor) else -scale
+    return x, values, order, scale
+
+
+def _standardised(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
+    """z in float64, the centre that is 0 in it, and the scale of each row."""
     values = values.double()
-    if x.shape[-1] == 0:
-        return values, order, values.sum(-1, keepdim=True), scale
     centre = 0.5 * (values[..., :1] + values[..., -1:]).detach()  # F moves with the items: no derivative is lost
-    column = scale.to(x.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
-    return (values - centre) / column, order, centre, column
+    column = scale.to(values.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
+    return (values - centre) / column, centre, column
 
 
-def _check_contents(ascending: Tensor, scale: float | Tensor) -> None:
-    if ascending.numel() == 0:
+def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
+    if ordered.numel() == 0:
         return
-    ends = ascending.detach()[..., [0, -1]]  # NaN sorts last
+    ends = ordered.detach()[..., [0, -1]]  # NaN sorts last, or first
     if not bool(ends.isfinite().all()):
         wrong = ends[~ends.isfinite()][0].item()
         raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
@@ -40,6 +51,32 @@ def _check_contents(ascending: Tensor, scale: float | Tensor) -> None:
         improper = scale.detach()[~((scale > 0) & (scale < torch.inf))]
         if improper.numel():
             raise ValueError(f"`scale` must be positive and finite, but got {improper[0].item():g}")
+
+
+def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    z, _, _ = _standardised(values, scale)
+    before, after = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
+    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device) + 0.5 * (after - before)
+    return torch.zeros_like(rank).scatter(-1, order, rank).to(values.dtype)
+
+
+def _sort(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    z, centre, column = _standardised(values, scale)
+    t, _ = soft_count_inverse(z, False)
+    return (t * column + centre).to(values.dtype)
+
+
+def _permutation(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
+    if values.shape[-1] == 0:
+        return values.unsqueeze(-1) * values.unsqueeze(-2)  # (..., 0, 0)
+    z, _, _ = _standardised(values, scale)
+    t, _ = soft_count_inverse(z, True)
+    return slice_weights(z, order, t, values.dtype)
+
+
+_RANK = OrderMap(_rank, "rank")
+_SORT = OrderMap(_sort, "sort")
+_PERMUTATION = OrderMap(_permutation, "permutation")
 
 
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -51,8 +88,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     Tends to the ranks as ``scale -> 0``, where ties share their mean rank, and to ``(n + 1) / 2`` as it grows; sums to
     ``n (n + 1) / 2`` always. Permutation-equivariant, keeps the order of ``x``, invariant to ``x + c``. Differentiable
     in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
-    of the Laplace law. One sort and O(n) more (O(n log n) where entries spread over more than 1200 scales, and on
-    accelerators); saves O(n) numbers.
+    of the Laplace law. One sort and O(n) more (O(n log n) in plain torch where entries spread over more than 1200
+    scales, and on accelerators); saves O(n) numbers.
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
@@ -75,12 +112,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    z, order, _, _ = _sorted_items(x, scale, dim)
-    before, after = sums(z, torch.ones_like(z), torch.ones_like(z))
-    places = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-    spread = 0.5 * (after - before)
-    rank = z.shape[-1] + 1 - places - spread if descending else places + spread
-    return torch.zeros_like(rank).scatter(-1, order, rank).to(x.dtype).movedim(-1, dim)
+    return _RANK(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -112,10 +144,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    z, _, centre, scale = _sorted_items(x, scale, dim)
-    t, _ = quantiles(z, False)
-    y = t * scale + centre
-    return (y.flip(-1) if descending else y).to(x.dtype).movedim(-1, dim)
+    return _SORT(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
@@ -127,7 +156,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
     with F as in :func:`soft_sort`. Nonnegative; its rows (items) and columns (positions) sum to one; column j is the
     difference of two LapSum top-k masks. Tends to the matrix with :math:`P^\top x` sorted as ``scale -> 0``, to
     ``1 / n`` as it grows. Rows permute with ``x``; invariant to ``x + c``. Differentiable in ``x`` and ``scale`` as
-    :func:`soft_rank` is. O(n^2) time; saves O(n) numbers.
+    :func:`soft_rank` is. O(n^2) time, at which each entry is a product; saves O(n) numbers.
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
@@ -136,7 +165,9 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
         dim: Axis of the entries.
 
     Returns:
-        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Computed in float64.
+        Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its
+            entries are computed in the dtype of ``x``, float16 and bfloat16 in float32, from items and cuts in float64:
+            rows and columns sum to one up to that dtype's rounding, however far the entries spread.
 
     Raises:
         ValueError: As :func:`soft_rank`.
@@ -151,10 +182,4 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    z, order, _, _ = _sorted_items(x, scale, dim)
-    if z.shape[-1] == 0:
-        return (z.unsqueeze(-1) * z.unsqueeze(-2)).to(x.dtype)  # (..., 0, 0)
-    t, _ = quantiles(z, True)
-    rows = torch.zeros_like(z).scatter(-1, order, z)
-    matrix = slices(rows, t)
-    return (matrix.flip(-1) if descending else matrix).to(x.dtype)
+    return _PERMUTATION(*_sorted(x, scale, descending, dim))

@@ -1,0 +1,129 @@
+"""The kernels that draw, for :mod:`tests.kernels.kernel_cases`: with a seed they are functions like any other."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from khot import sigmoid_topk
+from khot.kernels.order_draw import NOISES, order_draw, rank_centre
+from khot.kernels.order_draw_triton import launch_draw
+from khot.kernels.ordered_duels import kinds, ordered_duels_draw
+from khot.kernels.ordered_duels_triton import launch_ordered_duels
+from khot.kernels.tournament import pivotal_draw
+from khot.kernels.tournament_triton import launch_tournament
+from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
+
+SEED, DRAWS = 0x123456789ABCDEF, 2
+COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
+COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
+COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
+COMPILED_TOURNAMENT = [((64, n), SINGLE) for n in (100, 500, 2000, 4096)]
+
+
+def sizes(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    n = shape[-1]
+    return 1 + (0.6 * (n - 1) * torch.rand(shape[:-1], generator=generator)).long()
+
+
+def positions(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
+    """theta, with a unit excluded and one included in long rows, and k."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = 2 * torch.randn(shape, generator=generator, dtype=DOUBLE)
+    if shape[-1] > 30:
+        theta[0, 3], theta[0, 5] = -torch.inf, torch.inf
+    return theta.to(dtype), sizes(shape, generator)
+
+
+def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
+    """Inclusion probabilities, among them 0 and 1 in long rows, and their sums."""
+    theta, k = positions(shape, DOUBLE, seed)
+    return sigmoid_topk(theta, k).to(dtype), k
+
+
+def seed_for(x: Tensor) -> Tensor:
+    return torch.tensor([SEED], device=x.device)
+
+
+def order_kernel(theta: Tensor, k: Tensor, noise: str) -> Outputs:
+    return (launch_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
+
+
+def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
+    return (order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
+
+
+def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
+    return launch_draw(theta, number.long(), number, torch.zeros(1).long(), 1, SINGLE, noise)
+
+
+def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
+    return (launch_tournament(probs, k, seed_for(probs), DRAWS, probs.dtype),)
+
+
+def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
+    return (pivotal_draw(probs, k, seed_for(probs), DRAWS, probs.dtype),)
+
+
+def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
+    return launch_tournament(probs, number.long(), torch.zeros(1).long(), 1, SINGLE)
+
+
+def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
+    """Weights with which units take the seat, their sums with those that keep it, and numbers that decide the kinds."""
+    take, keep, kind = torch.rand(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+    return take, take + keep, kind
+
+
+def kind_of(number: Tensor) -> Tensor:
+    """The first seat is empty and the second unit chosen without a duel."""
+    place = torch.arange(number.shape[-1], device=number.device).expand(number.shape)
+    return kinds((number < 0.3) & (place > 0), place == 0, place == 1)
+
+
+def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
+    return (launch_ordered_duels(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+
+
+def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
+    return (ordered_duels_draw(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+
+
+def duels_compile(take: Tensor, *_: Tensor) -> object:
+    return launch_ordered_duels(take, take, take.byte(), torch.zeros(1).long(), 1, SINGLE)
+
+
+def draws() -> list[KernelCase]:
+    orders = [
+        KernelCase(
+            f"order_{noise}_draw",
+            partial(order_kernel, noise=noise),
+            partial(order_reference, noise=noise),
+            positions,
+            [(3, 1), (2, 33), (2, 1000), (1, 20_000)] if noise == "logistic" else [(2, 33)],
+            partial(order_compile, noise=noise),
+            COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
+        )
+        for noise in NOISES
+    ]
+    return [
+        *orders,
+        KernelCase(
+            "tournament",
+            tournament_kernel,
+            tournament_reference,
+            probabilities,
+            [(3, 1), (2, 33), (1, 600)],
+            tournament_compile,
+            COMPILED_TOURNAMENT,
+        ),
+        KernelCase(
+            "ordered_duels",
+            duels_kernel,
+            duels_reference,
+            duels,
+            [(3, 1), (2, 33), (1, 3000)],
+            duels_compile,
+            COMPILED_DUELS,
+        ),
+    ]

@@ -1,0 +1,90 @@
+"""Draws from counters and a seed: their law, which the kernels' tests then need not look at, and the operators."""
+
+import itertools
+
+import pytest
+import torch
+
+from khot import sigmoid_topk
+from khot.kernels import backend, dispatch, order_sampling
+from khot.kernels.order_draw import NOISES, order_draw, rank_centre
+from khot.kernels.philox import draw_seed, random_words
+from khot.kernels.tournament import pivotal_draw
+from tests import gof
+
+THETA = torch.tensor([[0.5, -1.0, 2.0, 0.0, -3.0, 1.0], [0.0, 5.0, 0.2, -0.4, 0.1, -8.0]], dtype=torch.float64)
+K = torch.tensor([3, 2])
+SEED = torch.tensor([0x123456789ABCDEF])
+
+
+def k_hot(n, k):
+    subsets = torch.tensor(list(itertools.combinations(range(n), k)))
+    return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, subsets, 1)
+
+
+def test_philox():
+    """Against the known answer that its authors publish for counter and key 0."""
+    words = random_words(torch.zeros(1).long(), 1, 1)
+    assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_law_of_order_sampling(noise):
+    draws = order_draw(THETA, K, rank_centre(THETA, K), SEED, 20_000, torch.float64, noise)
+    for row, k in enumerate(K.tolist()):
+        support = k_hot(6, k)
+        log_prob = order_sampling.log_prob(NOISES[noise], THETA[row], k, support)
+        gof.check_sampler(draws[:, row], support, log_prob.exp())
+
+
+def test_law_of_the_tournament():
+    probs = torch.stack([sigmoid_topk(THETA[0], 3), torch.tensor([0.0, 1.0, 0.5, 0.5, 0.3, 0.7]).double()])
+    draws = pivotal_draw(probs, torch.tensor([3, 3]), SEED, 6000, torch.float64)
+    gof.check_k_hot(draws, 3)
+    for row in (0, 1):
+        gof.check_inclusion(draws[:, row], probs[row])
+    equal = pivotal_draw(torch.full((1, 7), 3 / 7).double(), torch.tensor([3]), SEED, 10_000, torch.float64)
+    gof.check_pairs(equal[:, 0], torch.full((7, 7), 1 / 7).double())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["order", "pivotal"])
+def test_operators(kind):
+    """What accelerators without Triton run, or compiled graphs on them."""
+    seed = draw_seed(THETA.device)
+    if kind == "order":
+        operator, arguments = order_draw, (THETA, K, rank_centre(THETA, K), seed, 4, torch.float32, "logistic")
+        registered = torch.ops.khot.order_draw.default
+    else:
+        operator, arguments = pivotal_draw, (sigmoid_topk(THETA, K), K, seed, 4, torch.float32)
+        registered = torch.ops.khot.pivotal_draw.default
+    value = operator(*arguments)
+    assert value.shape == (4, 2, 6) and value.dtype == torch.float32
+    gof.check_k_hot(value, K)
+    torch.library.opcheck(registered, arguments)
+    tensors, rest = arguments[: 3 + (kind == "order")], arguments[3 + (kind == "order") :]
+    for randomness in ("different", "same"):
+
+        def draw(*row, randomness=randomness):
+            return operator(*row, draw_seed(THETA.device), *rest)
+
+        mapped = torch.vmap(draw, in_dims=0, randomness=randomness)(*tensors[:-1])
+        assert mapped.shape == (2, 4, 6)
+        gof.check_k_hot(mapped.movedim(0, 1), K)
+
+
+def test_seeds_come_from_the_generator():
+    torch.manual_seed(3)
+    first, second = draw_seed(torch.device("cpu")), draw_seed(torch.device("cpu"))
+    torch.manual_seed(3)
+    assert torch.equal(first, draw_seed(torch.device("cpu"))) and not torch.equal(first, second)
+
+
+def test_few_long_rows_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(dispatch, "_obstacle", lambda device: None)
+    long = torch.empty(1, dispatch.LONG_DRAW + 1, device="meta")
+    assert not dispatch.fuses_draws(long, 1000)
+    with backend("triton"):
+        assert not dispatch.fuses_draws(long, dispatch.MANY_DRAWS - 1)
+        assert dispatch.fuses_draws(long, dispatch.MANY_DRAWS) and dispatch.fuses_draws(long[:, 1:], 1)
+        assert not dispatch.fuses_draws(long, 1000, dispatch.LONG_DRAW)

@@ -1,0 +1,108 @@
+"""The order maps through their Triton kernels: on an accelerator, or in the interpreter in a process made for it."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+if not INTERPRETED:
+    pytestmark = pytest.mark.gpu
+    if not torch.cuda.is_available():
+        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+
+import khot.kernels
+from khot import soft_permutation, soft_rank, soft_sort
+from khot.kernels import lapsum, lapsum_triton
+from khot.kernels.dispatch import sorts_on_chip
+from khot.kernels.slices import slice_weights, slice_weights_derivative
+from tests.inputs import normal
+
+MAPS = [soft_rank, soft_sort, soft_permutation]
+every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
+
+
+def on_device(*shape, **options):
+    return normal(*shape, **options).to(DEVICE)
+
+
+def against_torch(function, *arguments):
+    found = function(*arguments)
+    with khot.kernels.backend("torch"):
+        expected = function(*arguments)
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("order_map", [soft_rank, soft_sort], ids=["rank", "sort"])
+def test_rows_beyond_the_chip(order_map):
+    x, scale = on_device(2, 1100).requires_grad_(), torch.tensor([0.3, 1e-3], device=DEVICE).double()
+    assert not sorts_on_chip(x)
+
+    def both(x, scale):
+        y = order_map(x, scale)
+        return y, *torch.autograd.grad(y.square().sum(), x)
+
+    against_torch(both, x, scale)
+
+
+def test_more_tiles_than_are_composed_at_a_time(monkeypatch):
+    monkeypatch.setattr(lapsum_triton, "CARRIES", 2)
+    z, left, right = on_device(2, 5000, scale=100.0).sort(-1).values, on_device(2, 5000), on_device(2, 5000, seed=1)
+    found, expected = lapsum_triton.launch_decayed_sums(z, left, right), lapsum._by_doubling(z, left, right)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@every_map
+def test_derivatives_of_every_kind(order_map):
+    x, scale = on_device(2, 5).requires_grad_(), on_device(2).abs().requires_grad_()
+    assert sorts_on_chip(x)
+
+    def derivatives(x, scale):
+        y = order_map(x, scale)
+        first = torch.autograd.grad(y.square().sum(), (x, scale), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, scale))
+        directions = torch.stack([torch.ones_like(y), y.detach()])
+        batched = torch.autograd.grad(order_map(x, scale), (x, scale), directions, is_grads_batched=True)
+        _, forward = torch.func.jvp(order_map, (x.detach(), scale.detach()), (x.detach(), scale.detach()))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.detach(), x.detach())
+            tangent = torch.autograd.forward_ad.unpack_dual(order_map(dual, 0.5)).tangent
+        alone = torch.autograd.grad(order_map(x.detach(), scale).square().sum(), scale)
+        return *first, *second, *batched, forward, tangent, *alone
+
+    against_torch(derivatives, x, scale)
+
+
+@every_map
+def test_ties_and_symmetry(order_map):
+    """F is a whole number where items tie, and points and items have to agree on which side they are."""
+    x = torch.tensor([[-1.0, 0, 0, 1], [2, 2, 2, 2], [0.1, 0.3, 0.3, 0.5], [-9, 3, 3, 15]], device=DEVICE).double()
+    x = torch.cat([x, x / 3, -x], -1).requires_grad_()
+
+    def both(x):
+        y = order_map(x, 0.7)
+        return y, *torch.autograd.grad((y * torch.arange(12.0, device=DEVICE)).sum(), x)
+
+    against_torch(both, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_permutation_is_doubly_stochastic(dtype):
+    """Also far from 0 in units of the scale, where a float32 has no digits left for the distances."""
+    x = on_device(1, 140, dtype=dtype)
+    for scale in (1e-5, 0.05, 1e4):
+        matrix = soft_permutation(x, scale)
+        assert (matrix >= 0).all()
+        for dim in (-1, -2):
+            error = (matrix.double().sum(dim) - 1).abs().max().item()
+            assert error <= (1e-6 if dtype == torch.float32 else 1e-13)
+
+
+def test_slices_of_any_cuts():
+    """Also where no items lie between two cuts, or many."""
+    z, order = on_device(2, 40).sort(-1)
+    t, grad = (3 * on_device(2, 39, seed=1)).sort(-1).values, on_device(2, 40, 40)
+    against_torch(lambda: (slice_weights(z, order, t, torch.float64), *slice_weights_derivative(z, order, t, grad)))
