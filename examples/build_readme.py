@@ -76,9 +76,8 @@ class Example(NamedTuple):
     name: str
     summary: str
     usage: str
-    tables: list[str]
+    shown: list[Path]  # figures and tables, each figure before its table
     documents: list[dict[str, Any]]
-    figures: list[Path]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
@@ -101,11 +100,11 @@ def read_example(name: str, names: list[str], folder: Path, results: Path) -> Ex
     doc = ast.get_docstring(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))) or ""
     summary, _, rest = doc.partition("\n")
     usage = next((line.split("  ")[0] for line in map(str.strip, rest.splitlines()) if line.startswith("python ")), "")
-    mine = [path for path in sorted(results.glob("*")) if owner(path.stem, names) == name]
-    texts = {suffix: [path for path in mine if path.suffix == suffix] for suffix in (".md", ".json", ".png")}
-    tables = [path.read_text(encoding="utf-8").strip() for path in texts[".md"]]
-    documents = [json.loads(path.read_text(encoding="utf-8")) for path in texts[".json"]]
-    return Example(name, summary, usage, tables, documents, texts[".png"])
+    mine = [path for path in results.glob("*") if owner(path.stem, names) == name]
+    mine.sort(key=lambda path: (path.stem, path.suffix != ".png"))
+    shown = [path for path in mine if path.suffix in (".png", ".md")]
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in mine if path.suffix == ".json"]
+    return Example(name, summary, usage, shown, documents)
 
 
 def provenance(example: Example) -> str:
@@ -137,9 +136,12 @@ def section(example: Example, relative: str) -> str:
     if example.usage:
         parts.append(f"    {example.usage}")
     parts.append(provenance(example))
-    parts += [f"![{path.stem}]({relative}/{path.name})" for path in example.figures]
-    parts += example.tables
-    if not (example.figures or example.tables):
+    for path in example.shown:
+        if path.suffix == ".png":
+            parts.append(f"![{path.stem}]({relative}/{path.name})")
+        else:
+            parts.append(path.read_text(encoding="utf-8").strip())
+    if not example.shown:
         parts.append("Not run yet.")
     return "\n\n".join(part for part in parts if part)
 

@@ -29,6 +29,7 @@ matplotlib.use("Agg")  # write files, open no window
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from scipy.stats import t as student
 from torch import Tensor
 from tqdm import tqdm
@@ -214,4 +215,7 @@ def save_figure(figure: Figure, args: argparse.Namespace, name: str) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.png"
     figure.savefig(path, dpi=120)
+    with Image.open(path) as image:  # 256 colours will do, and take a third of the space
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(f"figure: {path}")

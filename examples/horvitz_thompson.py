@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> Table:
     if not 0 < args.k < args.units:
         parser.error(f"--k must lie between 0 and --units, but got {args.k} and {args.units}")
 
-    columns = {BIAS: ".1f", THEORY: ".2f", SIMULATED: ".2f", VARIANCE_BIAS: ".0f", COVERAGE: ".1f"}
+    columns = {BIAS: ".1f", THEORY: ".2f", SIMULATED: ".2f", VARIANCE_BIAS: ".1f", COVERAGE: ".1f"}
     table = Table(f"Totals estimated from {args.k} of {args.units} units", columns)
     first = None
     for seed, progress in each_seed(args, steps=8):

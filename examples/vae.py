@@ -1,7 +1,8 @@
 """Variational autoencoders with k-hot latent vectors: which way to draw and differentiate them gives the best bound?
 
-    python examples/vae.py                                             scikit-learn's digits, ten vectors
-    python examples/vae.py --data mnist --data-dir DIR --latents ten single
+    python examples/vae.py                                        scikit-learn's digits, codes of ten vectors
+    python examples/vae.py --latents ten single                   both kinds of codes, in twice the time
+    python examples/vae.py --data mnist --data-dir DIR            MNIST, where you have its files
 
 An image is encoded as k-hot vectors: ten of them with n = 10 and k = 5 ("ten"), or a single one with n = 100, k = 50
 on digits and n = 1000, k = 500 otherwise ("single"). Given its code, the pixels of a digit are independent binomial
@@ -271,8 +272,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Table]:
     parser = example_parser(__doc__, data=("digits", "mnist", "fashion-mnist"))
     parser.add_argument("--latents", nargs="+", choices=("ten", "single"), default=["ten"])
     parser.add_argument("--priors", nargs="+", choices=("exact", "per-item"), default=["exact", "per-item"])
-    parser.add_argument("--epochs", type=int, default=20, help="of training (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=10, help="of the code of a test image (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=15, help="of training (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=4, help="of the code of a test image (default: %(default)s)")
     smoke = {"seeds": 2, "epochs": 1, "draws": 1, "priors": ["exact"]}
     args = parse(parser, arguments, smoke)
 

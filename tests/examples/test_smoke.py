@@ -24,7 +24,7 @@ NAMES = (*PERCENT, "horvitz_thompson", "polynomial_programming")
 @pytest.mark.parametrize("name", NAMES)
 def test_runs(name, tmp_path, capsys):
     table = importlib.import_module(name).main(["--smoke", "--out", str(tmp_path)])
-    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{name}.png").stat().st_size > 3_000
     document = json.loads((tmp_path / f"{name}.json").read_text())
     assert document["rows"].keys() == table.scores.keys() and document["findings"]
     assert name not in PERCENT or all(
