@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
 ]
-# The longest formulas at the largest size everywhere, and all families on one target; `python -m tests.kernels.aot` takes
+# The longest formulas at the largest size everywhere, all families on one target; `python -m tests.kernels.aot` takes
 # all kernels at all sizes.
 LARGEST = "_(normal|clip_power|k10)$"
 ALL_SIZES = "_(logistic|normal|clip_power|exp|k10)$|exponential_draw"
