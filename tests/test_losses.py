@@ -59,32 +59,30 @@ def test_oracle_of_the_signed_map(case):
     assert loss.item() == pytest.approx(case["f"], rel=1e-13)
 
 
-def feasible(kind, n=6, k=2.5, seed=0):
+def feasible(kind, n=6, k=2.5, seed=0, rows=4):
     """A target in the interior of the domain, from another map than the one under test."""
+    x = normal(rows, n, seed=seed)
     if kind == "mask":
-        return sigmoid_topk(normal(4, n, seed=seed), k)
-    return 0.3 * normal(4, n, seed=seed).tanh() if kind == "signed" else normal(4, n, seed=seed)
+        return sigmoid_topk(x, k)
+    return 0.3 * x.tanh() if kind == "signed" else x
 
 
 @pytest.mark.parametrize("p", [2.0, 1.5])
 @pytest.mark.parametrize("kind", KINDS)
 class TestFenchelYoung:
     def test_is_positive_and_zero_at_its_own_target(self, kind, p):
-        for seed in range(20):
-            x = 2 * normal(4, 6, seed=seed)
-            loss = partial(fenchel_young_topk_loss, x, k=2.5, strength=0.7, p=p, kind=kind, reduction="none")
-            assert (loss(feasible(kind, seed=seed + 100)) > 0).all()
-            own = loss(KINDS[kind](x, 2.5, 0.7, p))
-            torch.testing.assert_close(own, torch.zeros_like(own), rtol=0, atol=1e-13)
+        x = 2 * normal(80, 6)
+        loss = partial(fenchel_young_topk_loss, x, k=2.5, strength=0.7, p=p, kind=kind, reduction="none")
+        assert (loss(feasible(kind, seed=100, rows=80)) > 0).all()
+        own = loss(KINDS[kind](x, 2.5, 0.7, p))
+        torch.testing.assert_close(own, torch.zeros_like(own), rtol=0, atol=1e-13)
 
     def test_is_convex(self, kind, p):
-        target = feasible(kind, seed=7)
-        for seed in range(20):
-            a, b = normal(4, 6, seed=seed), 3 * normal(4, 6, seed=seed + 50)
-            left, right, middle = (
-                fenchel_young_topk_loss(x, target, 2.5, 0.7, p, kind, "none") for x in (a, b, (a + b) / 2)
-            )
-            assert (middle <= (left + right) / 2 + 1e-13).all()
+        target, a, b = feasible(kind, seed=7, rows=80), normal(80, 6), 3 * normal(80, 6, seed=50)
+        left, right, middle = (
+            fenchel_young_topk_loss(x, target, 2.5, 0.7, p, kind, "none") for x in (a, b, (a + b) / 2)
+        )
+        assert (middle <= (left + right) / 2 + 1e-13).all()
 
     @pytest.mark.slow
     def test_derivatives(self, kind, p):

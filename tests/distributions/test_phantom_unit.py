@@ -25,6 +25,9 @@ WRAPPED = {
     "pivotal": (Pivotal, {"order": "fixed"}),
 }
 every_wrapped = pytest.mark.parametrize("name", WRAPPED)
+one_quickly = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if i else []) for i, name in enumerate(WRAPPED)]
+)
 
 
 def make(name, **kwargs):
@@ -122,7 +125,7 @@ def test_rows_of_different_size(name):
     assert make(name, probs=PROBS[2]).sample_indices((7,)).shape == (7, 2)
 
 
-@every_wrapped
+@one_quickly
 def test_gradients(name):
     """Nothing holds the sum of the probabilities, so the identities of a score hold in every coordinate."""
     logits = PROBS[0].logit().requires_grad_()
@@ -220,7 +223,7 @@ def test_straight_through_learns_a_size():
     assert learned.mode.tolist() == [1, 0, 1, 0, 1] and learned.mean.sum().item() == pytest.approx(3, abs=0.2)
 
 
-@every_wrapped
+@one_quickly
 def test_enumeration_in_pyro(name):
     pyro.clear_param_store()
     logits, cost = PROBS[0].logit(), tensor([0.3, 1.0, -0.5, 0.2])

@@ -39,6 +39,13 @@ OTHERS = {  # that are no members of the registry
 SITES = {case.name: case.make for case in SCORED} | OTHERS
 SEEN = torch.tensor([0.1, -0.4, 0.8], dtype=torch.float64)
 every_site = pytest.mark.parametrize("make", SITES.values(), ids=SITES)
+some_quickly = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if i > 4 else [])
+        for i, (name, make) in enumerate(SITES.items())
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +71,7 @@ def hierarchy(make):
 conditional_poisson_model = hierarchy(ConditionalPoisson)
 
 
-@every_site
+@some_quickly
 def test_log_prob_shapes_and_predictive(make):
     model = hierarchy(make)
     trace = poutine.trace(model).get_trace()
@@ -76,7 +83,7 @@ def test_log_prob_shapes_and_predictive(make):
         assert make(logits=LOGITS.expand(4, 3, 5), k=K).support.check(draws["x"]).all()
 
 
-@every_site
+@some_quickly
 def test_inspection(make):
     model = hierarchy(make)
     relations = get_model_relations(model)

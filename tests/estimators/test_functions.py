@@ -24,7 +24,7 @@ def recorded(f):
     return g, calls
 
 
-@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("num_samples", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("design_case", [*DESIGNS, PHANTOM], ids=lambda case: case.name)
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_every_cell_works_or_says_why_not(case, design_case, num_samples):

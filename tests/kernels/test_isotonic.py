@@ -51,7 +51,16 @@ def test_works_without_scipy(monkeypatch):
 
 
 @pytest.mark.parametrize("magnitude", [False, True])
-@pytest.mark.parametrize("p", [2.0, 1.8, 1.5, 4 / 3, 1.1])
+@pytest.mark.parametrize(
+    "p",
+    [
+        2.0,
+        pytest.param(1.8, marks=pytest.mark.slow),
+        1.5,
+        pytest.param(4 / 3, marks=pytest.mark.slow),
+        pytest.param(1.1, marks=pytest.mark.slow),
+    ],
+)
 def test_pooling_and_dual_ascent_agree(p, magnitude):
     s, w = normal(4, 25).abs().sort(descending=True).values, normal(4, 25, seed=1).abs()
     w[3] = (torch.arange(25) < 10).double()

@@ -127,7 +127,9 @@ class RaisedCosine(Link):
         return torch.asin(p.sqrt()) * (2 / torch.pi)
 
 
-@pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(0.05, marks=pytest.mark.slow), 1.0, pytest.param(20.0, marks=pytest.mark.slow)]
+)
 def test_a_compact_link_of_a_user(scale):
     x = torch.randn(4, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
     link = RaisedCosine()

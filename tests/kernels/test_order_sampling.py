@@ -92,7 +92,7 @@ def test_enumeration(noise, scale):
 
 
 @every_noise
-@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0, 50.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, pytest.param(8.0, marks=pytest.mark.slow), 50.0])
 def test_probabilities_add_up_by_themselves(noise, scale):
     """Nothing is normalised: P(i in S) and P(i not in S) are integrals, whose sums are checks of the quadrature."""
     for n, k in SIZES:
@@ -104,7 +104,9 @@ def test_probabilities_add_up_by_themselves(noise, scale):
 
 
 @smooth_noise
-@pytest.mark.parametrize("k", [1, 10, 500, 999])
+@pytest.mark.parametrize(
+    "k", [1, pytest.param(10, marks=pytest.mark.slow), 500, pytest.param(999, marks=pytest.mark.slow)]
+)
 def test_long_rows_add_up(noise, k):
     theta = torch.stack([random_positions(1000, scale=scale) for scale in (1.0, 5.0, 50.0)])
     included, out = kernel._inclusion(noise, kernel._rows(theta, k))
