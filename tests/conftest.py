@@ -1,5 +1,15 @@
-"""One thread for all tests: their tensors are small, and threads that wait for each other cost more than they do."""
+"""One thread for all tests, and which of them are slow because of what they are given."""
 
+import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of a member that calls itself slow is slow."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(getattr(value, "slow", False) for value in parameters):
+            item.add_marker(pytest.mark.slow)

@@ -60,6 +60,7 @@ class DesignCase:
         has_log_prob, has_entropy, has_pairwise: Whether the member defines them, or else raises NotImplementedError.
         largest_scored_k: The largest k for which it has a log_prob.
         long_row: How many units it is quick for.
+        slow: Whether the quick tests do without it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class DesignCase:
     has_pairwise: bool = True
     largest_scored_k: float = math.inf
     long_row: int = 1000
+    slow: bool = False
 
 
 def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
@@ -293,6 +295,7 @@ DESIGNS = [
         pareto_exact_reference,
         has_entropy=False,
         has_pairwise=False,
+        slow=True,
     ),
     DesignCase(
         "pareto_plain",

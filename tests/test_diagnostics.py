@@ -32,6 +32,7 @@ def curved(x):
     return (x @ WEIGHT - 1).square()
 
 
+@pytest.mark.slow
 def test_default_estimators_on_a_linear_loss():
     torch.manual_seed(0)
     comparison = compare_estimators(ConditionalPoisson(logits=LOGITS, k=2), linear, num_samples=(1, 2), num_repeats=20)

@@ -17,7 +17,6 @@ float64 = torch.float64
 P = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=float64)
 Q = torch.tensor([[0.1, -0.3, 0.6, 0.2, 0.0], [1.0, 0.0, -0.5, -1.0, 0.8]], dtype=float64)
 SCORED = [case for case in DESIGNS if case.has_log_prob]
-COSTLY = "pareto_exact"
 
 
 def by_definition(p, q):
@@ -41,7 +40,7 @@ def by_definition(p, q):
             p,
             q,
             id=f"{p.name}-{q.name}",
-            marks=() if i == j - 1 and COSTLY not in (p.name, q.name) else pytest.mark.slow,
+            marks=() if i == j - 1 else pytest.mark.slow,
         )
         for (i, p), (j, q) in itertools.product(enumerate(SCORED), repeat=2)
     ],

@@ -231,7 +231,17 @@ def support_and_pmf(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return support, log_prob.exp()
 
 
-@pytest.mark.parametrize("n, k", [(4, 1), (5, 2), (8, 4), (9, 7), (50, 2), (51, 49)])
+@pytest.mark.parametrize(
+    "n, k",
+    [
+        (4, 1),
+        (5, 2),
+        (8, 4),
+        (9, 7),
+        pytest.param(50, 2, marks=pytest.mark.slow),
+        pytest.param(51, 49, marks=pytest.mark.slow),
+    ],
+)
 def test_sampler(n: int, k: int) -> None:
     torch.manual_seed(20 + n)
     logits = normal(n, scale=1.5)
@@ -305,6 +315,7 @@ def test_solve_logits_per_row_and_at_certain_units() -> None:
     assert limits.tolist() == [INF, -INF, -INF]  # what is left for the others is 0 to rounding
 
 
+@pytest.mark.slow
 def test_solve_logits_over_many_orders_of_magnitude() -> None:
     for k, seed in itertools.product((1, 2, 12), range(5)):
         probs = cps.inclusion_probabilities(normal(7, 24, seed=seed) ** 3 * 100, k)
