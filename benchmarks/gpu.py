@@ -50,6 +50,7 @@ class Operation(NamedTuple):
         function: The function.
         differentiable: Whether it is timed forward + backward too.
         reference: Whether there is a torch version of it to compare with.
+        random: Whether it draws, so that there is only the size of the result to check.
         matrix: Whether the result is (rows, n, n), which is what counts then; too large ones are left out.
         columns: How many times the size of x the result has otherwise.
     """
@@ -57,7 +58,7 @@ class Operation(NamedTuple):
     function: Callable[[Tensor, int], Tensor]
     differentiable: bool = True
     reference: bool = True
-    random: bool = False  # draws, of which there is the size to check
+    random: bool = False
     matrix: bool = False
     columns: int = 1
 
@@ -187,8 +188,8 @@ def measure(name: str, operation: Operation, x: Tensor, k: int, bandwidth: float
         for what in ("forward", "forward+backward")[: 1 + operation.differentiable]:
             both = what == "forward+backward"
             with khot.kernels.backend(backend):
-                call = forward_backward(operation.function, x, k) if both else partial(operation.function, x, k)
                 try:
+                    call = forward_backward(operation.function, x, k) if both else partial(operation.function, x, k)
                     device, eager = device_seconds(call), eager_seconds(call)
                 except torch.cuda.OutOfMemoryError:
                     torch.cuda.empty_cache()
@@ -241,18 +242,23 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {1e-9 * bandwidth:.0f} GB/s")
     table: list[dict[str, object]] = []
+    wrong: list[str] = []
     for shape in SHAPES:
         x, k = torch.randn(shape, device="cuda"), max(1, shape[1] // 10)
         for name, operation in OPERATIONS.items():
             if not operation.fits(x):
                 continue
             if operation.reference and not agrees(operation, x, k):
-                sys.exit(f"{name} is wrong at {shape}: not timed")
+                wrong.append(f"{name} is wrong at {shape}: not timed")
+                print(wrong[-1], flush=True)
+                continue
             for row in measure(name, operation, x, k, bandwidth):
                 table.append(row)
                 print(*(f"{value!s:>18}" for value in list(row.values())[:-1]), flush=True)
             write_csv(options.csv, table)
     plot(table)
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":
