@@ -17,12 +17,9 @@ import khot.kernels
 from khot.kernels import conditional_poisson as cps
 from khot.kernels import forest
 from tests import gof, oracle
+from tests.inputs import normal
 
 CASES = [case for case in oracle.cases("conditional_poisson") if not INTERPRETED or case.id in ("cps-009", "cps-016")]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def close(actual: Tensor, expected: Tensor | float) -> None:
