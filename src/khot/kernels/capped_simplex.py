@@ -29,6 +29,7 @@ from .links import LOGISTIC, Link, TailSums
 from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
+FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
 GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
 DISTANCES = (2**-20, 2**-10)  # in scales: how far from a kink a threshold is put that zeros and ones leave free
 NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
@@ -262,7 +263,7 @@ def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -
         t = t + step
         done = trivial | (step.abs() <= tolerance)
         left = len(done) - int(done.sum())
-        if remaining and 0 < 2 * left <= len(done):  # those few go on by themselves
+        if remaining and 0 < 2 * left <= len(done) and buffer.numel() > FEW_ITEMS:  # the others have no more work
             rest = (~done).nonzero().squeeze(-1)
             t[rest], done[rest] = _newton(rows.take(rest), t[rest], done[rest], remaining)
             break
