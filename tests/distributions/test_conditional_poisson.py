@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
+from torch.func import jacfwd, jacrev
 
 from khot import ConditionalPoisson
 from tests import gof
+from tests.inputs import normal
 from tests.oracle import cases, tensor
 
 
@@ -114,3 +116,18 @@ def test_long_rows_in_seconds():
     deviation = (value[:, likely].sum() - 20 * mean[likely].sum()) / (20 * (mean * (1 - mean))[likely].sum()).sqrt()
     assert deviation.abs() < 5  # the covariances are negative, so the variance is smaller still
     assert torch.isfinite(design.log_prob(value)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["logits", "entropy"])
+def test_second_derivatives_in_probs_agree_in_all_modes(output):
+    weight = normal(5, seed=1)
+
+    def function(probs):
+        design = ConditionalPoisson(probs=probs, k=2, validate_args=False)
+        return design.entropy() if output == "entropy" else design.logits @ weight
+
+    probs = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)
+    expected = jacrev(jacrev(function))(probs)
+    for mixed in (jacfwd(jacrev(function)), jacrev(jacfwd(function)), jacfwd(jacfwd(function))):
+        torch.testing.assert_close(mixed(probs), expected, rtol=1e-8, atol=1e-9)

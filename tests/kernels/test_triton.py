@@ -1,16 +1,11 @@
 """Every Triton kernel against its reference: on an accelerator, or in the interpreter in a process made for it."""
 
-import os
-
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-if not INTERPRETED:
-    pytestmark = pytest.mark.gpu
-    if not torch.cuda.is_available():
-        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
+
+pytestmark = kernel_marks()
 
 import khot.kernels
 from khot import lapsum_topk, normal_topk, sigmoid_topk, sorted_transport_topk, sparse_topk

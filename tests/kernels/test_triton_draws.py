@@ -1,16 +1,11 @@
 """Kernels that draw, beyond what every kernel is checked for: ties, sizes out of order, extremes of the noise."""
 
-import os
-
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-if not INTERPRETED:
-    pytestmark = pytest.mark.gpu
-    if not torch.cuda.is_available():
-        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+from tests.kernels.device import DEVICE, kernel_marks
+
+pytestmark = kernel_marks()
 
 import triton
 import triton.language as tl

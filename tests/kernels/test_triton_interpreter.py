@@ -71,6 +71,11 @@ def test_contract():
 
 
 @pytest.mark.slow
+def test_capped_softmax():
+    run_interpreted("tests/relaxations/test_capped_softmax.py", "-k", "all_units or extreme_gaps")
+
+
+@pytest.mark.slow
 def test_designs():
     draws = "sample_indices_are_those or single_units or (half_precision_logits and random)"
     run_interpreted("tests/distributions/test_order_sampling.py", "tests/distributions/test_pivotal.py", "-k", draws)

@@ -1,16 +1,11 @@
 """The order maps through their Triton kernels: on an accelerator, or in the interpreter in a process made for it."""
 
-import os
-
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-if not INTERPRETED:
-    pytestmark = pytest.mark.gpu
-    if not torch.cuda.is_available():
-        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+from tests.kernels.device import DEVICE, kernel_marks
+
+pytestmark = kernel_marks()
 
 import khot.kernels
 from khot import soft_permutation, soft_rank, soft_sort

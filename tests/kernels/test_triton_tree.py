@@ -1,17 +1,12 @@
 """Conditional Poisson designs through the kernels of the product tree: on an accelerator, or in the interpreter."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-if not INTERPRETED:
-    pytestmark = pytest.mark.gpu
-    if not torch.cuda.is_available():
-        pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
+
+pytestmark = kernel_marks()
 
 import khot.kernels
 from khot.kernels import conditional_poisson as cps
