@@ -6,7 +6,49 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
+
+_MODES = torch._C._TorchDispatchModeKey
+TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+
+
+def has_contents(*tensors: Tensor) -> bool:
+    """Whether there are numbers in these tensors, rather than a shape only, as a compiler and ``FakeTensorMode`` see.
+
+    Also of a tensor that a transform of torch.func wraps, where not everything lets Python look at them.
+    """
+    if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and _is_traced()):
+        return False
+    return not any(map(is_shape_only, tensors))
+
+
+def _is_traced() -> bool:
+    return any(torch._C._get_dispatch_mode(key) is not None for key in TRACERS)
+
+
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this is a meta or a fake tensor."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether this is many tensors inside of a vmap."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def can_look(*tensors: Tensor) -> bool:
+    """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
+    if torch._C._is_tracing() or not has_contents(*tensors):
+        return False
+    return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
@@ -20,9 +62,7 @@ def checks_contents(tensor: Tensor) -> bool:
 
 def looks_at_contents(*tensors: Tensor) -> bool:
     """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
-    return not torch.compiler.is_compiling() and all(
-        checks_contents(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
-    )
+    return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
 def check_scores(x: Any, dim: Any) -> None:
@@ -116,3 +156,13 @@ def check_count(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be an int, but got {value!r}")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
+
+
+def check_generator(generator: Any, device: torch.device) -> None:
+    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
+    if device.type not in (generator.device.type, "meta"):
+        raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")

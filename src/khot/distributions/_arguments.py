@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from khot._validation import expanded
+from khot._validation import can_look, expanded
 
 
 class Vector(constraints.Constraint):
@@ -58,6 +58,6 @@ def checked_order(order: Any) -> str:
 
 def in_short(value: Any) -> Any:
     """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
-    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
+    if isinstance(value, Tensor) and (value.numel() != 1 or not can_look(value)):
         return tuple(value.shape)
     return getattr(value, "__name__", value)

@@ -15,21 +15,22 @@ from numbers import Real
 from typing import Any, cast
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, expanded
+from khot._validation import check_generator, checked_positive, expanded
 from khot.constraints import capped_simplex
+from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
 from ._arguments import Vector, checked_param, checked_size, in_short
+from .base import KHotDistribution
 from .design import Relaxation
 
 
-class RelaxedKHot(TorchDistribution):
+class RelaxedKHot(KHotDistribution):
     r"""A random point of the capped simplex: ``relaxation(logits + g, k, temperature)`` with standard Gumbel noise g.
 
     ``rsample`` is reparametrised: differentiable in ``logits``, ``temperature`` and ``k``. As the temperature falls to
@@ -90,7 +91,7 @@ class RelaxedKHot(TorchDistribution):
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         self.k = _checked_sum(k, logits)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._validate_args:
+        if self._checks_contents():
             self._validate_contents()
 
     def _validate_contents(self) -> None:
@@ -126,14 +127,15 @@ class RelaxedKHot(TorchDistribution):
     def support(self) -> constraints.Constraint:
         return capped_simplex(self.k)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self._relaxed(self._scores(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self.logits.device)
+        return self._relaxed(self._scores(sample_shape, generator))
 
-    def _scores(self, sample_shape: SizeLike) -> Tensor:
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.logits.device)
-        exponential = -uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()
+        u = uniform(shape, torch.float64, self.logits.device, generator)
+        exponential = -u.clamp(min=torch.finfo(u.dtype).tiny).log()
         return self.logits.to(dtype) - exponential.log().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
@@ -157,11 +159,12 @@ class RelaxedKHot(TorchDistribution):
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
         if self._validate_args:
             self._validate_sample(value)
-            if not self._varies.all():
-                raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        checks = self._checks_contents(value)
+        if checks and not self._varies.all():
+            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
         z = log_odds(value)
         on_boundary = z.isinf().any(-1) | ~self._varies
-        if self._validate_args and on_boundary.any():
+        if checks and on_boundary.any():
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
@@ -215,8 +218,9 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         k = checked_size(k, checked_param("logits", logits))
         super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        scores = self._scores(sample_shape)
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self.logits.device)
+        scores = self._scores(sample_shape, generator)
         relaxed = self._relaxed(scores)
         # Of the scores, which tell apart what rounds to the same number.
         hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator
 from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
 from khot.relaxations import topk_mask
@@ -60,8 +61,9 @@ class Sampford(SamplingDesign):
         """The k-hot vector of the k largest probabilities."""
         return topk_mask(self.probs, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return kernel.sample(self._balanced.detach(), self._size, tuple(sample_shape)).to(self._param.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        return kernel.sample(self._balanced.detach(), self._size, tuple(sample_shape), generator).to(self._param.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from khot._validation import check_count
+from khot._validation import can_look, check_count
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.subsets import k_hot_vectors
@@ -20,7 +20,14 @@ Stretch = Callable[[], Tensor]  # makes a part of the support, (m, *1 for each b
 
 
 @declares(unbiased=True)
-def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: int = 4096) -> Tensor:
+def enumerated(
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    chunk_size: int = 4096,
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""The exact E[f(x)] with its exact gradient, for small C(n, k).
 
     .. math:: E[f(x)] = \sum_x p(x) f(x)
@@ -34,6 +41,7 @@ def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: 
         f: Maps values ``(m, *batch_shape, n)`` to losses ``(m, *batch_shape)``, for any m.
         num_samples: Taken for the sake of the common calling convention; the result does not depend on it.
         chunk_size: Number of vectors that f gets at a time.
+        generator: Taken like ``num_samples``.
 
     Returns:
         Tensor of shape ``batch_shape``, E[f(x)].
@@ -99,7 +107,15 @@ def _listed(k: int, start: int, stop: int, like: Tensor) -> Tensor:
 
 
 def _sizes(support: k_hot) -> range:
-    lower, upper = (torch.as_tensor(k, device="cpu").unique().tolist() or [0] for k in (support.k, support.upper))
+    lower, upper = (_distinct(k) for k in (support.k, support.upper))
     if len(lower) > 1 or len(upper) > 1:
         raise NotImplementedError(f"enumerated needs the same k in all rows, but got k in {sorted({*lower, *upper})}")
     return range(lower[0], upper[0] + 1)
+
+
+def _distinct(k: int | Tensor) -> list[int]:
+    if not isinstance(k, Tensor):
+        return [k]
+    if not can_look(k):
+        raise NotImplementedError("enumerated needs `k` as an int where contents of tensors cannot be looked at")
+    return k.cpu().unique().tolist() or [0]

@@ -1,9 +1,11 @@
 """Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from khot.distributions import SamplingDesign
+from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
@@ -12,7 +14,9 @@ from .straight_through import StraightThrough
 
 
 @declares(unbiased=False)
-def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
+def pathwise(
+    design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
     r"""The mean of f over draws by ``rsample``, whose gradient is whatever these draws carry.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \nabla f(x_s), \qquad x_s = x(\theta, \text{noise}_s)
@@ -25,6 +29,7 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
         design: A distribution over vectors with ``has_rsample``.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -47,11 +52,13 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
             "StraightThrough(design), or use score_function, which needs only log_prob"
         )
-    return evaluate(f, design.rsample((num_samples,))).mean(0)
+    return evaluate(f, draw(design, (num_samples,), generator, "rsample")).mean(0)
 
 
 @declares(unbiased=False)
-def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> Tensor:
+def straight_through(
+    design: SamplingDesign, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
     """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
 
     The gradient is exact for linear f and biased to first order in the curvature of f. On
@@ -61,6 +68,7 @@ def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> T
         design: A sampling design; no ``log_prob`` is needed.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -75,7 +83,7 @@ def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> T
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    return pathwise(StraightThrough(design), f, num_samples)
+    return pathwise(StraightThrough(design), f, num_samples, generator=generator)
 
 
 @declares(unbiased=False)
@@ -86,6 +94,7 @@ def reinmax(
     *,
     temperature: float | Tensor = 1.0,
     relaxation: Relaxation | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
 
@@ -95,6 +104,7 @@ def reinmax(
         num_samples: Number of independent draws.
         temperature: As in :class:`~khot.ReinMax`.
         relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -110,4 +120,4 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples)
+    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples, generator=generator)

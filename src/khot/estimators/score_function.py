@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot.distributions.base import draw
+
 from ._convention import Loss, check_call, declares, evaluate
 
 NAMES = ("none", "moving_average", "leave_one_out")
@@ -50,7 +52,14 @@ class MovingAverage:
 
 
 @declares(unbiased=True)
-def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline: Baseline = "none") -> Tensor:
+def score_function(
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Baseline = "none",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Unbiased gradients for any f, differentiable or not: each draw is made likelier by how much better it is.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \big(f(x_s) - b_s\big) \nabla \log p(x_s) + \nabla f(x_s)
@@ -75,6 +84,7 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S; at least 2 for ``"leave_one_out"``.
         baseline: What is subtracted from the losses; no gradient goes through it.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -101,7 +111,7 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
     if not callable(baseline) and baseline not in NAMES:
         raise ValueError(f"`baseline` must be a function of the design or one of {NAMES}, but got {baseline!r}")
     check_call(design, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
-    values = design.sample((num_samples,))
+    values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values)
     surrogate = _surrogate(design, values, losses, baseline)
     if update := getattr(baseline, "update", None):

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._validation import can_look, check_generator
+from khot.kernels.random_numbers import exponential
+
 from ._convention import Loss, check_call, declares, evaluate
 
 STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
@@ -15,7 +18,12 @@ LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integ
 
 @declares(unbiased=True)
 def unordered_set(
-    design: Distribution, f: Loss, num_samples: int = 1, baseline: Literal["built_in", "none"] = "built_in"
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Literal["built_in", "none"] = "built_in",
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Unbiased gradients from a set B of S distinct draws, so that no evaluation of f is spent twice on one vector.
 
@@ -37,6 +45,7 @@ def unordered_set(
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of distinct draws, S; no more than there are vectors of positive probability.
         baseline: ``"built_in"`` for :math:`b_x`, or ``"none"``.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and with it the gradient for
@@ -63,22 +72,25 @@ def unordered_set(
     if baseline not in ("built_in", "none"):
         raise ValueError(f"`baseline` must be 'built_in' or 'none', but got {baseline!r}")
     check_call(design, num_samples)
-    values, log_rest = _draw(design, num_samples)
+    values, log_rest = _draw(design, num_samples, generator)
     return _surrogate(design, values, evaluate(f, values), log_rest, baseline)
 
 
 @torch.no_grad()
-def _draw(design: Distribution, num_samples: int) -> tuple[Tensor, Tensor]:
+def _draw(design: Distribution, num_samples: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """S distinct vectors ``(S, *batch_shape, n)`` and the log-probability of all others, ``batch_shape``."""
     support = design.enumerate_support(expand=False)
     log_prob = design.log_prob(support)
-    possible = int((log_prob > -torch.inf).sum(0).min()) if log_prob.numel() else len(support)
+    check_generator(generator, log_prob.device)
+    possible = len(support)
+    if log_prob.numel() and can_look(log_prob):
+        possible = int((log_prob > -torch.inf).sum(0).min())
     if num_samples > possible:
         raise ValueError(
             f"`num_samples` must not exceed the number of vectors of positive probability, {possible}, "
             f"but got {num_samples}: unordered_set draws distinct ones"
         )
-    gumbel = -torch.empty_like(log_prob).exponential_().log()
+    gumbel = -exponential(log_prob.shape, log_prob.dtype, log_prob.device, generator).log()
     drawn = (log_prob + gumbel).topk(num_samples, dim=0).indices
     log_rest = log_prob.scatter(0, drawn, -torch.inf).logsumexp(0)
     return support.expand(-1, *design.batch_shape, -1).take_along_dim(drawn.unsqueeze(-1), 0), log_rest

@@ -4,21 +4,22 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
 from khot.distributions import SamplingDesign
+from khot.distributions.base import KHotDistribution
 
 Scorer = SamplingDesign | Literal["none"] | None
 
 
-class DesignWrapper(TorchDistribution):
+class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
-    A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
+    A subclass defines ``rsample(sample_shape, *, generator=None)``. A tensor among its own attributes starts with
+    ``batch_shape``.
 
     Args:
         design: The design to draw from.
