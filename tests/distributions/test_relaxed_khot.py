@@ -153,7 +153,7 @@ def test_gradients_of_samples(cls):
 
 @pytest.mark.parametrize("k", [2, 2.5])
 def test_gradients_of_the_density(k):
-    start = (VALUE * k / 2).expand(3, 5)
+    start = sigmoid_topk(VALUE.logit(), k).expand(3, 5)
 
     def log_prob(logits, temperature, change):
         value = start + change - change.mean(-1, keepdim=True)  # whose sum is k, outside of which there is no density
