@@ -7,9 +7,10 @@ import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
+from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look, has_contents
+from khot._validation import can_look, checked_shape, has_contents
 
 
 class KHotDistribution(TorchDistribution):
@@ -54,10 +55,24 @@ class KHotDistribution(TorchDistribution):
         """Whether validation is on, and the checks of this library can look at these tensors and the parameters."""
         return bool(self._validate_args) and can_look(*tensors, *self._tensors())
 
+    def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
+        return Size(checked_shape("sample_shape", sample_shape) + self.batch_shape + self.event_shape)
+
     def _validate_sample(self, value: Tensor) -> None:
-        if self._has_contents(value):
-            super()._validate_sample(value)
+        """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
+        if not self._has_contents(value):
+            self._validate_shape(value)
             return
+        try:
+            super()._validate_sample(value)
+        except ValueError as error:
+            if "within the support" not in str(error) or not can_look(value, *self._tensors()):
+                raise
+            fits = cast(Constraint, self.support).check(value)
+            if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
+                raise
+
+    def _validate_shape(self, value: Tensor) -> None:
         try:
             shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         except RuntimeError:

@@ -28,7 +28,7 @@ class Brewer(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
         validate_args: Whether to check the contents of tensors.
@@ -54,9 +54,7 @@ class Brewer(SamplingDesign):
             probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
             return kernel.sample(probs, self.k, self._largest_k(), generator).to(self._param.dtype)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()
         if size > kernel.MAX_SIZE:
             known = isinstance(self._size, int) or can_look(self.k)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import check_generator
+from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
 from khot.kernels.dispatch import fuses_draws
@@ -83,7 +83,7 @@ class OrderSampling(SamplingDesign):
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
     def _fuses_draws(self, sample_shape: SizeLike) -> bool:
-        return fuses_draws(self._positions, math.prod(sample_shape))
+        return fuses_draws(self._positions, math.prod(checked_shape("sample_shape", sample_shape)))
 
     def _draw_fused(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype
@@ -94,9 +94,7 @@ class OrderSampling(SamplingDesign):
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
 
 

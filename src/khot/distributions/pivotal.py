@@ -49,7 +49,7 @@ class Pivotal(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         order: ``"random"`` or ``"fixed"``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
@@ -125,10 +125,8 @@ class Pivotal(SamplingDesign):
         u = uniform(shape, total.dtype, total.device, generator)
         return draw_in_order(duels.take, total, kind, u)
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _log_prob(self, value: Tensor) -> Tensor:
         duels = self._duels("log_prob")
-        if self._validate_args:
-            self._validate_sample(value)
         seat = (value.double() - duels.certain.double()).cumsum(-1) - duels.chosen  # s
         changes = seat != pad(seat[..., :-1], (1, 0))
         decides = changes | (seat == (~duels.crossing).double())

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
+from khot._validation import checked_shape
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 
@@ -58,7 +59,7 @@ class DesignWrapper(KHotDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, SamplingDesign):
                 value = value.expand(batch_shape)
