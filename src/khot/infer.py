@@ -17,6 +17,10 @@ from khot.relaxations import sigmoid_topk
 __all__ = ["KHotReparam"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class KHotReparam(Reparam):
     """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; in one of two forms.
 

@@ -35,3 +35,7 @@ __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put
     "straight_through",
     "unordered_set",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
