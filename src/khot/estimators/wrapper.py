@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pyro.distributions import TorchDistribution
+from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Size, Tensor
 from torch.autograd import Function
-from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
 from khot.distributions import SamplingDesign
@@ -109,6 +109,15 @@ class DesignWrapper(TorchDistribution):
                 f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
                 f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
+
+
+def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) -> TorchDistribution:
+    """``wrap`` of the design inside of a law that is made independent over batch dimensions, or masked."""
+    if isinstance(law, Independent):
+        return wrap_latents(law.base_dist, wrap).to_event(law.reinterpreted_batch_ndims)
+    if isinstance(law, MaskedDistribution):
+        return wrap_latents(law.base_dist, wrap).mask(law._mask)
+    return wrap(law)
 
 
 @register_kl(DesignWrapper, Distribution)
