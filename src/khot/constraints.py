@@ -23,6 +23,10 @@ from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmo
 __all__ = ["capped_simplex", "k_hot"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class _KHot(constraints.Constraint):
     """Vectors of zeros and ones with ``k`` ones, or with ``k`` to ``upper`` ones; exact, without a tolerance.
 

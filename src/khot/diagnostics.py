@@ -19,6 +19,11 @@ from khot.estimators import enumerated, reinmax, score_function, straight_throug
 
 __all__ = ["compare_estimators"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Loss = Callable[[Tensor], Tensor]
 Estimator = Callable[..., Tensor]
 

@@ -43,6 +43,11 @@ from khot.relaxations import (
 
 __all__ = ["FenchelYoungTopKLoss", "TopKCrossEntropy", "fenchel_young_topk_loss", "topk_cross_entropy"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 from torch.types import _size as SizeLike
 
 from khot._validation import can_look
@@ -71,6 +71,17 @@ def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
     """Batch and event shape for a parameter of this shape and what others there are, as ``infer_shapes`` wants them."""
     batch_shape = torch.broadcast_shapes(param[:-1], others.get("k", Size()))
     return batch_shape, Size(param[-1:])
+
+
+def check_scores_of(design: Distribution, scores: Any) -> None:
+    """``scores`` is a floating-point tensor ``(*sample_shape, *batch_shape, n)`` of the design."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"`scores` must be a tensor, but got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"`scores` must have a floating-point dtype, but got {scores.dtype}")
+    shape = design.batch_shape + design.event_shape
+    if scores.shape[max(scores.dim() - len(shape), 0) :] != shape:
+        raise ValueError(f"`scores` must have shape (..., {str(tuple(shape))[1:-1]}), but got {tuple(scores.shape)}")
 
 
 def checked_order(order: Any) -> str:

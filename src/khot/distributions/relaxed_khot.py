@@ -11,7 +11,8 @@ From z, up to a constant, to the first n - 1 entries of y, whose sum is given, i
 """
 
 import math
-from numbers import Real
+import operator
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,7 @@ from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
-from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from ._arguments import Vector, broadcast_with_k, check_scores_of, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution
 from .design import Relaxation
 
@@ -130,7 +131,35 @@ class RelaxedKHot(KHotDistribution):
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.logits.device)
-        return self._relaxed(self._scores(sample_shape, generator))
+        return self._draw(self._scores(sample_shape, generator))
+
+    def from_scores(self, scores: Tensor) -> Tensor:
+        r"""The draw that perturbed scores make: ``rsample`` for noise of your own, kept fixed or shared, say.
+
+        .. math:: \text{scores} = \theta + g, \quad g \text{ standard Gumbel noise}
+
+        Args:
+            scores: Perturbed logits ``(*sample_shape, *batch_shape, n)``. Derivatives go through them; scores without
+                a gradient get that of ``logits``, as if the noise had been added to these.
+
+        Returns:
+            Tensor like ``scores``, with the dtype of ``logits`` and the gradient that ``rsample`` has.
+
+        Raises:
+            TypeError: If ``scores`` is no floating-point tensor.
+            ValueError: If it has another shape.
+
+        Example:
+            >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
+            tensor([0.2689, 0.5000, 0.7311])
+        """
+        check_scores_of(self, scores)
+        if self.logits.requires_grad and not scores.requires_grad:
+            scores = scores + (self.logits - self.logits.detach())
+        return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        return self._relaxed(scores)
 
     def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
@@ -218,9 +247,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         k = checked_size(k, checked_param("logits", logits))
         super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self.logits.device)
-        scores = self._scores(sample_shape, generator)
+    def _draw(self, scores: Tensor) -> Tensor:
         relaxed = self._relaxed(scores)
         # Of the scores, which tell apart what rounds to the same number.
         hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())
@@ -241,4 +268,4 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return float(k)
+    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take integers only

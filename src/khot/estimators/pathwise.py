@@ -1,16 +1,18 @@
 """Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot.distributions import SamplingDesign
 from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
 from .reinmax import ReinMax
 from .straight_through import StraightThrough
+from .wrapper import wrap_latents
 
 
 @declares(unbiased=False)
@@ -27,7 +29,7 @@ def pathwise(
 
     Args:
         design: A distribution over vectors with ``has_rsample``.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S.
         generator: Source of randomness on the device of the parameters, torch's default one if None.
 
@@ -52,12 +54,12 @@ def pathwise(
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
             "StraightThrough(design), or use score_function, which needs only log_prob"
         )
-    return evaluate(f, draw(design, (num_samples,), generator, "rsample")).mean(0)
+    return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
 
 
 @declares(unbiased=False)
 def straight_through(
-    design: SamplingDesign, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
+    design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
 
@@ -65,8 +67,8 @@ def straight_through(
     :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
         generator: Source of randomness on the device of the parameters, torch's default one if None.
 
@@ -83,12 +85,13 @@ def straight_through(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    return pathwise(StraightThrough(design), f, num_samples, generator=generator)
+    check_call(design, num_samples)
+    return pathwise(wrap_latents(design, StraightThrough), f, num_samples, generator=generator)
 
 
 @declares(unbiased=False)
 def reinmax(
-    design: SamplingDesign,
+    design: Distribution,
     f: Loss,
     num_samples: int = 1,
     *,
@@ -99,8 +102,8 @@ def reinmax(
     """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
         temperature: As in :class:`~khot.ReinMax`.
         relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
@@ -120,4 +123,6 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples, generator=generator)
+    check_call(design, num_samples)
+    wrap = partial(ReinMax, temperature=temperature, relaxation=relaxation)
+    return pathwise(wrap_latents(design, wrap), f, num_samples, generator=generator)

@@ -87,7 +87,7 @@ class PerturbedTopK(PerturbedWrapper):
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw.
 
     ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.

@@ -26,7 +26,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
 
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw. ``mean`` and
     ``log_prob`` of the law are not known here. Under an ELBO name what scores a draw: ``log_prob=`` a design of the
-    same shape, or ``"none"``, which scores 0 and drops the entropy.
+    same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         temperature: Softness of the relaxation, T, with gradient; a positive number, or a tensor that broadcasts to the

@@ -55,15 +55,18 @@ class ReinMax(DesignWrapper):
         design: The design to draw from.
         temperature: Softness of :math:`\pi_\tau` as a multiple of the design's own; a positive number, or a tensor that
             broadcasts to the batch shape.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+            probabilities, or ``"none"`` for 0.
         relaxation: The map whose Jacobian is meant, for designs that do not know it: those made from ``probs``, such as
             ``probs=relaxation(logits, k, T)``, and those whose mean is no relaxation of their logits. The gradient wrt
             ``probs`` is such that through that relaxation it is the one above. Overrides what the design knows.
-        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
+            setting if None.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If ``temperature`` is out of range or a shape does not fit.
+        ValueError: If ``temperature`` is out of range, a shape does not fit, or with validation on the two designs
+            differ in size or inclusion probabilities.
         NotImplementedError: If the design knows no relaxation and none is given, or its slope at given probabilities is
             not known: that takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
             slope vanishes at the cap.
