@@ -154,7 +154,8 @@ def capped_simplex_map(
             selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
-        link: The link function.
+        link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
+            exported program only one that has a name, see :class:`Link`.
         dim: Axis of the ground set.
 
     Returns:
