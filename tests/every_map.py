@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +44,12 @@ class AnyMap:
     call: Callable[[Tensor, float | Tensor], Tensor]
     differentiable: bool = True
     slow: bool = False
+
+
+def quick_first(cases: dict[str, Any]) -> list[Any]:
+    """The values of a dictionary for ``parametrize``: the quick tests have to do with the first."""
+    marks = [[], *([pytest.mark.slow] for _ in cases)]
+    return [pytest.param(case, id=name, marks=mark) for (name, case), mark in zip(cases.items(), marks, strict=False)]
 
 
 def weights(x: Tensor) -> Tensor:

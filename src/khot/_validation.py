@@ -21,22 +21,32 @@ def has_contents(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and _is_traced()):
         return False
-    return not any(_is_shape_only(tensor) for tensor in tensors)
+    return not any(map(is_shape_only, tensors))
 
 
 def _is_traced() -> bool:
     return any(torch._C._get_dispatch_mode(key) is not None for key in TRACERS)
 
 
-def _is_shape_only(tensor: Tensor) -> bool:
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this is a meta or a fake tensor."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether this is many tensors inside of a vmap."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if torch._C._is_tracing() or not has_contents(*tensors):
+    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
         return False
     return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.every_map import MAPS
+from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 
 ROWS = {
@@ -41,13 +41,12 @@ def calls_of(case, x):
 
 def test_the_calls_are_seen():
     seen = {func.name() for case in MAPS for func, _ in calls_of(case, normal(3, 6))}
-    names = "capped_simplex_threshold odd_threshold isotonic sorted_transport decayed_sums soft_count_inverse slice_weights"
-    assert {f"khot::{name}" for name in names.split()} <= seen
+    thresholds = {"capped_simplex_threshold", "odd_threshold", "isotonic", "sorted_transport"}
+    others = {"sorted_transport_derivative", "decayed_sums", "soft_count_inverse", "slice_weights"}
+    assert {f"khot::{name}" for name in thresholds | others} <= seen
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(m, id=name, marks=[pytest.mark.slow] if i else []) for i, (name, m) in enumerate(ROWS.items())]
-)
+@pytest.mark.parametrize("make", quick_first(ROWS))
 @pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
 def test_results_are_like_their_fakes(case, make):
     for func, arguments in calls_of(case, make()):

@@ -5,9 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from khot import fenchel_young_topk_loss, topk_cross_entropy
-from tests.every_map import MAPS
+from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
-
 
 BASELINES = ("successive_softmax_topk", "rescaled_sigmoid_topk")
 INPUTS = {
@@ -43,10 +42,7 @@ def described(results, device=None):
 
 
 @pytest.mark.parametrize("case", MAPS, ids=lambda case: case.name)
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=name, marks=[pytest.mark.slow] if i else []) for i, (name, make) in enumerate(INPUTS.items())],
-)
+@pytest.mark.parametrize("make", quick_first(INPUTS))
 def test_shapes_of_maps_and_gradients(case, make):
     x = make()
     for i, softness in enumerate(softnesses(x)):
