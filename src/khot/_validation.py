@@ -46,7 +46,7 @@ def is_mapped(tensor: Tensor) -> bool:
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if torch._C._is_tracing() or not has_contents(*tensors):
+    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
         return False
     return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
@@ -114,7 +114,7 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
 
 
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
-    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of the softness."""
+    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
     if x.numel() == 0:
         return
     highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
@@ -125,8 +125,7 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
             f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
         )
-    value = torch.as_tensor(softness)
-    if not bool(((value > 0) & (value < torch.inf)).all()):
+    if isinstance(softness, Tensor) and not bool(((softness > 0) & (softness < torch.inf)).all()):
         raise ValueError(f"`{name}` must be positive and finite, but got {softness}")
 
 

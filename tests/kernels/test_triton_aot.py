@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +21,31 @@ ALL_SIZES = "_(logistic|normal|clip_power|exp|k10)$|exponential_draw"
 OTHERS = "tournament|duels|^(decayed_sums|order_gradient_(sort|permutation)|tree|pairs)$"
 
 
-def compile_for(target: str, cases: str, cache: Path) -> None:
+def run_compiler(cache: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.kernels.aot", "--targets", target, "--cases", cases]
+    command = [sys.executable, "-m", *arguments]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     sys.stdout.write(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    assert target in result.stdout, "nothing was compiled"
+    return result.stdout
+
+
+def compile_for(target: str, cases: str, cache: Path) -> None:
+    output = run_compiler(cache, "tests.kernels.aot", "--targets", target, "--cases", cases)
+    assert target in output, "nothing was compiled"
+
+
+@pytest.mark.slow
+def test_links_and_noises_that_a_kernel_does_not_know_do_not_compile(tmp_path):
+    lines = run_compiler(tmp_path, "tests.kernels.ladders").splitlines()
+    compiled = [line for line in lines if line.endswith(": known, compiled")]
+    refused = [
+        line for line in lines if re.search(": unknown, .*(unknown (link|noise)|no logarithm of this link)$", line)
+    ]
+    assert len(compiled) > 60 and len(refused) > 50
+    assert [line for line in lines if line not in compiled + refused] == []
 
 
 @pytest.mark.slow
