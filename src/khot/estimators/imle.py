@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, is_mapped, is_shape_only
+from khot._validation import checked_positive, is_dry_run, is_mapped
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, column, substitute_gradient
@@ -55,7 +55,7 @@ class AdaptiveStep:
         """The step for these perturbed scores and this cotangent; 0 where that is 0."""
         if is_mapped(scores) or is_mapped(g):
             raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: name a number")
-        if is_shape_only(scores) or is_shape_only(g):
+        if is_dry_run(scores, g):
             return 0.0
         norm = torch.linalg.vector_norm(g).item()
         size = torch.linalg.vector_norm(scores.masked_fill(scores.isinf(), 0)).item()
@@ -63,7 +63,7 @@ class AdaptiveStep:
 
     def update(self, gradient: Tensor) -> None:
         """Adapts to a gradient ``(..., n)`` of many draws."""
-        if is_shape_only(gradient):
+        if is_dry_run(gradient):
             return
         draws = max(gradient.shape[:-1].numel(), 1)
         self.entries = self.decay * self.entries + (1 - self.decay) * int(gradient.count_nonzero()) / draws

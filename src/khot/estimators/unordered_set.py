@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._validation import can_look, check_generator
+from khot._validation import all_true, can_look, check_generator, has_contents
 from khot.distributions.base import draw
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential
@@ -91,12 +91,11 @@ def _draw(design: Distribution, num_samples: int, generator: torch.Generator | N
     values = support.values(0, support.count)
     log_prob = design.log_prob(values)
     check_generator(generator, log_prob.device)
-    possible = support.count
-    if can_look(log_prob):
-        possible = int((log_prob > -torch.inf).sum(0).min())
-    if num_samples > possible:
+    possible = (log_prob > -torch.inf).sum(0)
+    if num_samples > support.count or (has_contents(log_prob) and not all_true(possible >= num_samples)):
+        most = int(possible.min()) if can_look(possible) else f"at most {support.count}"
         raise ValueError(
-            f"`num_samples` must not exceed the number of vectors of positive probability, {possible}, "
+            f"`num_samples` must not exceed the number of vectors of positive probability, {most}, "
             f"but got {num_samples}: unordered_set draws distinct ones"
         )
     gumbel = -exponential(log_prob.shape, log_prob.dtype, log_prob.device, generator).log()
