@@ -56,8 +56,9 @@ def check_passes(*arguments: str) -> None:
 def test_some_kernels():
     """By their ids, so that pytest refuses one that is not there."""
     compared = ("mask_logistic-2x33", "gradient_clip-1x20000", "tournament-3x1", "order_gradient_sort-2x33")
-    file = "tests/kernels/test_triton.py"
-    check_passes(*(f"{file}::test_against_reference[{case}]" for case in compared), f"{file}::test_gap_and_kink")
+    tests = [f"test_against_reference[{case}]" for case in compared]
+    tests += ["test_gap_and_kink", "test_a_wrong_kernel_is_rejected"]
+    check_passes(*(f"tests/kernels/test_triton.py::{test}" for test in tests))
 
 
 @pytest.mark.slow
