@@ -214,7 +214,7 @@ def _check_target(target: Tensor, k: float | Tensor, kind: str) -> None:
         return
     lowest = 0 if kind == "mask" else -1
     excess = target.abs().double().sum(-1) - k
-    slack = 64 * torch.finfo(target.dtype).eps * (1 + torch.as_tensor(k).abs())
+    slack = 64 * torch.finfo(target.dtype).eps * (1 + (k.abs() if isinstance(k, Tensor) else k))
     if bool(((target < lowest) | (target > 1)).any()):
         raise ValueError(
             f"`target` must lie in [{lowest}, 1] for kind={kind!r}, but ranges over [{target.min()}, {target.max()}]"
@@ -298,8 +298,7 @@ def topk_cross_entropy(
 
 def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
-    weights = p_k if isinstance(p_k, Tensor) else torch.tensor(p_k, dtype=torch.float64)
-    weights = weights.to(x.device)
+    weights = p_k.to(x.device) if isinstance(p_k, Tensor) else torch.tensor(p_k, dtype=torch.float64, device=x.device)
     if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
         raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
     sizes = torch.arange(1, len(weights) + 1, device=x.device)
