@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
-from khot._validation import expanded
+from khot._validation import check_choice, expanded
 
 
 class Vector(constraints.Constraint):
@@ -50,21 +50,9 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     return torch.full(param.shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
 
 
-def check_scores_of(design: Distribution, scores: Any) -> None:
-    """``scores`` is a floating-point tensor ``(*sample_shape, *batch_shape, n)`` of the design."""
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"`scores` must be a tensor, but got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"`scores` must have a floating-point dtype, but got {scores.dtype}")
-    shape = design.batch_shape + design.event_shape
-    if scores.shape[max(scores.dim() - len(shape), 0) :] != shape:
-        raise ValueError(f"`scores` must have shape (..., {str(tuple(shape))[1:-1]}), but got {tuple(scores.shape)}")
-
-
 def checked_order(order: Any) -> str:
-    if order not in ("fixed", "random"):
-        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-    return order
+    check_choice("order", order, ("fixed", "random"))
+    return str(order)
 
 
 def in_short(value: Any) -> Any:

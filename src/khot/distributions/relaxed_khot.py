@@ -21,12 +21,12 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, expanded
+from khot._validation import check_draw, check_flag, check_function, checked_positive, expanded
 from khot.constraints import capped_simplex
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
-from ._arguments import Vector, check_scores_of, checked_param, checked_size, in_short
+from ._arguments import Vector, checked_param, checked_size, in_short
 from .design import Relaxation
 
 
@@ -85,8 +85,8 @@ class RelaxedKHot(TorchDistribution):
     ) -> None:
         self.logits = checked_param("logits", logits)
         batch_shape, event_shape = logits.shape[:-1], logits.shape[-1:]
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         self.k = _checked_sum(k, logits)
@@ -150,7 +150,7 @@ class RelaxedKHot(TorchDistribution):
             >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
             tensor([0.2689, 0.5000, 0.7311])
         """
-        check_scores_of(self, scores)
+        check_draw("scores", scores, self)
         if self.logits.requires_grad and not scores.requires_grad:
             scores = scores + (self.logits - self.logits.detach())
         return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))

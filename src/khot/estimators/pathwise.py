@@ -43,7 +43,7 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([-0.5000, -0.1667,  0.1667,  0.5000])
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     if not design.has_rsample:
         raise NotImplementedError(
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
@@ -77,7 +77,7 @@ def straight_through(design: Distribution, f: Loss, num_samples: int = 1) -> Ten
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     return pathwise(wrap_latents(design, StraightThrough), f, num_samples)
 
 
@@ -113,6 +113,6 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     wrap = partial(ReinMax, temperature=temperature, relaxation=relaxation)
     return pathwise(wrap_latents(design, wrap), f, num_samples)

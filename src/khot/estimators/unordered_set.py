@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._validation import check_choice
 from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, check_call, declares, evaluate
@@ -65,9 +66,8 @@ def unordered_set(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
     """
-    if baseline not in ("built_in", "none"):
-        raise ValueError(f"`baseline` must be 'built_in' or 'none', but got {baseline!r}")
-    check_call(design, num_samples)
+    check_choice("baseline", baseline, ("built_in", "none"))
+    check_call(design, f, num_samples)
     values, log_rest = _draw(design, num_samples)
     return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 
