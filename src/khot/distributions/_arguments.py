@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from khot._validation import expanded
+from khot._validation import check_choice, expanded
 
 
 class Vector(constraints.Constraint):
@@ -51,9 +51,8 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
 
 
 def checked_order(order: Any) -> str:
-    if order not in ("fixed", "random"):
-        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-    return order
+    check_choice("order", order, ("fixed", "random"))
+    return str(order)
 
 
 def in_short(value: Any) -> Any:

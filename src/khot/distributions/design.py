@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, looks_at_contents
+from khot._validation import check_flag, check_function, checked_positive, looks_at_contents
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
@@ -89,8 +89,8 @@ class SamplingDesign(TorchDistribution):
         batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
         if k is None and probs is None:
             raise ValueError("`k`, the number of ones, is required with `logits`")
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(logits, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.__dict__[self._given] = param
         self.k = _sums(param) if k is None else checked_size(k, param)
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
