@@ -9,6 +9,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot.constraints import k_hot
+from khot.kernels.small_numbers import log_odds
 
 from .design import POSTERIOR_ADVICE, SamplingDesign
 
@@ -121,7 +122,7 @@ class PhantomUnit(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Log-odds of ``probs``."""
-        return torch.logit(self.probs)
+        return log_odds(self.probs)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
