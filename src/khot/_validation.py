@@ -141,6 +141,29 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
         raise ValueError(message) from None
 
 
+def checked_shape(name: str, shape: Any) -> torch.Size:
+    """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not looked at."""
+    try:
+        size = torch.Size(shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}") from None
+    if any(type(length) is int and length < 0 for length in size):
+        raise ValueError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}")
+    return size
+
+
+def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
+    """A new batch shape for ``value`` of shape ``batch_shape + (...)``, which broadcasts to it."""
+    new = checked_shape("batch_shape", shape)
+    try:
+        value.expand(new + value.shape[len(batch_shape) :])
+    except RuntimeError:
+        raise ValueError(
+            f"`batch_shape` must be a shape that {tuple(batch_shape)} expands to, but got {tuple(new)}"
+        ) from None
+    return new
+
+
 def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
     """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
     if isinstance(value, Tensor):
