@@ -57,6 +57,11 @@ def test_oracles(dtype):
 
 
 @pytest.mark.slow
+def test_order_maps_with_outliers():
+    run_interpreted("tests/relaxations/test_order_far.py", "-k", "several or among_many or 1e+17 or largest")
+
+
+@pytest.mark.slow
 def test_transport():
     run_interpreted("tests/relaxations/test_sorted_transport.py", "-k", "oracle and sorted-00 or tied_items")
 
