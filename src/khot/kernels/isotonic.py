@@ -20,7 +20,7 @@ ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and
 is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
 optimality conditions, which makes the result exact after finitely many sweeps.
 
-Layout: s, w (rows, n), strength (rows, 1), all in float64.
+Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
 
 References:
     [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", arXiv:2002.08871.
@@ -28,6 +28,7 @@ References:
     [3] Tibshirani (2017), "Dykstra's Algorithm, ADMM, and Coordinate Descent", arXiv:1705.04768.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -248,6 +249,12 @@ def dual_ascent(objective: Objective, max_iter: int) -> tuple[Tensor, Tensor]:
             optimal = _is_optimal(objective, v)
             if bool(optimal.all()):
                 return v, blocks
+    warnings.warn(
+        f"dual ascent on {int((~optimal).sum())} of {rows} rows was not exact after the last of max_iter={max_iter} "
+        "sweeps",
+        RuntimeWarning,
+        stacklevel=2,
+    )
     return torch.where(optimal, v, objective.minimiser(-multiplier.diff(dim=-1))), blocks
 
 
@@ -296,9 +303,8 @@ def isotonic(
     if names:
         _check_contents(dict(zip(names.split(","), (s, w), strict=True)), strength, magnitude)
     n = s.shape[-1]
-    objective = Objective(
-        s.double().reshape(-1, n), w.double().reshape(-1, n), strength.double().reshape(-1, 1), p, magnitude
-    )
+    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
+    objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
     if dual:
         v, blocks = dual_ascent(objective, max_iter)
     else:
