@@ -94,8 +94,8 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
         Tensor like ``s``. Computed in float64.
 
     Raises:
-        ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite (looked at on CPU, on
-            accelerators while validation is on, never under ``vmap``).
+        ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite
+            (looked at on CPU, on accelerators while validation is on, never under ``vmap``).
         TypeError: If an argument has the wrong type or dtype.
 
     References:
