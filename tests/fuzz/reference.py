@@ -6,6 +6,7 @@ What is bisected is the sign of a sum over short tails, F below t and 1 - F abov
 logarithms where k is the number of items above, so that nothing cancels or underflows.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class ReferenceLink:
 
 
 def _laplace_log(z: Tensor) -> Tensor:
-    return torch.where(z <= 0, z - torch.log(torch.tensor(2.0).double()), torch.log1p(-0.5 * (-z.abs()).exp()))
+    return torch.where(z <= 0, z - math.log(2), torch.log1p(-0.5 * (-z.abs()).exp()))
 
 
 def _cauchy(z: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ LAPLACE = ReferenceLink(
     complement=lambda z: torch.where(z >= 0, 0.5 * (-z.abs()).exp(), 1 - 0.5 * (-z.abs()).exp()),
     log_value=_laplace_log,
     log_complement=lambda z: _laplace_log(-z),
-    log_slope=lambda z: -z.abs() - torch.log(torch.tensor(2.0).double()),
+    log_slope=lambda z: -z.abs() - math.log(2),
 )
 NORMAL = ReferenceLink(
     "normal",
@@ -78,7 +79,7 @@ NORMAL = ReferenceLink(
     complement=lambda z: torch.special.erfc(z / 2**0.5) / 2,
     log_value=torch.special.log_ndtr,
     log_complement=lambda z: torch.special.log_ndtr(-z),
-    log_slope=lambda z: -z * z / 2 - 0.5 * torch.log(torch.tensor(2 * torch.pi).double()),
+    log_slope=lambda z: -z * z / 2 - 0.5 * math.log(2 * math.pi),
 )
 CAUCHY = ReferenceLink(
     "cauchy",
@@ -86,7 +87,7 @@ CAUCHY = ReferenceLink(
     complement=lambda z: _cauchy(-z),
     log_value=lambda z: _cauchy(z).log(),
     log_complement=lambda z: _cauchy(-z).log(),
-    log_slope=lambda z: -torch.log(torch.pi * (1 + z.clamp(-1e150, 1e150) ** 2)),
+    log_slope=lambda z: -math.log(math.pi) - 2 * torch.hypot(torch.ones_like(z), z).log(),
     heavy=True,
 )
 CAPPED_EXPONENTIAL = ReferenceLink(
@@ -114,7 +115,7 @@ def clipped_power(q: float) -> ReferenceLink:
         log_value=lambda z: q * z.clamp(0, 1).log(),
         log_complement=lambda z: (-(q * z.clamp(0, 1).log()).expm1()).log(),
         log_slope=lambda z: torch.where(
-            inside(z), torch.log(torch.tensor(q)) + (q - 1) * z.clamp(0, 1).log().clamp(min=-FAR), -torch.inf
+            inside(z), math.log(q) + (q - 1) * z.clamp(0, 1).log().clamp(min=-FAR), -torch.inf
         ),
         kinks=(0.0, 1.0) if q == 1 else (1.0,),
         cap=1.0,
@@ -245,12 +246,13 @@ def _kinks(link: ReferenceLink, x: Tensor, z: Tensor, k: Tensor, softness: Tenso
 
 
 class Gradients(NamedTuple):
-    """Derivatives of <weight, y>, or <weight, log y>, and the sizes that their errors are relative to."""
+    """Derivatives of <weight, y>, or <weight, log y>, the size that errors are relative to, the largest log F'."""
 
     x: Tensor
     k: Tensor
     softness: Tensor
     size: Tensor
+    top: Tensor
 
 
 def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, log: bool = False) -> Gradients:
@@ -272,4 +274,4 @@ def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, l
         dx = log_slope.exp() * (g - dk.unsqueeze(-1)) / column
         size = top.squeeze(-1).exp() / column.squeeze(-1) * g.abs().amax(-1)
     lever = torch.where(dx == 0, 0.0, dx * z.clamp(-FAR, FAR))
-    return Gradients(dx, dk, -lever.sum(-1), size)
+    return Gradients(dx, dk, -lever.sum(-1), size, top.squeeze(-1))

@@ -1,4 +1,4 @@
-"""Seeded rows for fuzz tests: scales, softness, ties, outliers, masks and sums of all sizes, in batches of one length."""
+"""Seeded rows for fuzz tests: scales, softness, ties, outliers, masks, sums of all sizes, in batches of one length."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -77,9 +77,11 @@ def _outliers(dice: _Dice, x: Tensor, spread: Tensor, largest: float) -> Tensor:
     return torch.where(place & dice.happens(0.15), sign * size, x)
 
 
-def _sums(dice: _Dice, free: Tensor, nearest: float, limits: bool) -> Tensor:
+def _sums(dice: _Dice, free: Tensor, nearest: float, limits: bool, integers: bool) -> Tensor:
     """k from 0 to the number of unmasked items: integers, reals, some next to integers, some next to the limits."""
     integer = (dice.uniform() * (free + 1)).floor().clamp(max=free)
+    if not integers:
+        integer = torch.where(dice.happens(0.5), 0, free)
     distance = 10.0 ** -dice.uniform(2, nearest)
     tiny = 10.0 ** -dice.uniform(1, 0.8 * nearest)
     kinds = [
@@ -90,11 +92,19 @@ def _sums(dice: _Dice, free: Tensor, nearest: float, limits: bool) -> Tensor:
         dice.uniform() * free,
     ]
     k = torch.stack(kinds).gather(0, dice.integer(len(kinds)).unsqueeze(0)).squeeze(0)
-    return torch.where((k >= 0) & (k <= free), k, 0.5 * free)
+    return torch.where((k >= 0) & (k <= free), k, 0.371 * free)
 
 
 def make_rows(
-    seed: int, rows: int, n: int, dtype: torch.dtype, *, masked: bool = True, limits: bool = True, extremes: bool = True
+    seed: int,
+    rows: int,
+    n: int,
+    dtype: torch.dtype,
+    *,
+    masked: bool = True,
+    limits: bool = True,
+    integers: bool = True,
+    extremes: bool = True,
 ) -> Rows:
     """One batch.
 
@@ -105,6 +115,7 @@ def make_rows(
         dtype: float32 or float64.
         masked: Whether some items are -inf.
         limits: Whether k may be 0 or the number of unmasked items.
+        integers: Whether k may be an integer in between, or next to one.
         extremes: Whether some rows come near the largest and smallest numbers of the dtype.
     """
     dice, limit = _Dice(seed, rows, n), torch.finfo(dtype)
@@ -126,7 +137,7 @@ def make_rows(
         hidden = dice.items(0.3) & dice.happens(0.15)
         hidden[:, 0] = False
         x = x.masked_fill(hidden, -torch.inf)
-    k = _sums(dice, x.isfinite().sum(-1, keepdim=True).double(), NEAREST[dtype], limits)
+    k = _sums(dice, x.isfinite().sum(-1, keepdim=True).double(), NEAREST[dtype], limits, integers)
     softness = softness.clamp(limit.tiny, limit.max)
     return Rows(x, k.squeeze(1), softness.squeeze(1), dice.normal().to(dtype))
 
