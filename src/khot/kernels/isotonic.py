@@ -37,6 +37,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._validation import check_softness_contents
+
 from .capped_simplex import move_batch_first
 from .guarded_newton import guarded_newton
 from .operator import operator
@@ -340,8 +342,6 @@ def _check_contents(values: dict[str, Tensor], strength: Tensor, magnitude: bool
     for name, value in values.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
-    wrong = strength[~((strength > 0) & (strength < torch.inf))]
-    if wrong.numel():
-        raise ValueError(f"`strength` must be positive and finite, but got {wrong[0].item():g}")
+    check_softness_contents("strength", strength, next(iter(values.values())).dtype)
     if magnitude and bool((values["w"] < 0).any()):
         raise ValueError(f"`w` must not be negative for kind='magnitude', but contains {values['w'].min().item():g}")

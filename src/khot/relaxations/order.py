@@ -8,7 +8,7 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 import torch
 from torch import Tensor
 
-from khot._validation import check_scores, check_softness, looks_at_contents
+from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
 
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_on_chip import OrderMap
@@ -48,9 +48,7 @@ def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
         wrong = ends[~ends.isfinite()][0].item()
         raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
     if isinstance(scale, Tensor) and looks_at_contents(scale):
-        improper = scale.detach()[~((scale > 0) & (scale < torch.inf))]
-        if improper.numel():
-            raise ValueError(f"`scale` must be positive and finite, but got {improper[0].item():g}")
+        check_softness_contents("scale", scale, ordered.dtype)
 
 
 def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
