@@ -12,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail unless a test passes in every file named, and none is skipped",
     )
+    group = parser.getgroup("khot")
+    group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
+    group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,9 +62,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "slow", False) for value in parameters):
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("khot")
-    group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
-    group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")

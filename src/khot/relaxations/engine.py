@@ -67,7 +67,7 @@ class _CappedSimplexMap(Function):
             if fused(x, link, log) and (compiling or not graph):
                 grads = fused_derivative(x, scale, anchor, offset, grad_y, link.key, log)
                 return *grads, *(None,) * 4
-            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, threshold):
+            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, anchor, offset):
                 dtype = compute_dtype(x)
                 short = mask_gradient(x.to(dtype), scale, at, grad_y.to(dtype), link)
                 if short is not None:
