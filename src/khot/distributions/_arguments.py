@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look
+from khot._validation import can_look, check_choice
 
 
 class Vector(constraints.Constraint):
@@ -73,21 +73,9 @@ def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
     return batch_shape, Size(param[-1:])
 
 
-def check_scores_of(design: Distribution, scores: Any) -> None:
-    """``scores`` is a floating-point tensor ``(*sample_shape, *batch_shape, n)`` of the design."""
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"`scores` must be a tensor, but got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"`scores` must have a floating-point dtype, but got {scores.dtype}")
-    shape = design.batch_shape + design.event_shape
-    if scores.shape[max(scores.dim() - len(shape), 0) :] != shape:
-        raise ValueError(f"`scores` must have shape (..., {str(tuple(shape))[1:-1]}), but got {tuple(scores.shape)}")
-
-
 def checked_order(order: Any) -> str:
-    if order not in ("fixed", "random"):
-        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-    return order
+    check_choice("order", order, ("fixed", "random"))
+    return str(order)
 
 
 def in_short(value: Any) -> Any:

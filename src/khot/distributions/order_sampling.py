@@ -13,6 +13,7 @@ from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
 from khot.kernels.dispatch import fuses_draws
 from khot.kernels.philox import draw_seed
+from khot.kernels.small_numbers import constant_if_tiny
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -101,7 +102,7 @@ class OrderSampling(SamplingDesign):
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
     """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""
     interior = (probs > 0) & (probs < 1)
-    return interior, probs.double().masked_fill(~interior, 0.5)
+    return interior, constant_if_tiny(probs.double()).masked_fill(~interior, 0.5)
 
 
 def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:

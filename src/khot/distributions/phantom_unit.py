@@ -10,6 +10,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
 from khot.constraints import k_hot
+from khot.kernels.small_numbers import log_odds
 
 from .base import draw
 from .design import POSTERIOR_ADVICE, SamplingDesign
@@ -123,7 +124,7 @@ class PhantomUnit(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Log-odds of ``probs``."""
-        return torch.logit(self.probs)
+        return log_odds(self.probs)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:

@@ -27,6 +27,7 @@ from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
 from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed
 from khot.kernels.random_numbers import uniform
+from khot.kernels.small_numbers import TINY
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
@@ -94,11 +95,12 @@ class Pivotal(SamplingDesign):
         # The eigenvalue of duel m is (1 - r_m) / (1 - r_{m-1}); with a crossing r stands in the place of 1 - r.
         before = torch.where(duels.crossing, duels.before, 1 - duels.before)
         after = torch.where(duels.crossing, duels.after, 1 - duels.after)
-        divisor = torch.where(before > 0, before, 1)
+        divisor = torch.where(before < TINY, 1, before)
+        kept, taken = (weight.minimum(divisor) / divisor for weight in (after, duels.take))  # no more, by rounding
         later = torch.ones(n, n, dtype=torch.bool, device=probs.device).triu(1)
-        eigenvalues = torch.where(later, (after / divisor).unsqueeze(-2), 1)
+        eigenvalues = torch.where(later, kept.unsqueeze(-2), 1)
         carried = pad(eigenvalues.cumprod(-1)[..., :-1], (1, 0), value=1.0)
-        covariance = -(after * duels.take).unsqueeze(-1) * carried * (duels.take / divisor).unsqueeze(-2)
+        covariance = -(after * duels.take).unsqueeze(-1) * carried * taken.unsqueeze(-2)
         pairs = (probs.unsqueeze(-1) * probs.unsqueeze(-2) + covariance).clamp(min=0) * later
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 

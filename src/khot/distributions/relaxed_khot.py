@@ -20,13 +20,20 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import check_generator, checked_expansion, checked_positive
+from khot._validation import (
+    check_draw,
+    check_flag,
+    check_function,
+    check_generator,
+    checked_expansion,
+    checked_positive,
+)
 from khot.constraints import capped_simplex
 from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
-from ._arguments import Vector, broadcast_with_k, check_scores_of, checked_param, checked_size, in_short, shapes_of
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution
 from .design import Relaxation
 
@@ -89,8 +96,8 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
         self.logits, batch_shape, event_shape = logits, logits.shape[:-1], logits.shape[-1:]
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
@@ -153,7 +160,7 @@ class RelaxedKHot(KHotDistribution):
             >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
             tensor([0.2689, 0.5000, 0.7311])
         """
-        check_scores_of(self, scores)
+        check_draw("scores", scores, self)
         if self.logits.requires_grad and not scores.requires_grad:
             scores = scores + (self.logits - self.logits.detach())
         return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))

@@ -6,12 +6,13 @@ Estimate: a pure function ``_surrogate(design, values, losses, ...)`` of shape `
 estimate of that of E[f(x)]; a test sums it over all values that could have been drawn.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution
+
+from khot._validation import check_function, checked_index
 
 Loss = Callable[[Tensor], Tensor]
 Estimator = TypeVar("Estimator", bound=Callable[..., Tensor])
@@ -32,12 +33,11 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     return mark
 
 
-def check_call(design: Any, num_samples: Any, min_samples: int = 1) -> None:
-    """``design`` is a distribution over vectors and ``num_samples`` an int of at least ``min_samples``."""
+def check_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> None:
+    """``design`` is a distribution over vectors, f a function, ``num_samples`` an int of at least ``min_samples``."""
     check_design(design)
-    if isinstance(num_samples, bool) or not hasattr(num_samples, "__index__"):
-        raise TypeError(f"`num_samples` must be an int, but got {num_samples!r}")
-    if operator.index(num_samples) < min_samples:
+    check_function("f", f, "the values")
+    if checked_index("num_samples", num_samples) < min_samples:
         raise ValueError(f"`num_samples` must be at least {min_samples} here, but got {num_samples}")
 
 
@@ -51,8 +51,6 @@ def check_design(design: Any) -> None:
 
 def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:
     """``f(values)``, which must be one real number for each event."""
-    if not callable(f):
-        raise TypeError(f"`f` must be a function of the values, but got {type(f).__name__}")
     losses: Any = f(values)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__

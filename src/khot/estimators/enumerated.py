@@ -51,7 +51,7 @@ def enumerated(
         >>> exact, torch.autograd.grad(exact, logits)[0]
         (tensor(0.1667, grad_fn=<...>), tensor([ 0.0833,  0.0833, -0.0833, -0.0833]))
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     check_count("chunk_size", chunk_size)
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")
     starts = range(0, support.count, chunk_size)

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, check_generator, check_scores, checked_positive
+from khot._validation import (
+    check_count,
+    check_draw,
+    check_generator,
+    check_positive_contents,
+    check_scores,
+    checked_positive,
+)
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 
@@ -66,6 +73,7 @@ def perturbed_topk(
     check_generator(generator, x.device)
     x = x.movedim(dim, -1)
     scale = checked_positive("scale", scale, x.shape[:-1])
+    check_positive_contents("scale", scale)
     noise = normal((num_samples, *x.shape), x.dtype, x.device, generator).masked_fill(x.isinf(), 0)
     drawn = topk_mask(x + column(scale) * noise, k)
     y = substitute_gradient(drawn.mean(0), x, _pull_back, drawn - topk_mask(x, k), noise / column(scale))
@@ -133,6 +141,7 @@ class PerturbedTopK(PerturbedWrapper):
 
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         if not self.needs_gradient:
             return value
         design, logits = self.design, self.design.logits.detach()

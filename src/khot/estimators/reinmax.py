@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
@@ -92,7 +92,9 @@ class ReinMax(DesignWrapper):
         validate_args: bool | None = None,
     ) -> None:
         super().__init__(design, log_prob, validate_args)
-        self.temperature = checked_positive("temperature", temperature, design.batch_shape)
+        self.temperature = self._checked_softness("temperature", temperature)
+        if relaxation is not None:
+            check_function("relaxation", relaxation, "(scores, k, temperature)")
         if isinstance(design, PhantomUnit):
             if relaxation is None and design.relaxes_logits and not isinstance(design.wrapped, ConditionalPoisson):
                 relaxation = sigmoid_topk  # its logits are the log-odds
@@ -106,6 +108,7 @@ class ReinMax(DesignWrapper):
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         value = value.detach()
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._validation import check_fraction
 from khot.distributions.base import draw
 
 from ._convention import Loss, check_call, check_design, declares, evaluate
@@ -24,7 +25,8 @@ class MovingAverage:
         decay: Weight in [0, 1) of what is remembered against the losses of the latest call.
 
     Raises:
-        ValueError: If ``decay`` is out of range.
+        TypeError: If ``decay`` is no number.
+        ValueError: If it is out of range.
 
     Example:
         >>> baseline = MovingAverage(decay=0.9)
@@ -36,8 +38,7 @@ class MovingAverage:
     """
 
     def __init__(self, decay: float = 0.99) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"`decay` must satisfy 0 <= decay < 1, but got {decay}")
+        check_fraction("decay", decay)
         self.decay = decay
         self.mean: float | Tensor = 0.0
         self._weight = 0.0  # of all losses so far; the rest is the initial 0, which `mean` leaves out
@@ -109,7 +110,7 @@ def score_function(
         True
     """
     _check_baseline(baseline)
-    check_call(design, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
+    check_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _learn(baseline, losses, _surrogate(design, values, losses, baseline))

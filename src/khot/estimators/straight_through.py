@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._validation import check_draw
 from khot.distributions.base import draw
 
 from .wrapper import DesignWrapper
@@ -54,5 +55,6 @@ class StraightThrough(DesignWrapper):
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         mean = self.design.mean
         return value + (mean - mean.detach())

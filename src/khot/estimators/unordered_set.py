@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._validation import all_true, can_look, check_generator, has_contents
+from khot._validation import all_true, can_look, check_choice, check_generator, has_contents
 from khot.distributions.base import draw
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential
@@ -74,9 +74,8 @@ def unordered_set(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
     """
-    if baseline not in ("built_in", "none"):
-        raise ValueError(f"`baseline` must be 'built_in' or 'none', but got {baseline!r}")
-    check_call(design, num_samples)
+    check_choice("baseline", baseline, ("built_in", "none"))
+    check_call(design, f, num_samples)
     values, log_rest = _draw(design, num_samples, generator)
     return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_shape, looks_at_contents
+from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 
@@ -55,16 +55,24 @@ class DesignWrapper(KHotDistribution):
                     f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
                     f"but has {tuple(log_prob.shape())}"
                 )
-        elif log_prob not in (None, "none"):
+        elif not _is_name(log_prob):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
+        check_flag("validate_args", validate_args, optional=True)
         self.design = design
-        self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
+        self.scorer = design if log_prob is None else None if isinstance(log_prob, str) else log_prob
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
         if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
             _check_sizes(design, log_prob)
             _check_marginals(design, log_prob)
+
+    def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
+        """A positive number, or a tensor that broadcasts to the batch shape."""
+        softness = checked_positive(name, value, self.batch_shape)
+        if self._validate_args:
+            check_positive_contents(name, softness)
+        return softness
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
@@ -123,6 +131,10 @@ class DesignWrapper(KHotDistribution):
                 f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
                 f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
+
+
+def _is_name(log_prob: Any) -> bool:
+    return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
 
 
 def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
