@@ -46,6 +46,11 @@ def is_mapped(tensor: Tensor) -> bool:
     return False
 
 
+def is_transformed() -> bool:
+    """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
+    return functorch.peek_interpreter_stack() is not None
+
+
 def is_dry_run(*tensors: Tensor) -> bool:
     """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
     if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_MODES.PROXY) is not None:
