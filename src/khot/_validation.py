@@ -8,7 +8,49 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
+
+_MODES = torch._C._TorchDispatchModeKey
+TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+
+
+def has_contents(*tensors: Tensor) -> bool:
+    """Whether there are numbers in these tensors, rather than a shape only, as a compiler and ``FakeTensorMode`` see.
+
+    Also of a tensor that a transform of torch.func wraps, where not everything lets Python look at them.
+    """
+    if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and _is_traced()):
+        return False
+    return not any(map(is_shape_only, tensors))
+
+
+def _is_traced() -> bool:
+    return any(torch._C._get_dispatch_mode(key) is not None for key in TRACERS)
+
+
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this is a meta or a fake tensor."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether this is many tensors inside of a vmap."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def can_look(*tensors: Tensor) -> bool:
+    """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
+    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
+        return False
+    return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
@@ -22,9 +64,7 @@ def checks_contents(tensor: Tensor) -> bool:
 
 def looks_at_contents(*tensors: Tensor) -> bool:
     """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
-    return not torch.compiler.is_compiling() and all(
-        checks_contents(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
-    )
+    return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
 def check_scores(x: Any, dim: Any) -> None:
@@ -78,7 +118,7 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
 
 
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
-    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of the softness."""
+    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
     if x.numel() == 0:
         return
     highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
@@ -89,8 +129,7 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
             f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
         )
-    value = torch.as_tensor(softness)
-    if not bool(((value > 0) & (value < torch.inf)).all()):
+    if isinstance(softness, Tensor) and not bool(((softness > 0) & (softness < torch.inf)).all()):
         raise ValueError(f"`{name}` must be positive and finite, but got {softness}")
 
 
@@ -122,6 +161,16 @@ def check_count(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be an int, but got {value!r}")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
+
+
+def check_generator(generator: Any, device: torch.device) -> None:
+    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
+    if device.type not in (generator.device.type, "meta"):
+        raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
 
 
 def checked_index(name: str, value: Any) -> int:

@@ -251,7 +251,10 @@ def _rounding(dtype: torch.dtype) -> float:
 def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float) -> None:
     lowest = 0 if kind == "mask" else -1
     excess = target.abs().double().sum(-1) - k
-    slack = (rounding * (1 + torch.as_tensor(k).double().abs())).clamp(min=SMALLEST_SLACK)
+    size = (
+        k.double().abs() if isinstance(k, Tensor) else torch.full((), abs(k), dtype=torch.float64, device=target.device)
+    )
+    slack = (rounding * (1 + size)).clamp(min=SMALLEST_SLACK)
     if bool(((target < lowest) | (target > 1)).any()):
         raise ValueError(
             f"`target` must lie in [{lowest}, 1] for kind={kind!r}, but ranges over [{target.min()}, {target.max()}]"
@@ -337,20 +340,20 @@ def topk_cross_entropy(
     return _reduce(losses, reduction)
 
 
-def _as_weights(p_k: Any) -> Tensor:
+def _as_weights(p_k: Any, device: torch.device) -> Tensor:
     if isinstance(p_k, Tensor):
         if p_k.is_complex() or p_k.dtype == torch.bool:
             raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
-        return p_k
+        return p_k.to(device)
     try:
-        return torch.tensor(p_k, dtype=torch.float64)
+        return torch.tensor(p_k, dtype=torch.float64, device=device)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"`p_k` must be a sequence of numbers or a tensor, but got {p_k!r}") from None
 
 
 def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
-    weights = _as_weights(p_k).to(x.device)
+    weights = _as_weights(p_k, x.device)
     if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
         raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
     sizes = torch.arange(1, len(weights) + 1, device=x.device)
