@@ -37,7 +37,7 @@ class ParetoSampling(OrderSampling):
     Args:
         probs: Target inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Real scores ``(..., n)``, from which ``probs = relaxation(logits, k, temperature)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         adjust: ``"analytic"``, ``"exact"`` or None.
         relaxation: Map onto the capped simplex.
         temperature: Softness of the relaxation.

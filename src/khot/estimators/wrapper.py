@@ -5,13 +5,14 @@ from typing import Any, Literal
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
-from torch import Size, Tensor
+from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
-from khot._validation import check_flag, check_positive_contents, checked_positive, looks_at_contents
+from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
+from khot.distributions.base import KHotDistribution
 
 # How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
 # less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
@@ -22,7 +23,7 @@ LARGEST_TOLERANCE = 0.05
 Scorer = SamplingDesign | Literal["none"] | None
 
 
-class DesignWrapper(TorchDistribution):
+class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
     A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
@@ -78,7 +79,7 @@ class DesignWrapper(TorchDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, SamplingDesign):
                 value = value.expand(batch_shape)
