@@ -340,13 +340,13 @@ def topk_cross_entropy(
     return _reduce(losses, reduction)
 
 
-def _as_weights(p_k: Any, device: torch.device) -> Tensor:
+def _as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
     if isinstance(p_k, Tensor):
         if p_k.is_complex() or p_k.dtype == torch.bool:
             raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
-        return p_k.to(device)
+        return p_k if device is None else p_k.to(device)
     try:
-        return torch.tensor(p_k, dtype=torch.float64, device=device)
+        return torch.tensor(p_k, dtype=torch.float64, device=device or "cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"`p_k` must be a sequence of numbers or a tensor, but got {p_k!r}") from None
 
@@ -429,7 +429,7 @@ class TopKCrossEntropy(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        _as_weights(p_k, torch.device("cpu"))  # whose errors are due now
+        _as_weights(p_k)  # whose errors are due now
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, _REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
