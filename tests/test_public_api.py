@@ -52,6 +52,11 @@ def test_khot_lists_its_names_once():
     assert set(khot.__all__) <= set(dir(khot))
 
 
+@pytest.mark.parametrize("module", [khot, *MODULES.values()], ids=lambda module: module.__name__)
+def test_dir_lists_the_public_names_and_nothing_else(module):
+    assert dir(module) == list(module.__all__)
+
+
 def test_star_import():
     namespace = {}
     exec("from khot import *", namespace)

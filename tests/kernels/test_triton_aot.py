@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,12 +28,28 @@ ORDERS = ["tournament", "ordered_duels", "decayed_sums", "order_gradient_sort", 
 TREES = ["tree", "pairs"]
 
 
-def run_aot(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_compiler(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.kernels.aot", *arguments]
+    command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_aot(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_compiler(cache, "tests.kernels.aot", *arguments)
+
+
+@pytest.mark.slow
+def test_links_and_noises_that_a_kernel_does_not_know_do_not_compile(tmp_path):
+    result = run_compiler(tmp_path, "tests.kernels.ladders")
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    lines = result.stdout.splitlines()
+    compiled = [line for line in lines if line.endswith(": known, compiled")]
+    why = ": unknown, .*(unknown (link|noise)|no logarithm of this link)$"
+    refused = [line for line in lines if re.search(why, line)]
+    assert len(compiled) > 60 and len(refused) > 50
+    assert [line for line in lines if line not in compiled + refused] == []
 
 
 @pytest.mark.slow

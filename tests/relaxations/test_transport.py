@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from khot import sigmoid_topk, topk_mask, transport_topk
+from khot.relaxations import engine
 from tests.oracle import cases, tensor
 
 UNSORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "unsorted"]
@@ -77,3 +78,30 @@ def test_error_bound_of_the_paper(n, k, epsilon):
 def test_epsilon_is_absolute():
     x = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(transport_topk(4 * x, 3, 2.0), transport_topk(x, 3, 0.5), rtol=1e-13, atol=0)
+
+
+def test_is_sigmoid_topk_with_its_kernels(monkeypatch):
+    """Bit for bit, in x, k and epsilon: one piece of code for both."""
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    epsilon = torch.tensor([0.1, 1.0, 30.0], requires_grad=True)
+    k = torch.tensor([1.0, 2.5, 6.0], requires_grad=True)
+    temperature = (epsilon.detach() / 2).requires_grad_()
+    y, expected = transport_topk(x, k, epsilon), sigmoid_topk(x, k, temperature)
+    assert torch.equal(y, expected)
+    grads, others = (
+        torch.autograd.grad(y[:, 0].sum(), (x, k, epsilon)),
+        torch.autograd.grad(expected[:, 0].sum(), (x, k, temperature)),
+    )
+    assert torch.equal(grads[0], others[0]) and torch.equal(grads[1], others[1])
+    torch.testing.assert_close(2 * grads[2], others[2])
+    asked = []
+    monkeypatch.setattr(engine, "fused", lambda x, link, log=False: asked.append(link.kernel))
+    transport_topk(x, 3, 0.2)
+    assert asked and set(asked) == {"logistic"}
+
+
+def test_errors_name_epsilon_and_its_value():
+    x = torch.zeros(2, 3)
+    for wrong in (torch.tensor(-1.0), torch.tensor([1.0, -1.0]), -1.0):
+        with pytest.raises(ValueError, match="`epsilon` must be positive and finite, but got -1"):
+            transport_topk(x, 1, wrong)

@@ -27,7 +27,7 @@ class Brewer(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
         validate_args: Whether to check the contents of tensors.
@@ -52,9 +52,7 @@ class Brewer(SamplingDesign):
             probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
             return kernel.sample(probs, self.k).to(self._param.dtype)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         size = self._size if isinstance(self._size, int) else int(self.k.max()) if self.k.numel() else 0
         if size > kernel.MAX_SIZE:
             raise NotImplementedError(

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, looks_at_contents
+from khot._validation import check_flag, check_function, checked_expansion, checked_positive, looks_at_contents
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
-from ._arguments import Vector, checked_param, checked_size, in_short
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from .base import KHotDistribution
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -32,27 +32,37 @@ COMPLETE_DESIGNS = {  # who has what not all have
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
 
+POSTERIOR_ADVICE = (
+    "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
+    "can hold. There, sample the number of a vector, i ~ pyro.distributions.Categorical(logits=design.log_prob("
+    "support)) with support = design.enumerate_support(), and take support[i])"
+)
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
-class SamplingDesign(TorchDistribution):
+class SamplingDesign(KHotDistribution):
     r"""A distribution over the k-hot vectors of length n; the base class, to which a subclass adds its law.
 
     Its parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
     ``logits``, real scores of which ``probs = relaxation(logits, k, temperature)``, computed at first use. All results
     are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are drawn never and always.
 
-    A subclass defines ``sample`` and what it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the rest
-    raises NotImplementedError and names the designs that have it. One whose logits are natural parameters overrides the
-    lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with the
-    probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
-    without further ado as long as every tensor among the attributes starts with ``batch_shape``.
+    ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
+
+    A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
+    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose
+    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
+    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
+    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
+    ``batch_shape``.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``;
-            may be given with ``probs``, whose sum it must then equal.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter, which it
+            may extend, as an enumerated one does. Required with ``logits``; may be given with ``probs``, whose sum it
+            must then equal.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
         validate_args: Whether to check the contents of tensors, as in all of torch.distributions. Shapes, dtypes and
@@ -86,13 +96,15 @@ class SamplingDesign(TorchDistribution):
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self._given = "logits" if probs is None else "probs"
         param = checked_param(self._given, logits if probs is None else probs)
-        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
         if k is None and probs is None:
-            raise ValueError("`k`, the number of ones, is required with `logits`")
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
-        self.__dict__[self._given] = param
+            raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
+        check_function("relaxation", relaxation, "(logits, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.k = _sums(param) if k is None else checked_size(k, param)
+        if isinstance(k, Tensor):
+            param, self.k = broadcast_with_k(self._given, param, self.k)
+        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
+        self.__dict__[self._given] = param
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
@@ -156,7 +168,7 @@ class SamplingDesign(TorchDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_expansion(batch_shape, self._param, self.batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + value.shape[batch_dim:])
@@ -181,8 +193,7 @@ class SamplingDesign(TorchDistribution):
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        shape = Size(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"])
-        return shape[:-1], shape[-1:]
+        return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -244,6 +255,19 @@ class SamplingDesign(TorchDistribution):
         return value.nonzero()[:, -1].view(*value.shape[:-1], k)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
+        if self._validate_args:
+            self._validate_sample(value)
+            if self._shared_k is not None:
+                return self._log_prob(value)
+        inside = self.support.check(value)
+        unit = torch.arange(self.event_shape[0], device=value.device)
+        some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
+        value = torch.where(inside.unsqueeze(-1), value, some_value)
+        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """That of k-hot values."""
         raise self._unavailable("log_prob")
 
     def entropy(self) -> Tensor:

@@ -67,7 +67,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     log_p = p.log_prob(value)
     unchecked = copy.copy(q)
     unchecked._validate_args = False  # what is impossible under q, infinite here, would raise
-    log_q = unchecked.log_prob(value).masked_fill(~q.support.check(value), -torch.inf)
+    log_q = unchecked.log_prob(value)
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)

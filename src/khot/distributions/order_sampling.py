@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import checked_shape
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
 from khot.kernels.dispatch import fuses_draws
 from khot.kernels.philox import draw_seed
+from khot.kernels.small_numbers import constant_if_tiny
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -77,7 +79,7 @@ class OrderSampling(SamplingDesign):
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
     def _fuses_draws(self, sample_shape: SizeLike) -> bool:
-        return fuses_draws(self._positions, math.prod(sample_shape))
+        return fuses_draws(self._positions, math.prod(checked_shape("sample_shape", sample_shape)))
 
     def _draw_fused(self, sample_shape: SizeLike) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype
@@ -88,16 +90,14 @@ class OrderSampling(SamplingDesign):
     def _ranks(self, sample_shape: SizeLike) -> Tensor:
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
     """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""
     interior = (probs > 0) & (probs < 1)
-    return interior, probs.double().masked_fill(~interior, 0.5)
+    return interior, constant_if_tiny(probs.double()).masked_fill(~interior, 0.5)
 
 
 def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:

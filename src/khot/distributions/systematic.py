@@ -42,7 +42,7 @@ class Systematic(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         order: ``"fixed"`` or ``"random"``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
@@ -128,10 +128,8 @@ class Systematic(SamplingDesign):
                 indices = _choose(line, u).nonzero()[:, -1].view(indices.shape)
         return indices
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _log_prob(self, value: Tensor) -> Tensor:
         line = self._line("log_prob")
-        if self._validate_args:
-            self._validate_sample(value)
         excess = (value.double() - line.certain.double()).cumsum(-1) - line.whole
         below, above = excess == 1, excess == 0
         upper = torch.where(below, line.fraction, 1).amin(-1)

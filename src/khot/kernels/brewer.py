@@ -89,6 +89,7 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     slot_free = free.gather(-1, unit).masked_fill(filled, 0.0)
     outside = (free * (1 - value)).unsqueeze(-1)
     outside_sum = outside.sum(-2, keepdim=True)
+    contradicted = ((certain & (value == 0)) | ((probs <= 0) & (value == 1))).any(-1)
 
     per_weight = f = probs.new_zeros(*probs.shape[:-1], 1)
     ratio = probs.new_zeros(*probs.shape[:-1], 1, size)
@@ -104,7 +105,8 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
             # Of the units outside of the value, the sum of pi r, with what they share in front of it.
             total = (outside_sum + (m - 1) * (m + c) * ((c + m * rest.unsqueeze(-2)).reciprocal() @ outside)) / m
             total = total.squeeze(-1) + (ratio * slot_free.unsqueeze(-2) * (1 - member)).sum(-1)
-            per_weight = f / total.masked_fill(total == 0, 1.0)  # no unit is left to draw in impossible values
-    contradicted = ((certain & (value == 0)) | ((probs <= 0) & (value == 1))).any(-1)
+            # Where T is drawn on the way to a possible value, a weight of one unit is left. Elsewhere there may be next
+            # to none, or nothing; f is 0, or the result does not count.
+            per_weight = f / total.masked_fill((f == 0) | (total == 0) | contradicted.unsqueeze(-1), 1.0)
     chosen = torch.where((value == 1) & (probs > 0), probs, 1).log().sum(-1)
     return (chosen + f.squeeze(-1).masked_fill(contradicted, 1.0).log()).masked_fill(contradicted, -torch.inf)

@@ -258,11 +258,19 @@ def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0."""
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
+
+    The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
+    v can take away: it is left out of the preconditioned residual z.
+    """
     interior = weight > 0
     inverse = torch.where(interior, 1 / weight, 0.0)
+
+    def preconditioned(r: Tensor) -> Tensor:
+        return _centre(inverse * r, interior, weight)
+
     v, r = torch.zeros_like(b), b
-    z = inverse * r
+    z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
     goal = tolerance**2 * rz
     for _ in range(MAX_CG_STEPS):
@@ -273,7 +281,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c
-        z = inverse * r
+        z = preconditioned(r)
         previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
         d = z + torch.where(active, rz / previous, 0.0) * d
     raise RuntimeError("conjugate gradients on the Jacobian of the inclusion probabilities did not converge")

@@ -24,19 +24,15 @@ from torch import Tensor
 
 from . import conditional_poisson
 from .conditional_poisson import COVARIANCE_CHUNK, pull_back
+from .small_numbers import TINY, log_odds, log_of_small, quotient
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
 
 
-def _logits(probs: Tensor) -> Tensor:
-    interior = (probs > 0) & (probs < 1)
-    return probs.masked_fill(~interior, 0.5).logit() + torch.where(interior, 0.0, (probs - 0.5) * torch.inf).detach()
-
-
 def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """E_Q[|x_i - pi_i|] in its two parts, that of x_i = 1 and that of x_i = 0."""
-    log_odds = conditional_poisson.inclusion_log_odds(logits, k)
-    return (1 - probs) * torch.sigmoid(log_odds), probs * torch.sigmoid(-log_odds)
+    z = conditional_poisson.inclusion_log_odds(logits, k)
+    return (1 - probs) * torch.sigmoid(z), probs * torch.sigmoid(-z)
 
 
 def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
@@ -46,12 +42,12 @@ def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor
 
 def _log_or_zero(x: Tensor) -> Tensor:
     """The logarithm; 0 where x is 0, as D is for the only value of a row without a choice."""
-    return x.masked_fill(x == 0, 1.0).log()
+    return log_of_small(x.masked_fill(x == 0, 1.0))
 
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
-    logits, value = _logits(probs), value.double()
+    logits, value = log_odds(probs), value.double()
     distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
     ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k))
     return conditional_poisson.log_prob(logits, k, value) + ratio
@@ -59,14 +55,14 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
-    logits = _logits(probs)
+    logits = log_odds(probs)
     certain = logits.isinf()
 
     def mean(tilted: Tensor) -> Tensor:
-        log_odds, pulled_back = pull_back(conditional_poisson.inclusion_log_odds, tilted, k)
-        p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+        z, pulled_back = pull_back(conditional_poisson.inclusion_log_odds, tilted, k)
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
         distance = ((1 - probs) * p + probs * q).sum(-1, keepdim=True)
-        shift = pulled_back((1 - 2 * probs) * p * q) / distance.masked_fill(distance == 0, 1.0)
+        shift = quotient(pulled_back((1 - 2 * probs) * p * q), distance.masked_fill(distance < TINY, 1.0))
         return (p + shift).masked_fill(certain, 0.0)
 
     _, product = torch.func.vjp(mean, logits)[:2]
@@ -80,7 +76,7 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
 def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
-    logits, count = _logits(probs), math.prod(sample_shape)
+    logits, count = log_odds(probs), math.prod(sample_shape)
     marks = torch.cat(_mark_weights(probs, logits, k), -1).cumsum(-1).view(math.prod(batch), 2 * n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []

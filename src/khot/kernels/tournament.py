@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from .dispatch import triton_runs
 from .draw_operator import draw_operator
 from .philox import random_words, uniform
+from .small_numbers import constant_if_tiny
 
 SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
 
@@ -35,7 +36,8 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     spread = probs * (1 - probs)
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
     share = missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
+    balanced = probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
+    return constant_if_tiny(balanced)
 
 
 @draw_operator("pivotal_draw")
