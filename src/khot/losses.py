@@ -19,6 +19,7 @@ References:
     [2] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning", arXiv:2206.07290.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -336,7 +337,9 @@ def topk_cross_entropy(
     logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
     weights = weights.to(logs.dtype).view(column)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
-    losses = -(weights * (logs - highest).exp()).sum(0).log() - highest
+    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
+    losses = -(weights * ratio).sum(0).log() - highest
     return _reduce(losses, reduction)
 
 
