@@ -11,6 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
+    "_tracing": -1,
     "_validation": 0,
     "kernels": 1,
     "relaxations": 2,

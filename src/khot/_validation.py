@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from ._tracing import is_tracing
+
 
 def checks_contents(tensor: Tensor) -> bool:
     """Whether to look at the contents of this tensor.
@@ -20,7 +22,7 @@ def checks_contents(tensor: Tensor) -> bool:
 
 def looks_at_contents(*tensors: Tensor) -> bool:
     """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
-    return not torch.compiler.is_compiling() and all(
+    return not (torch.compiler.is_compiling() or is_tracing()) and all(
         checks_contents(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
     )
 

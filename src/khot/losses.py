@@ -28,6 +28,7 @@ from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
+from khot._tracing import one_operation
 from khot._validation import check_scores, looks_at_contents
 from khot.kernels.capped_simplex import compute_dtype
 from khot.kernels.forward_mode import with_forward_mode
@@ -111,6 +112,7 @@ def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
 
 
+@one_operation
 def fenchel_young_topk_loss(
     x: Tensor,
     target: Tensor,
@@ -227,6 +229,7 @@ def _check_target(target: Tensor, k: float | Tensor, kind: str) -> None:
         )
 
 
+@one_operation
 def topk_cross_entropy(
     x: Tensor,
     target: Tensor,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from khot._tracing import shape_of, untraced
 from khot._validation import expanded
 
 
@@ -26,6 +27,7 @@ class Vector(constraints.Constraint):
         return f"vector of {self.base}"
 
 
+@untraced
 def checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
@@ -37,7 +39,8 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 
 def checked_size(k: Any, param: Tensor) -> Tensor:
-    n = param.shape[-1]
+    shape = shape_of(param)
+    n = shape[-1]
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
@@ -46,8 +49,8 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     if isinstance(k, Tensor):
-        return expanded("k", k.to(param.device, torch.long), param.shape[:-1])
-    return torch.full(param.shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
+        return expanded("k", k.to(param.device, torch.long), shape[:-1])
+    return torch.full(shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
 
 
 def checked_order(order: Any) -> str:

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing, one_operation, overrides_functions, shape_of
 from khot._validation import checked_positive, looks_at_contents
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
@@ -33,6 +34,28 @@ COMPLETE_DESIGNS = {  # who has what not all have
 }
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
+
+TRACED_WHOLE = (  # what looks at contents in some design: one operation in a trace
+    "probs",
+    "logits",
+    "mean",
+    "pairwise_inclusion",
+    "covariance_matrix",
+    "mode",
+    "sample",
+    "sample_indices",
+    "log_prob",
+    "entropy",
+    "enumerate_support",
+)
+
+
+def _traced_whole(member: Any) -> Any:
+    if isinstance(member, lazy_property):
+        return lazy_property(one_operation(member.wrapped))
+    if isinstance(member, property):
+        return property(one_operation(cast(Any, member.fget)), doc=member.__doc__)
+    return one_operation(member)
 
 
 class SamplingDesign(TorchDistribution):
@@ -69,6 +92,12 @@ class SamplingDesign(TorchDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).keys() & set(TRACED_WHOLE):
+            setattr(cls, name, _traced_whole(vars(cls)[name]))
+
     _settings: tuple[str, ...] = ()  # a subclass's own arguments, as `repr` shows them
 
     def __init__(
@@ -86,7 +115,8 @@ class SamplingDesign(TorchDistribution):
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self._given = "logits" if probs is None else "probs"
         param = checked_param(self._given, logits if probs is None else probs)
-        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
+        shape = shape_of(param)
+        batch_shape, event_shape = shape[:-1], shape[-1:]
         if k is None and probs is None:
             raise ValueError("`k`, the number of ones, is required with `logits`")
         if not callable(relaxation):
@@ -95,10 +125,14 @@ class SamplingDesign(TorchDistribution):
         self.k = _sums(param) if k is None else checked_size(k, param)
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
+        self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        # A trace cannot look; its operations find what they need, the relaxation's result among it.
+        super().__init__(batch_shape, event_shape, validate_args=False if is_tracing() else validate_args)
         if self._validate_args:
             self._validate_contents()
+        if is_tracing() and self.relaxes_logits:
+            _ = self.probs
 
     def __repr__(self) -> str:
         shown = {self._given: self._param, "k": self._size}
@@ -159,7 +193,7 @@ class SamplingDesign(TorchDistribution):
         batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
-                value = value.expand(batch_shape + value.shape[batch_dim:])
+                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -186,7 +220,7 @@ class SamplingDesign(TorchDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(self.k)
+        return k_hot(self._size)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -223,6 +257,7 @@ class SamplingDesign(TorchDistribution):
         return self.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
     @property
+    @one_operation
     def mode(self) -> Tensor:
         """The most probable k-hot vector, found among all of them: for small C(n, k)."""
         values = self.enumerate_support()
@@ -237,6 +272,7 @@ class SamplingDesign(TorchDistribution):
             f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
         )
 
+    @one_operation
     def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
         k = self._require_shared_k("sample_indices")
@@ -249,6 +285,7 @@ class SamplingDesign(TorchDistribution):
     def entropy(self) -> Tensor:
         raise self._unavailable("entropy")
 
+    @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
 

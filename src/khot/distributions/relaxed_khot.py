@@ -20,6 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing, one_operation, shape_of
 from khot._validation import checked_positive, expanded
 from khot.constraints import capped_simplex
 from khot.relaxations import sigmoid_topk, topk_mask
@@ -83,13 +84,14 @@ class RelaxedKHot(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         self.logits = checked_param("logits", logits)
-        batch_shape, event_shape = logits.shape[:-1], logits.shape[-1:]
+        shape = shape_of(logits)
+        batch_shape, event_shape = shape[:-1], shape[-1:]
         if not callable(relaxation):
             raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         self.k = _checked_sum(k, logits)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        super().__init__(batch_shape, event_shape, validate_args=False if is_tracing() else validate_args)
         if self._validate_args:
             self._validate_contents()
 
@@ -147,6 +149,7 @@ class RelaxedKHot(TorchDistribution):
         raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
 
     @property
+    @one_operation
     def _varies(self) -> Tensor:
         """Whether samples are not constant."""
         return torch.as_tensor((self.k > 0) & (self.k < self.event_shape[0]), device=self.logits.device)
@@ -159,7 +162,11 @@ class RelaxedKHot(TorchDistribution):
             self._validate_sample(value)
             if not self._varies.all():
                 raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
-        z = log_odds(value)
+        return self._log_density(log_odds(value))
+
+    @one_operation
+    def _log_density(self, z: Tensor) -> Tensor:
+        """From the log-odds of a value."""
         on_boundary = z.isinf().any(-1) | ~self._varies
         if self._validate_args and on_boundary.any():
             raise ValueError(
@@ -228,11 +235,12 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
-    n = logits.shape[-1]
+    shape = shape_of(logits)
+    n = shape[-1]
     if isinstance(k, Tensor):
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
-        return expanded("k", k, logits.shape[:-1])
+        return expanded("k", k, shape[:-1])
     if isinstance(k, bool) or not isinstance(k, Real):
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
     if not 0 <= float(k) <= n:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._tracing import shape_of
+
 Loss = Callable[[Tensor], Tensor]
 Estimator = TypeVar("Estimator", bound=Callable[..., Tensor])
 
@@ -49,7 +51,7 @@ def evaluate(f: Loss, values: Tensor) -> Tensor:
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")
-    if losses.shape != values.shape[:-1]:
+    if shape_of(losses) != shape_of(values)[:-1]:
         raise ValueError(
             f"`f` must return one loss for each vector, of shape (num_samples, *batch_shape) = "
             f"{tuple(values.shape[:-1])} for values of shape {tuple(values.shape)}, but got {tuple(losses.shape)}"

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
+from khot._tracing import is_tracing, one_operation, shape_of
 from khot._validation import check_count
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
@@ -76,8 +76,9 @@ def _stretches(design: Distribution, chunk_size: int) -> Iterator[Stretch]:
     """The support in parts of at most ``chunk_size`` vectors."""
     if not isinstance(design.support, k_hot):
         support = design.enumerate_support(expand=False)
-        for start in range(0, len(support), chunk_size):
-            yield partial(support.narrow, 0, start, min(chunk_size, len(support) - start))
+        count = shape_of(support)[0]
+        for start in range(0, count, chunk_size):
+            yield partial(support.narrow, 0, start, min(chunk_size, count - start))
         return
     n, sizes = design.event_shape[0], _sizes(design.support)
     count = sum(math.comb(n, k) for k in sizes)
@@ -93,13 +94,16 @@ def _stretches(design: Distribution, chunk_size: int) -> Iterator[Stretch]:
             yield partial(_listed, k, start, min(start + chunk_size, count), mean)
 
 
+@one_operation
 def _listed(k: int, start: int, stop: int, like: Tensor) -> Tensor:
     *batch_shape, n = like.shape
     return k_hot_vectors(n, k, start, stop, like).view(-1, *(1,) * len(batch_shape), n)
 
 
 def _sizes(support: k_hot) -> range:
-    lower, upper = (torch.as_tensor(k, device="cpu").unique().tolist() or [0] for k in (support.k, support.upper))
+    if is_tracing() and isinstance(support.k, Tensor):
+        raise RuntimeError("enumerated, in a trace, needs k as a number: tensors may hold other sizes when it runs")
+    lower, upper = (k.unique().tolist() or [0] if isinstance(k, Tensor) else [k] for k in (support.k, support.upper))
     if len(lower) > 1 or len(upper) > 1:
         raise NotImplementedError(f"enumerated needs the same k in all rows, but got k in {sorted({*lower, *upper})}")
     return range(lower[0], upper[0] + 1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import checked_positive
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
@@ -130,6 +131,7 @@ class IMLE(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
 
+    @one_operation
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         value = self.design.top(scores)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import checked_positive
 from khot.distributions import SamplingDesign
 from khot.relaxations import topk_mask
@@ -88,11 +89,13 @@ class PerturbedScores(SamplingDesign):
         """The top k of the unperturbed scores, the most probable vector where units have the same noise."""
         return self.top(self.logits)
 
+    @one_operation
     @torch.no_grad()
     def perturb(self, shape: torch.Size) -> Tensor:
         """Perturbed scores of this shape, without gradient."""
         return self.logits + column(self.scale) * self.noise(self, shape)
 
+    @one_operation
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors of the largest scores."""
         return topk_mask(scores, self._size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import check_count, check_scores, checked_positive
 from khot.relaxations import topk_mask
 
@@ -18,6 +19,7 @@ from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, column, substitute_gradient
 
 
+@one_operation
 def perturbed_topk(
     x: Tensor, k: int | Tensor, scale: float | Tensor = 1.0, num_samples: int = 100, dim: int = -1
 ) -> Tensor:
@@ -122,6 +124,7 @@ class PerturbedTopK(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         return self.attach_gradient(self.design.sample(sample_shape))
 
+    @one_operation
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         if not self.needs_gradient:

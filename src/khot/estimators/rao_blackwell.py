@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import check_count, checked_positive
 from khot.distributions.design import Relaxation
 from khot.relaxations import sigmoid_topk
@@ -84,6 +85,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         return value + (relaxed - relaxed.detach())
 
 
+@one_operation
 @torch.no_grad()
 def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Tensor:
     r"""Gumbel-perturbed logits given that their k largest are those of ``scores``, in the same order.

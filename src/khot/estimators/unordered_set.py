@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._tracing import one_operation, shape_of
+
 from ._convention import Loss, check_call, declares, evaluate
 
 STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
@@ -67,6 +69,7 @@ def unordered_set(
     return _surrogate(design, values, evaluate(f, values), log_rest, baseline)
 
 
+@one_operation
 @torch.no_grad()
 def _draw(design: Distribution, num_samples: int) -> tuple[Tensor, Tensor]:
     """S distinct vectors ``(S, *batch_shape, n)`` and the log-probability of all others, ``batch_shape``."""
@@ -92,7 +95,7 @@ def _surrogate(
     log_set, log_without_one, log_without_two = _log_set_probabilities(log_p - log_rest.double().unsqueeze(-1))
     weight = (log_p + log_without_one - log_set.unsqueeze(-1)).exp()
     advantage = losses
-    if baseline == "built_in" and len(values) > 1:
+    if baseline == "built_in" and shape_of(values)[0] > 1:
         share = (log_p.unsqueeze(-2) + log_without_two - log_without_one.unsqueeze(-1)).exp()  # [x, y]: p(y) R(B, y)
         expected = share @ losses.detach().double().movedim(0, -1).unsqueeze(-1)
         advantage = losses - expected.squeeze(-1).movedim(-1, 0).to(losses.dtype)
@@ -101,6 +104,7 @@ def _surrogate(
     return (weight.movedim(-1, 0).to(losses.dtype) * (losses + advantage * likelier)).sum(0)
 
 
+@one_operation
 def _log_set_probabilities(log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p(C) of drawing the set C first, for C = B, B without x, and B without x and y, from D without the same.
 

@@ -8,6 +8,7 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_scores, check_softness, looks_at_contents
 
 from .laplace import decayed_sums, slice_weights, soft_count_inverse
@@ -79,6 +80,7 @@ _SORT = OrderMap(_sort, "sort")
 _PERMUTATION = OrderMap(_permutation, "permutation")
 
 
+@one_operation
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries.
 
@@ -115,6 +117,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return _RANK(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
+@one_operation
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes sorting.
 
@@ -147,6 +150,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return _SORT(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
+@one_operation
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries.
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.links import Logistic, TailSums
 
 from .engine import relaxed_mask
@@ -53,6 +54,7 @@ _TWO_ANCHORS = _TwoAnchors()
 
 
 @with_link(_TWO_ANCHORS)
+@one_operation
 def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
