@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from khot._tracing import untraced
 from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
@@ -64,8 +65,9 @@ class _KHot:
     def terms(self) -> str:
         return _product({sizes: [f"C({self.n}, {k})" for k in sizes] for sizes in self.sizes}, self.sizes)
 
+    @untraced
     def values(self, ranks: Tensor) -> Tensor:
-        """Of ranks ``(m, latents)``: ``(m, latents, n)``."""
+        """Of ranks ``(m, latents)``: ``(m, latents, n)``; to a trace, whose sizes are numbers, constants."""
         values = self.like.new_empty(*ranks.shape, self.n)
         for sizes in set(self.sizes):
             columns = [latent for latent, own in enumerate(self.sizes) if own == sizes]
