@@ -12,7 +12,7 @@ from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
-from ._tracing import is_tracing
+from ._tracing import is_tracing, untraced
 
 _MODES = torch._C._TorchDispatchModeKey
 TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
@@ -283,6 +283,7 @@ def check_function(name: str, value: Any, signature: str) -> None:
         raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
 
 
+@untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
     """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     if not isinstance(value, Tensor):

@@ -202,13 +202,18 @@ class RelaxedKHot(KHotDistribution):
         checks = self._checks_contents(value)
         if checks and not self._varies.all():
             raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
-        inside = self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
+        inside = self._is_inside(value)
         if checks and not inside.all():
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
         return self._log_density(log_odds(value, inside), inside)
+
+    @one_operation
+    def _is_inside(self, value: Tensor) -> Tensor:
+        """Whether a value has a density."""
+        return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
     @one_operation
     def _log_density(self, z: Tensor, inside: Tensor) -> Tensor:
