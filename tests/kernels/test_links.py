@@ -10,9 +10,9 @@ from torch.autograd import gradcheck
 from khot import capped_simplex_map
 from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.clipped_power import ClippedPower, clipped_power
-from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
+from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link, Logistic
 
-SMOOTH = {"logistic": (LOGISTIC, scipy.stats.logistic), "laplace": (LAPLACE, scipy.stats.laplace)}
+SMOOTH = {"logistic": (Logistic(), scipy.stats.logistic), "laplace": (LAPLACE, scipy.stats.laplace)}
 SMOOTH |= {"normal": (NORMAL, scipy.stats.norm)}
 COMPACT = {f"clipped power {p:.4g}": (ClippedPower(p), scipy.stats.beta(1 / (p - 1), 1)) for p in (2, 1.7, 1.5, 4 / 3)}
 ALL = SMOOTH | COMPACT
