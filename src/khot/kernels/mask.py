@@ -107,7 +107,7 @@ def fused_mask(
         return launch_checked(x, k, scale, found, log, softness, check)
     k, scale = k.to(x.device), scale.to(x.device)
     anchor, offset = capped_simplex_threshold(x, k, scale, link, softness, check)
-    return mask_values(x, scale, Threshold(anchor, offset), found, log), anchor, offset
+    return mask_values(x, scale, Threshold(anchor, offset), found, log).contiguous(), anchor, offset
 
 
 @fused_mask.register_fake
@@ -138,7 +138,7 @@ def fused_derivative(
 
         return launch_backward(x, scale, at, grad, str(found.kernel), found.q, log)
     grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad, None, found, log)
-    return grad_x.to(x.dtype), grad_k, grad_scale
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
 
 
 @fused_derivative.register_fake
