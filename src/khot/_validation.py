@@ -225,13 +225,13 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
 
 
-def check_generator(generator: Any, device: torch.device) -> None:
-    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+def check_generator(generator: Any, device: torch.device | None = None) -> None:
+    """``generator`` is None, or makes random numbers on this device; meta tensors have none of it, and take any."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
-    if device.type not in (generator.device.type, "meta"):
+    if device is not None and device.type not in (generator.device.type, "meta"):
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
 
 

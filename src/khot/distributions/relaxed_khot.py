@@ -170,7 +170,7 @@ class RelaxedKHot(KHotDistribution):
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
-    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
