@@ -13,7 +13,7 @@ from khot.distributions import Pivotal
 from khot.relaxations import sigmoid_topk
 from tests import gof
 from tests.inputs import normal
-from tests.maps import members
+from tests.maps import members, only_for
 from tests.registry import DESIGNS, DesignCase
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
@@ -239,6 +239,7 @@ def check_large_rows(case):
             assert design.log_prob(value).isfinite().all()
 
 
+@only_for(lambda case: not (case.has_log_prob and case.has_entropy and case.has_pairwise))
 def check_missing_parts_name_who_has_them(case):
     design, support, _ = enumerated(case)
     calls = {
@@ -297,9 +298,8 @@ def check_agreeing_k_is_accepted(case):
     assert design.k == 2 and torch.equal(design.support.check(design.sample((3,))), torch.ones(3, dtype=torch.bool))
 
 
+@only_for(lambda case: case.takes_relaxation)
 def check_relaxation_and_temperature_are_used(case):
-    if not case.takes_relaxation:
-        return
     design = case.make(logits=LOGITS, k=2, temperature=torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
     expected = rows(lambda i: sigmoid_topk(LOGITS[i], 2, 0.5 * 2.0**i))
     torch.testing.assert_close(design.probs, expected)

@@ -8,6 +8,8 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._validation import check_choice
+
 
 class Vector(constraints.Constraint):
     """``constraints.independent(base, 1)``, which fails on empty batches."""
@@ -72,9 +74,8 @@ def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
 
 
 def checked_order(order: Any) -> str:
-    if order not in ("fixed", "random"):
-        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-    return order
+    check_choice("order", order, ("fixed", "random"))
+    return str(order)
 
 
 def in_short(value: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_expansion, checked_positive, looks_at_contents
+from khot._validation import check_flag, check_function, checked_expansion, checked_positive, looks_at_contents
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
@@ -98,8 +98,8 @@ class SamplingDesign(KHotDistribution):
         param = checked_param(self._given, logits if probs is None else probs)
         if k is None and probs is None:
             raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(logits, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.k = _sums(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, self.k = broadcast_with_k(self._given, param, self.k)

@@ -11,7 +11,8 @@ From z, up to a constant, to the first n - 1 entries of y, whose sum is given, i
 """
 
 import math
-from numbers import Real
+import operator
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_expansion, checked_positive
+from khot._validation import check_draw, check_flag, check_function, checked_expansion, checked_positive
 from khot.constraints import capped_simplex
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
@@ -87,8 +88,8 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
         self.logits, batch_shape, event_shape = logits, logits.shape[:-1], logits.shape[-1:]
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
@@ -128,7 +129,35 @@ class RelaxedKHot(KHotDistribution):
         return capped_simplex(self.k)
 
     def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self._relaxed(self._scores(sample_shape))
+        return self._draw(self._scores(sample_shape))
+
+    def from_scores(self, scores: Tensor) -> Tensor:
+        r"""The draw that perturbed scores make: ``rsample`` for noise of your own, kept fixed or shared, say.
+
+        .. math:: \text{scores} = \theta + g, \quad g \text{ standard Gumbel noise}
+
+        Args:
+            scores: Perturbed logits ``(*sample_shape, *batch_shape, n)``. Derivatives go through them; scores without
+                a gradient get that of ``logits``, as if the noise had been added to these.
+
+        Returns:
+            Tensor like ``scores``, with the dtype of ``logits`` and the gradient that ``rsample`` has.
+
+        Raises:
+            TypeError: If ``scores`` is no floating-point tensor.
+            ValueError: If it has another shape.
+
+        Example:
+            >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
+            tensor([0.2689, 0.5000, 0.7311])
+        """
+        check_draw("scores", scores, self)
+        if self.logits.requires_grad and not scores.requires_grad:
+            scores = scores + (self.logits - self.logits.detach())
+        return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        return self._relaxed(scores)
 
     def _scores(self, sample_shape: SizeLike) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
@@ -215,8 +244,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         k = checked_size(k, checked_param("logits", logits))
         super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        scores = self._scores(sample_shape)
+    def _draw(self, scores: Tensor) -> Tensor:
         relaxed = self._relaxed(scores)
         # Of the scores, which tell apart what rounds to the same number.
         hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())
@@ -237,4 +265,4 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return float(k)
+    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take integers only

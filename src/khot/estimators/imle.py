@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, column, substitute_gradient
@@ -46,8 +46,8 @@ class AdaptiveStep:
     def __init__(self, initial: float = 1.0, increment: float = 1e-3, target: float = 1.0, decay: float = 0.9) -> None:
         for name, value in (("initial", initial), ("increment", increment), ("target", target)):
             checked_positive(name, value, torch.Size())
-        if not 0 <= decay < 1:
-            raise ValueError(f"`decay` must satisfy 0 <= decay < 1, but got {decay}")
+            check_positive_contents(name, value)
+        check_fraction("decay", decay)
         self.alpha, self.increment, self.target, self.decay = float(initial), increment, target, decay
         self.entries = float(target)  # running mean
 
@@ -81,7 +81,7 @@ class IMLE(PerturbedWrapper):
     Differentiable once.
 
     ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
@@ -120,18 +120,17 @@ class IMLE(PerturbedWrapper):
         log_prob: Scorer = None,
         validate_args: bool | None = None,
     ) -> None:
-        if noise not in NOISES:
-            raise ValueError(f"`noise` must be 'gumbel' or 'sum_of_gamma', but got {noise!r}")
+        check_choice("noise", noise, NOISES)
         design = PerturbedScores(logits, k, NOISES[noise], temperature, "temperature", validate_args)
         super().__init__(design, log_prob, validate_args)
-        adaptive = isinstance(step, AdaptiveStep)
-        self.step = step if adaptive else checked_positive("step", step, self.batch_shape)
+        self.step = step if isinstance(step, AdaptiveStep) else self._checked_softness("step", step)
 
     def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
         return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
 
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        check_draw("scores", scores, self)
         value = self.design.top(scores)
         if not self.needs_gradient:
             return value

@@ -1,14 +1,16 @@
 """Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
 
+from functools import partial
+
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot.distributions import SamplingDesign
 from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
 from .reinmax import ReinMax
 from .straight_through import StraightThrough
+from .wrapper import wrap_latents
 
 
 @declares(unbiased=False)
@@ -23,7 +25,7 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
 
     Args:
         design: A distribution over vectors with ``has_rsample``.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S.
 
     Returns:
@@ -41,25 +43,25 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([-0.5000, -0.1667,  0.1667,  0.5000])
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     if not design.has_rsample:
         raise NotImplementedError(
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
             "StraightThrough(design), or use score_function, which needs only log_prob"
         )
-    return evaluate(f, design.rsample((num_samples,))).mean(0)
+    return evaluate(f, design.rsample((num_samples,)), design).mean(0)
 
 
 @declares(unbiased=False)
-def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> Tensor:
+def straight_through(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
     """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
 
     The gradient is exact for linear f and biased to first order in the curvature of f. On
     :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
 
     Returns:
@@ -75,12 +77,13 @@ def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> T
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    return pathwise(StraightThrough(design), f, num_samples)
+    check_call(design, f, num_samples)
+    return pathwise(wrap_latents(design, StraightThrough), f, num_samples)
 
 
 @declares(unbiased=False)
 def reinmax(
-    design: SamplingDesign,
+    design: Distribution,
     f: Loss,
     num_samples: int = 1,
     *,
@@ -90,8 +93,8 @@ def reinmax(
     """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
         temperature: As in :class:`~khot.ReinMax`.
         relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
@@ -110,4 +113,6 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples)
+    check_call(design, f, num_samples)
+    wrap = partial(ReinMax, temperature=temperature, relaxation=relaxation)
+    return pathwise(wrap_latents(design, wrap), f, num_samples)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
 from khot.relaxations import topk_mask
 
@@ -71,6 +71,8 @@ class PerturbedScores(SamplingDesign):
     ) -> None:
         super().__init__(logits=logits, k=k, validate_args=validate_args)
         self.noise, self.scale = noise, checked_positive(name, scale, self.batch_shape)
+        if self._validate_args:
+            check_positive_contents(name, self.scale)
 
     def _validate_contents(self) -> None:
         super()._validate_contents()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, check_scores, checked_positive
+from khot._validation import check_count, check_draw, check_positive_contents, check_scores, checked_positive
 from khot.relaxations import topk_mask
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
@@ -57,6 +57,7 @@ def perturbed_topk(
     check_count("num_samples", num_samples)
     x = x.movedim(dim, -1)
     scale = checked_positive("scale", scale, x.shape[:-1])
+    check_positive_contents("scale", scale)
     noise = torch.randn((num_samples, *x.shape), dtype=x.dtype, device=x.device).masked_fill(x.isinf(), 0)
     drawn = topk_mask(x + column(scale) * noise, k)
     y = substitute_gradient(drawn.mean(0), x, _pull_back, drawn - topk_mask(x, k), noise / column(scale))
@@ -78,7 +79,7 @@ class PerturbedTopK(PerturbedWrapper):
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw.
 
     ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
@@ -124,6 +125,7 @@ class PerturbedTopK(PerturbedWrapper):
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         if not self.needs_gradient:
             return value
         design, logits = self.design, self.design.logits.detach()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, checked_positive
+from khot._validation import check_count, check_draw, check_function
 from khot.distributions.design import Relaxation
 from khot.relaxations import sigmoid_topk
 
@@ -25,7 +25,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
 
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw. ``mean`` and
     ``log_prob`` of the law are not known here. Under an ELBO name what scores a draw: ``log_prob=`` a design of the
-    same shape, or ``"none"``, which scores 0 and drops the entropy.
+    same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         temperature: Softness of the relaxation, T, with gradient; a positive number, or a tensor that broadcasts to the
@@ -63,11 +63,10 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         validate_args: bool | None = None,
     ) -> None:
         check_count("num_conditional", num_conditional)
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
         design = PerturbedScores(logits, k, gumbel_noise, validate_args=validate_args)
         super().__init__(design, log_prob, validate_args)
-        self.temperature = checked_positive("temperature", temperature, self.batch_shape)
+        self.temperature = self._checked_softness("temperature", temperature)
         self.num_conditional, self.relaxation = num_conditional, relaxation
 
     def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
@@ -75,6 +74,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
 
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        check_draw("scores", scores, self)
         value, logits = self.design.top(scores), self.design.logits
         if not torch.is_grad_enabled():
             return value

@@ -4,14 +4,27 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from pyro.distributions import MaskedDistribution, TorchDistribution
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_shape
+from khot._validation import (
+    check_flag,
+    check_positive_contents,
+    checked_positive,
+    checked_shape,
+    looks_at_contents,
+)
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
+
+# How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
+# less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
+ROUNDING = 64.0
+SMALLEST_TOLERANCE = 1e-6
+LARGEST_TOLERANCE = 0.05
 
 Scorer = SamplingDesign | Literal["none"] | None
 
@@ -23,12 +36,14 @@ class DesignWrapper(KHotDistribution):
 
     Args:
         design: The design to draw from.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
-        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+            probabilities, or ``"none"`` for 0.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
+            setting if None.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape.
+        ValueError: If the two designs differ in shape, or with validation on in size or inclusion probabilities.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -45,13 +60,24 @@ class DesignWrapper(KHotDistribution):
                     f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
                     f"but has {tuple(log_prob.shape())}"
                 )
-        elif log_prob not in (None, "none"):
+        elif not _is_name(log_prob):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
+        check_flag("validate_args", validate_args, optional=True)
         self.design = design
-        self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
+        self.scorer = design if log_prob is None else None if isinstance(log_prob, str) else log_prob
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
+        if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
+            _check_sizes(design, log_prob)
+            _check_marginals(design, log_prob)
+
+    def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
+        """A positive number, or a tensor that broadcasts to the batch shape."""
+        softness = checked_positive(name, value, self.batch_shape)
+        if self._validate_args:
+            check_positive_contents(name, softness)
+        return softness
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
@@ -110,6 +136,60 @@ class DesignWrapper(KHotDistribution):
                 f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
                 f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
+
+
+def _is_name(log_prob: Any) -> bool:
+    return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
+
+
+def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    if not looks_at_contents(design.k, scorer.k):
+        return
+    for wanted, got in zip(_sizes(design), _sizes(scorer), strict=True):
+        got = got.to(wanted.device)
+        wrong = wanted != got
+        if wrong.any():
+            raise ValueError(
+                f"`log_prob` must have the k of `design`, {wanted[wrong][0]}, but has {got[wrong][0]} in the same row"
+            )
+
+
+def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest number of ones."""
+    return design.k, getattr(design, "largest_k", design.k)
+
+
+def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    """Compares inclusion probabilities where both laws know them, which none of the library has to solve for."""
+    if torch.compiler.is_compiling():
+        return
+    try:
+        wanted, got = design.mean.detach(), scorer.mean.detach()
+    except NotImplementedError:
+        return
+    if not looks_at_contents(wanted, got):
+        return
+    eps = max(torch.finfo(wanted.dtype).eps, torch.finfo(got.dtype).eps)
+    relative = min(max(ROUNDING * eps, SMALLEST_TOLERANCE), LARGEST_TOLERANCE)
+    wanted, got = wanted.double(), got.double().to(wanted.device)
+    difference = (wanted - got).abs()
+    # Of each entry and of the row's mean, k / n: on long rows all probabilities are small.
+    wrong = ~(difference <= relative * (wanted + wanted.mean(-1, keepdim=True)))
+    if wrong.any():
+        raise ValueError(
+            f"`log_prob` must have the inclusion probabilities of `design`, but they differ by up to "
+            f"{difference[wrong].max():.3g} (more than {relative:.1g} of their size, which is left for rounding); "
+            "ConditionalPoisson(probs=design.mean) has them"
+        )
+
+
+def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) -> TorchDistribution:
+    """``wrap`` of the design inside of a law that is made independent over batch dimensions, or masked."""
+    if isinstance(law, Independent):
+        return wrap_latents(law.base_dist, wrap).to_event(law.reinterpreted_batch_ndims)
+    if isinstance(law, MaskedDistribution):
+        return wrap_latents(law.base_dist, wrap).mask(law._mask)
+    return wrap(law)
 
 
 @register_kl(DesignWrapper, Distribution)

@@ -75,7 +75,7 @@ def fused_mask(
     threshold = capped_simplex_threshold(x, k, scale, link, softness, check)
     z = standardise(x.to(compute_dtype(x)), threshold, scale)
     y = found.log_value(z) if log else found.value(z)
-    return y.to(x.dtype), threshold
+    return y.to(x.dtype).contiguous(), threshold
 
 
 @fused_mask.register_fake
@@ -103,7 +103,7 @@ def fused_derivative(
 
         return launch_backward(x, scale, threshold, grad, str(found.kernel), found.q, log)
     grad_x, grad_k, z = derivative(x, scale.to(x.device), threshold, grad, None, found, log)
-    return grad_x.to(x.dtype), grad_k, -(grad_x * z).sum(-1).double()
+    return grad_x.to(x.dtype).contiguous(), grad_k, -(grad_x * z).sum(-1).double()
 
 
 @fused_derivative.register_fake

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._validation import check_k, check_scores, check_softness, checks_contents
+from khot._validation import check_k, check_scores, check_softness, checks_contents, has_contents
 from khot.kernels.capped_simplex import (
     capped_simplex_threshold,
     compute_dtype,
@@ -66,7 +66,7 @@ class _CappedSimplexMap(Function):
             if fused(x, link, log) and (compiling or not graph):
                 grads = fused_derivative(x, scale, threshold, grad_y, link.key, log)
                 return *grads, *(None,) * 4
-            if not (graph or compiling or needs_scale or log or x.is_cuda):
+            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, threshold):
                 dtype = compute_dtype(x)
                 short = mask_gradient(x.to(dtype), scale, threshold, grad_y.to(dtype), link)
                 if short is not None:
@@ -118,7 +118,7 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
-        return torch.full((), value, dtype=torch.float64).expand(batch)
+        return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
@@ -154,7 +154,8 @@ def capped_simplex_map(
             selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
-        link: The link function.
+        link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
+            exported program only one that has a name, see :class:`Link`.
         dim: Axis of the ground set.
 
     Returns:
