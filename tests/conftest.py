@@ -12,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail unless a test passes in every file named, and none is skipped",
     )
+    group = parser.getgroup("khot")
+    group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
+    group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

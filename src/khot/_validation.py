@@ -107,14 +107,39 @@ def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> No
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
 
 
+def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
+    """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype that it computes in."""
+    limits = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    return limits.tiny, limits.max
+
+
+def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
+    """What is wrong with a softness outside :func:`softness_limits`."""
+    if not 0 < value < math.inf:
+        return f"`{name}` must be positive and finite, but got {value:g}"
+    low, high = softness_limits(dtype)
+    return f"`{name}` must lie in [{low:g}, {high:g}] for `x` of dtype {dtype}, but got {value:g}"
+
+
 def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size) -> None:
-    """The softness is a positive finite number or a tensor that broadcasts with the batch, contents not looked at."""
+    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at."""
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape)
-    elif isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+        return
+    if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
-    elif not 0 < value < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+    number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
+    low, high = softness_limits(x.dtype)
+    if not low <= number <= high:
+        raise ValueError(softness_error(name, float(number), x.dtype))
+
+
+def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> None:
+    """All numbers of a tensor are within the limits for scores of this dtype."""
+    low, high = softness_limits(dtype)
+    wrong = value.detach()[~((value >= low) & (value <= high))]
+    if wrong.numel():
+        raise ValueError(softness_error(name, wrong[0].item(), dtype))
 
 
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
@@ -129,8 +154,8 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
             f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
         )
-    if isinstance(softness, Tensor) and not bool(((softness > 0) & (softness < torch.inf)).all()):
-        raise ValueError(f"`{name}` must be positive and finite, but got {softness}")
+    if isinstance(softness, Tensor):
+        check_softness_contents(name, softness, x.dtype)
 
 
 def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:

@@ -429,7 +429,7 @@ class TopKCrossEntropy(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        _as_weights(p_k)  # whose errors are due now
+        _as_weights(p_k, torch.device("cpu"))  # whose errors are due now
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, _REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction

@@ -78,7 +78,8 @@ def test_unfinished_dual_ascent_returns_its_iterate():
     s = hard_rows(200)[4:5]
     problem = objective(s, torch.zeros_like(s))
     v = block_minimiser(problem, pool_by_halves(problem))
-    distance = [(dual_ascent(problem, sweeps)[0] - v).abs().max().item() for sweeps in (1, 10, 40)]
+    with pytest.warns(RuntimeWarning, match="1 of 1 rows still rise"):
+        distance = [(dual_ascent(problem, sweeps)[0] - v).abs().max().item() for sweeps in (1, 10, 40)]
     assert distance[0] > distance[1] > distance[2] > 0
     assert torch.equal(dual_ascent(problem, 5000)[0], v)
 

@@ -29,6 +29,7 @@ MARKED = [
     "relaxations/test_contract.py",
     "relaxations/test_lapsum.py",
     "relaxations/test_order.py",
+    "relaxations/test_order_far.py",
     "relaxations/test_sigmoid.py",
     "relaxations/test_sorted_transport.py",
     "relaxations/test_sparse.py",

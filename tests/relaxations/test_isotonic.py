@@ -189,3 +189,29 @@ def test_errors():
     ]:
         with pytest.raises(error, match=match):
             call()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: isotonic_l2(x, solver="dykstra", max_iter=n),
+        lambda x, n: isotonic_lp(x, 0 * x, 1.5, 1.0, "dual", max_iter=n),
+        lambda x, n: isotonic_l2(x, max_iter=n),
+    ],
+    ids=["dykstra", "dual", "pav"],
+)
+def test_number_of_sweeps(function):
+    x = torch.tensor([1.0, 3.0, 2.0, 5.0, 7.0, -1.0, 8.0])
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match=f"`max_iter` must be at least 1, but got {wrong}"):
+            function(x, wrong)
+    with pytest.raises(TypeError, match="`max_iter` must be an int, but got 2.5"):
+        function(x, 2.5)
+
+
+def test_too_few_sweeps_are_not_silent():
+    x = normal(2, 100)
+    x[1] = x[0].sort(descending=True).values
+    with pytest.warns(RuntimeWarning, match="1 of 2 rows still rise by up to .* after the last of max_iter=1 "):
+        v = isotonic_l2(x, solver="dykstra", max_iter=1)
+    assert torch.equal(v[1], x[1])

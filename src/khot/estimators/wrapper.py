@@ -10,13 +10,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
-from khot._validation import (
-    check_flag,
-    check_positive_contents,
-    checked_positive,
-    checked_shape,
-    looks_at_contents,
-)
+from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 

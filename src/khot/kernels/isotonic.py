@@ -21,7 +21,7 @@ ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and
 is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
 optimality conditions, which makes the result exact after finitely many sweeps.
 
-Layout: s, w (rows, n), strength (rows, 1), all in float64.
+Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
 
 References:
     [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", arXiv:2002.08871.
@@ -29,6 +29,7 @@ References:
     [3] Tibshirani (2017), "Dykstra's Algorithm, ADMM, and Coordinate Descent", arXiv:1705.04768.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,11 +37,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._validation import check_softness_contents
+
 from .capped_simplex import move_batch_first
 from .dispatch import isotonic_solver
 from .guarded_newton import guarded_newton
 from .operator import operator
 
+NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
 
 
@@ -238,7 +242,22 @@ def dual_ascent(objective: Objective, max_iter: int) -> tuple[Tensor, Tensor]:
             optimal = _is_optimal(objective, v)
             if bool(optimal.all()):
                 return v, blocks
-    return torch.where(optimal, v, objective.minimiser(-multiplier.diff(dim=-1))), blocks
+    v = torch.where(optimal, v, objective.minimiser(-multiplier.diff(dim=-1)))
+    _warn_of_rises(v, max_iter)
+    return v, blocks
+
+
+def _warn_of_rises(v: Tensor, max_iter: int) -> None:
+    """Says by how much rows that dual ascent has not finished rise where they should not."""
+    rise = v.diff(dim=-1, append=v[:, -1:]).amax(-1) / v.abs().amax(-1).clamp(min=torch.finfo(v.dtype).tiny)
+    open_rows = int((rise > NOTICEABLE).sum())
+    if open_rows:
+        warnings.warn(
+            f"dual ascent: {open_rows} of {len(v)} rows still rise by up to {rise.max().item():.1e} of their size "
+            f"after the last of max_iter={max_iter} sweeps",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _improve(objective: Objective, multiplier: Tensor, first: int) -> None:
@@ -286,9 +305,8 @@ def isotonic(
     if names:
         _check_contents(dict(zip(names.split(","), (s, w), strict=True)), strength, magnitude)
     n = s.shape[-1]
-    objective = Objective(
-        s.double().reshape(-1, n), w.double().reshape(-1, n), strength.double().reshape(-1, 1), p, magnitude
-    )
+    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
+    objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
     if dual:
         v, blocks = dual_ascent(objective, max_iter)
     else:
@@ -314,8 +332,6 @@ def _check_contents(values: dict[str, Tensor], strength: Tensor, magnitude: bool
     for name, value in values.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
-    wrong = strength[~((strength > 0) & (strength < torch.inf))]
-    if wrong.numel():
-        raise ValueError(f"`strength` must be positive and finite, but got {wrong[0].item():g}")
+    check_softness_contents("strength", strength, next(iter(values.values())).dtype)
     if magnitude and bool((values["w"] < 0).any()):
         raise ValueError(f"`w` must not be negative for kind='magnitude', but contains {values['w'].min().item():g}")

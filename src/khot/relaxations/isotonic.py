@@ -88,14 +88,15 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
             log2(n) batched levels elsewhere.
             ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
             pairs at once; it needs about as many sweeps as the square of the longest block.
-        max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate.
+        max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate and a
+            RuntimeWarning.
 
     Returns:
         Tensor like ``s``. Computed in float64.
 
     Raises:
-        ValueError: If shapes do not fit, ``solver`` is unknown, or contents are not finite (looked at on CPU, on
-            accelerators while validation is on, never under ``vmap``).
+        ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite
+            (looked at on CPU, on accelerators while validation is on, never under ``vmap``).
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -140,7 +141,8 @@ def isotonic_lp(
         solver: ``"pav"`` pools blocks, to machine precision. ``"dual"`` is block coordinate ascent on the multipliers
             of the odd and of the even constraints [1, appendix A.8], for p = 2 Dykstra's algorithm.
         kind: ``"mask"`` or ``"magnitude"``.
-        max_iter: Sweeps after which the dual ascent stops if it is not exact before, with the last iterate.
+        max_iter: Sweeps after which the dual ascent stops if it is not exact before, with the last iterate and a
+            RuntimeWarning.
 
     Returns:
         Tensor like ``s``. Computed in float64.
