@@ -46,6 +46,18 @@ def is_mapped(tensor: Tensor) -> bool:
     return False
 
 
+def is_dry_run(*tensors: Tensor) -> bool:
+    """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_MODES.PROXY) is not None:
+        return False
+    return any(map(is_shape_only, tensors))
+
+
+def all_true(condition: Tensor) -> bool:
+    """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
+    return bool(torch._is_all_true(condition))
+
+
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
     if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter

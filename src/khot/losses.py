@@ -19,6 +19,7 @@ References:
     [2] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning", arXiv:2206.07290.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -336,17 +337,19 @@ def topk_cross_entropy(
     logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
     weights = weights.to(logs.dtype).view(column)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
-    losses = -(weights * (logs - highest).exp()).sum(0).log() - highest
+    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
+    losses = -(weights * ratio).sum(0).log() - highest
     return _reduce(losses, reduction)
 
 
-def _as_weights(p_k: Any, device: torch.device) -> Tensor:
+def _as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
     if isinstance(p_k, Tensor):
         if p_k.is_complex() or p_k.dtype == torch.bool:
             raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
-        return p_k.to(device)
+        return p_k if device is None else p_k.to(device)
     try:
-        return torch.tensor(p_k, dtype=torch.float64, device=device)
+        return torch.tensor(p_k, dtype=torch.float64, device=device or "cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"`p_k` must be a sequence of numbers or a tensor, but got {p_k!r}") from None
 
@@ -429,7 +432,7 @@ class TopKCrossEntropy(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        _as_weights(p_k, torch.device("cpu"))  # whose errors are due now
+        _as_weights(p_k)  # whose errors are due now
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, _REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction

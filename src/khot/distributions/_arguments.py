@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import check_choice
+from khot._validation import can_look, check_choice
 
 
 class Vector(constraints.Constraint):
@@ -80,6 +80,6 @@ def checked_order(order: Any) -> str:
 
 def in_short(value: Any) -> Any:
     """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
-    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
+    if isinstance(value, Tensor) and (value.numel() != 1 or not can_look(value)):
         return tuple(value.shape)
     return getattr(value, "__name__", value)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_shape
+from khot._validation import check_generator, checked_shape
 from khot.kernels import conditional_poisson as kernel
 from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from khot.relaxations import topk_mask
@@ -85,8 +85,10 @@ class ConditionalPoisson(SamplingDesign):
         """The k-hot vector of the k largest logits."""
         return topk_mask(self._param, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return kernel.sample(self.logits, self._size, checked_shape("sample_shape", sample_shape)).to(self._param.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        shape = checked_shape("sample_shape", sample_shape)
+        return kernel.sample(self.logits, self._size, shape, generator).to(self._param.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self.logits, self._size, value).to(self._param.dtype)

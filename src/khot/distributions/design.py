@@ -15,13 +15,20 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import check_flag, check_function, checked_expansion, checked_positive, looks_at_contents
+from khot._validation import (
+    can_look,
+    check_flag,
+    check_function,
+    checked_expansion,
+    checked_positive,
+    looks_at_contents,
+)
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution
+from .base import KHotDistribution, draw
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -109,7 +116,7 @@ class SamplingDesign(KHotDistribution):
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._validate_args:
+        if self._checks_contents():
             self._validate_contents()
 
     def __repr__(self) -> str:
@@ -186,7 +193,7 @@ class SamplingDesign(KHotDistribution):
         try:
             super()._validate_sample(value)
         except ValueError as error:
-            if "support" not in str(error) or not ((value > 0) & (value < 1)).any():
+            if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
                 raise
             message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
             raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
@@ -197,7 +204,7 @@ class SamplingDesign(KHotDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(self.k)
+        return k_hot(self._size)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -240,19 +247,27 @@ class SamplingDesign(KHotDistribution):
         best = self.log_prob(values).argmax(0)
         return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws k-hot vectors, ``sample_shape + batch_shape + (n,)``.
+
+        Args:
+            sample_shape: Shape of the independent draws.
+            generator: As in :meth:`KHotDistribution.sample`.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
         )
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
         k = self._require_shared_k("sample_indices")
-        value = self.sample(sample_shape)
-        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
+        value = draw(self, sample_shape, generator)
+        return positions(value, k)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
@@ -290,14 +305,33 @@ class SamplingDesign(KHotDistribution):
 
     def _require_shared_k(self, wanted: str) -> int:
         if self._shared_k is None:
-            sizes = self.k.unique()
+            sizes = self.sizes(wanted)
             if len(sizes) != 1:
-                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes.tolist()}")
-            self._shared_k = int(sizes)
+                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}")
+            self._shared_k = sizes[0]
         return self._shared_k
+
+    def sizes(self, wanted: str) -> list[int]:
+        """The different k of the rows, in increasing order.
+
+        Raises:
+            NotImplementedError: For what is wanted, if nobody can look at the contents of k.
+        """
+        if self._shared_k is not None:
+            return [self._shared_k]
+        if not can_look(self.k):
+            raise NotImplementedError(f"{wanted} needs `k` as an int where contents of tensors cannot be looked at")
+        return cast(list[int], self.k.unique().tolist())
 
     def _unavailable(self, wanted: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS[wanted]} have it")
+
+
+def positions(value: Tensor, k: int) -> Tensor:
+    """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
+    if can_look(value):
+        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
+    return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds
 
 
 def _sums(probs: Tensor) -> Tensor:

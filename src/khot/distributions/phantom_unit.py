@@ -8,9 +8,11 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import can_look, check_generator
 from khot.constraints import k_hot
 from khot.kernels.small_numbers import log_odds
 
+from .base import draw
 from .design import POSTERIOR_ADVICE, SamplingDesign
 
 INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.capped_simplex
@@ -147,14 +149,19 @@ class PhantomUnit(SamplingDesign):
         """The most probable vector, of either size."""
         return self.wrapped.mode[..., :-1].to(self.probs.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.wrapped.sample(sample_shape)[..., :-1].to(self.probs.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        return draw(self.wrapped, sample_shape, generator)[..., :-1].to(self.probs.dtype)
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
+        if not can_look(self.largest_k):
+            raise NotImplementedError("sample_indices needs sums that can be looked at; use sample")
         if (self.largest_k > self.k).any():
             raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
-        return super().sample_indices(sample_shape)
+        return super().sample_indices(sample_shape, generator=generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
@@ -173,6 +180,8 @@ class PhantomUnit(SamplingDesign):
             NotImplementedError: If rows differ in their sizes.
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
+        if not can_look(self.largest_k):
+            raise NotImplementedError("enumerate_support needs sums that can be looked at")
         sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")

@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator
 from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
 from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed
+from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
@@ -102,26 +104,27 @@ class Pivotal(SamplingDesign):
         pairs = (probs.unsqueeze(-1) * probs.unsqueeze(-2) + covariance).clamp(min=0) * later
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
-                drawn = self._sample_in_order(shape, draws)
+                drawn = self._sample_in_order(shape, draws, generator)
             elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
-                seed = draw_seed(self.probs.device)
+                seed = draw_seed(self.probs.device, generator)
                 drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
             else:
-                drawn = tournament(balance(self.probs, self.k).expand(shape))
+                drawn = tournament(balance(self.probs, self.k).expand(shape), generator)
             return drawn.to(self._param.dtype)
 
-    def _sample_in_order(self, shape: torch.Size, draws: int) -> Tensor:
+    def _sample_in_order(self, shape: torch.Size, draws: int, generator: torch.Generator | None) -> Tensor:
         duels = self._duels("sample")
         total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
         kind = kinds(duels.crossing, empty, duels.certain)
         if fuses_draws(total, draws):
-            seed = draw_seed(total.device)
+            seed = draw_seed(total.device, generator)
             return ordered_duels_draw(duels.take, total, kind, seed, draws, self._param.dtype).view(shape)
-        u = torch.rand(shape, dtype=total.dtype, device=total.device)
+        u = uniform(shape, total.dtype, total.device, generator)
         return draw_in_order(duels.take, total, kind, u)
 
     def _log_prob(self, value: Tensor) -> Tensor:

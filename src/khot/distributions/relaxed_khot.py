@@ -20,8 +20,16 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import check_draw, check_flag, check_function, checked_expansion, checked_positive
+from khot._validation import (
+    check_draw,
+    check_flag,
+    check_function,
+    check_generator,
+    checked_expansion,
+    checked_positive,
+)
 from khot.constraints import capped_simplex
+from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
@@ -93,7 +101,7 @@ class RelaxedKHot(KHotDistribution):
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._validate_args:
+        if self._checks_contents():
             self._validate_contents()
 
     def _validate_contents(self) -> None:
@@ -128,8 +136,9 @@ class RelaxedKHot(KHotDistribution):
     def support(self) -> constraints.Constraint:
         return capped_simplex(self.k)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self._draw(self._scores(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self.logits.device)
+        return self._draw(self._scores(sample_shape, generator))
 
     def from_scores(self, scores: Tensor) -> Tensor:
         r"""The draw that perturbed scores make: ``rsample`` for noise of your own, kept fixed or shared, say.
@@ -159,11 +168,11 @@ class RelaxedKHot(KHotDistribution):
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
-    def _scores(self, sample_shape: SizeLike) -> Tensor:
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.logits.device)
-        exponential = -uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()
+        u = uniform(shape, torch.float64, self.logits.device, generator)
+        exponential = -u.clamp(min=torch.finfo(u.dtype).tiny).log()
         return self.logits.to(dtype) - exponential.log().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
@@ -187,10 +196,11 @@ class RelaxedKHot(KHotDistribution):
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
         if self._validate_args:
             self._validate_sample(value)
-            if not self._varies.all():
-                raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        checks = self._checks_contents(value)
+        if checks and not self._varies.all():
+            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
         inside = self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
-        if self._validate_args and not inside.all():
+        if checks and not inside.all():
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"

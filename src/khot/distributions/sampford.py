@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_shape
+from khot._validation import check_generator, checked_shape
 from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
 from khot.relaxations import topk_mask
@@ -61,9 +61,10 @@ class Sampford(SamplingDesign):
         """The k-hot vector of the k largest probabilities."""
         return topk_mask(self.probs, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         shape = checked_shape("sample_shape", sample_shape)
-        return kernel.sample(self._balanced.detach(), self._size, shape).to(self._param.dtype)
+        return kernel.sample(self._balanced.detach(), self._size, shape, generator).to(self._param.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self._balanced, self._size, value).to(self.probs.dtype)

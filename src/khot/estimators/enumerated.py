@@ -1,5 +1,6 @@
 """The exact expectation and its exact gradient, by summing over all k-hot vectors."""
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
@@ -12,7 +13,14 @@ from .support import Support
 
 
 @declares(unbiased=True)
-def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: int = 4096) -> Tensor:
+def enumerated(
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    chunk_size: int = 4096,
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""The exact E[f(x)] with its exact gradient, for small C(n, k); for several latents, for a small product of them.
 
     .. math:: E[f(x)] = \sum_x p(x) f(x)
@@ -27,6 +35,7 @@ def enumerated(design: Distribution, f: Loss, num_samples: int = 1, chunk_size: 
         f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m.
         num_samples: Taken for the sake of the common calling convention; the result does not depend on it.
         chunk_size: Number of vectors that f gets at a time.
+        generator: Taken like ``num_samples``.
 
     Returns:
         Tensor of shape ``batch_shape``, E[f(x)].

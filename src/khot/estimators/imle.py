@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
+from khot._validation import (
+    check_choice,
+    check_draw,
+    check_fraction,
+    check_positive_contents,
+    checked_positive,
+    is_dry_run,
+    is_mapped,
+)
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, column, substitute_gradient
@@ -53,12 +61,18 @@ class AdaptiveStep:
 
     def step(self, scores: Tensor, g: Tensor) -> float:
         """The step for these perturbed scores and this cotangent; 0 where that is 0."""
+        if is_mapped(scores) or is_mapped(g):
+            raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: name a number")
+        if is_dry_run(scores, g):
+            return 0.0
         norm = torch.linalg.vector_norm(g).item()
         size = torch.linalg.vector_norm(scores.masked_fill(scores.isinf(), 0)).item()
         return self.alpha * size / norm if norm > 0 else 0.0
 
     def update(self, gradient: Tensor) -> None:
         """Adapts to a gradient ``(..., n)`` of many draws."""
+        if is_dry_run(gradient):
+            return
         draws = max(gradient.shape[:-1].numel(), 1)
         self.entries = self.decay * self.entries + (1 - self.decay) * int(gradient.count_nonzero()) / draws
         change = self.increment if self.entries < self.target else -self.increment
@@ -125,8 +139,8 @@ class IMLE(PerturbedWrapper):
         super().__init__(design, log_prob, validate_args)
         self.step = step if isinstance(step, AdaptiveStep) else self._checked_softness("step", step)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator))
 
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""

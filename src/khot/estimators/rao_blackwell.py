@@ -6,9 +6,10 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_count, check_draw, check_function
 from khot.distributions.design import Relaxation
+from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
 
-from .perturbation import PerturbedScores, PerturbedWrapper, exponential, gumbel_noise
+from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
 from .wrapper import Scorer
 
 
@@ -69,23 +70,25 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         self.temperature = self._checked_softness("temperature", temperature)
         self.num_conditional, self.relaxation = num_conditional, relaxation
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator), generator)
 
-    def from_scores(self, scores: Tensor) -> Tensor:
+    def from_scores(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)
         value, logits = self.design.top(scores), self.design.logits
         if not torch.is_grad_enabled():
             return value
-        others = resample_scores(logits, scores, self.design.k, self.num_conditional)
+        others = resample_scores(logits, scores, self.design.k, self.num_conditional, generator)
         zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
         relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
         return value + (relaxed - relaxed.detach())
 
 
 @torch.no_grad()
-def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Tensor:
+def resample_scores(
+    logits: Tensor, scores: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None
+) -> Tensor:
     r"""Gumbel-perturbed logits given that their k largest are those of ``scores``, in the same order.
 
     :math:`e^{-u_i}` of perturbed logits u are independent exponential arrival times of rates :math:`e^{\theta_i}`. Who
@@ -97,6 +100,7 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
         scores: Perturbed logits ``(*sample, *batch, n)``.
         k: Integer tensor of the batch shape.
         count: Number of draws.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
         ``(count, *sample, *batch, n)``.
@@ -104,7 +108,7 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
     order = scores.argsort(-1, descending=True)
     rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as all that follows
     rate_left = rate.flip(-1).logcumsumexp(-1).flip(-1)
-    wait = exponential((count, *scores.shape), scores).log_()
+    wait = exponential((count, *scores.shape), scores.dtype, scores.device, generator).log_()
     arrival = (wait - rate_left).logcumsumexp(-1)
 
     size = k.unsqueeze(-1)

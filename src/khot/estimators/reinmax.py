@@ -10,6 +10,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
+from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
 from khot.kernels.conditional_poisson_inverse import solve_logits
@@ -102,8 +103,8 @@ class ReinMax(DesignWrapper):
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # whose errors are due now
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._validation import check_fraction
+from khot.distributions.base import draw
 
 from ._convention import Loss, check_call, check_design, declares, evaluate
 
@@ -52,7 +53,14 @@ class MovingAverage:
 
 
 @declares(unbiased=True)
-def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline: Baseline = "none") -> Tensor:
+def score_function(
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Baseline = "none",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Unbiased gradients for any f, differentiable or not: each draw is made likelier by how much better it is.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \big(f(x_s) - b_s\big) \nabla \log p(x_s) + \nabla f(x_s)
@@ -77,6 +85,7 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
         f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S; at least 2 for ``"leave_one_out"``.
         baseline: What is subtracted from the losses; no gradient goes through it.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -102,7 +111,7 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
     """
     _check_baseline(baseline)
     check_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
-    values = design.sample((num_samples,))
+    values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _learn(baseline, losses, _surrogate(design, values, losses, baseline))
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import check_draw
+from khot.distributions.base import draw
 
 from .wrapper import DesignWrapper
 
@@ -49,8 +50,8 @@ class StraightThrough(DesignWrapper):
         tensor([ 0.2500, -0.0833, -0.0833, -0.0833])
     """
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""

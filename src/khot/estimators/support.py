@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.subsets import k_hot_vectors_of_rank
@@ -102,7 +103,12 @@ def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
     shape = (math.prod(law.batch_shape) // max(latents, 1), latents)
     ends = []
     for k in (support.k, support.upper):
-        rows = torch.as_tensor(k, device="cpu").expand(law.batch_shape).reshape(shape)
+        if not isinstance(k, Tensor):
+            ends.append([k] * latents)
+            continue
+        if not can_look(k):
+            raise NotImplementedError("enumeration needs `k` as an int where contents of tensors cannot be looked at")
+        rows = k.cpu().expand(law.batch_shape).reshape(shape)
         if len(rows) and not bool((rows == rows[0]).all()):
             sizes = sorted({*rows.unique().tolist()})
             raise NotImplementedError(f"enumeration needs the same k in all rows, but got k in {sizes}")

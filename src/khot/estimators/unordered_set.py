@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._validation import check_choice
+from khot._validation import all_true, can_look, check_choice, check_generator, has_contents
+from khot.distributions.base import draw
 from khot.distributions.design import MAX_SUPPORT
+from khot.kernels.random_numbers import exponential
 
 from ._convention import Loss, check_call, declares, evaluate
 from .support import Support
@@ -19,7 +21,12 @@ LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integ
 
 @declares(unbiased=True)
 def unordered_set(
-    design: Distribution, f: Loss, num_samples: int = 1, baseline: Literal["built_in", "none"] = "built_in"
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Literal["built_in", "none"] = "built_in",
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Unbiased gradients from a set B of S distinct draws, so that no evaluation of f is spent twice on one vector.
 
@@ -43,6 +50,7 @@ def unordered_set(
         f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of distinct draws, S; no more than there are values of positive probability.
         baseline: ``"built_in"`` for :math:`b_x`, or ``"none"``.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and with it the gradient for
@@ -68,26 +76,28 @@ def unordered_set(
     """
     check_choice("baseline", baseline, ("built_in", "none"))
     check_call(design, f, num_samples)
-    values, log_rest = _draw(design, num_samples)
+    values, log_rest = _draw(design, num_samples, generator)
     return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 
 
 @torch.no_grad()
-def _draw(design: Distribution, num_samples: int) -> tuple[Tensor, Tensor]:
+def _draw(design: Distribution, num_samples: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """S distinct values ``(S, *batch_shape, *event_shape)`` and the log-probability of all others, ``batch_shape``."""
     if 0 in design.batch_shape:  # no row, whose size the support would follow from
-        values = design.sample((num_samples,))
+        values = draw(design, (num_samples,), generator)
         return values, values.new_zeros(design.batch_shape)
     support = Support(design, f"unordered_set lists at most {MAX_SUPPORT} k-hot vectors")
     values = support.values(0, support.count)
     log_prob = design.log_prob(values)
-    possible = int((log_prob > -torch.inf).sum(0).min())
-    if num_samples > possible:
+    check_generator(generator, log_prob.device)
+    possible = (log_prob > -torch.inf).sum(0)
+    if num_samples > support.count or (has_contents(log_prob) and not all_true(possible >= num_samples)):
+        most = int(possible.min()) if can_look(possible) else f"at most {support.count}"
         raise ValueError(
-            f"`num_samples` must not exceed the number of vectors of positive probability, {possible}, "
+            f"`num_samples` must not exceed the number of vectors of positive probability, {most}, "
             f"but got {num_samples}: unordered_set draws distinct ones"
         )
-    gumbel = -torch.empty_like(log_prob).exponential_().log()
+    gumbel = -exponential(log_prob.shape, log_prob.dtype, log_prob.device, generator).log()
     drawn = (log_prob + gumbel).topk(num_samples, dim=0).indices
     log_rest = log_prob.scatter(0, drawn, -torch.inf).logsumexp(0)
     values = values.expand(-1, *design.batch_shape, *design.event_shape)

@@ -26,7 +26,8 @@ Scorer = SamplingDesign | Literal["none"] | None
 class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
-    A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
+    A subclass defines ``rsample(sample_shape, *, generator=None)``. A tensor among its own attributes starts with
+    ``batch_shape``.
 
     Args:
         design: The design to draw from.
@@ -47,7 +48,9 @@ class DesignWrapper(KHotDistribution):
 
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
-            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+            advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
+            got = f"{type(design).__name__}{advice}"
+            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {got}")
         if isinstance(log_prob, SamplingDesign):
             if log_prob.shape() != design.shape():
                 raise ValueError(
@@ -63,8 +66,7 @@ class DesignWrapper(KHotDistribution):
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
         if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
-            _check_sizes(design, log_prob)
-            _check_marginals(design, log_prob)
+            _check_scorer(design, log_prob)
 
     def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
         """A positive number, or a tensor that broadcasts to the batch shape."""
@@ -136,9 +138,14 @@ def _is_name(log_prob: Any) -> bool:
     return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
 
 
+def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    """Whether one law may score the draws of another, where contents of tensors can be looked at."""
+    if looks_at_contents(design.k, scorer.k):
+        _check_sizes(design, scorer)
+        _check_marginals(design, scorer)
+
+
 def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    if not looks_at_contents(design.k, scorer.k):
-        return
     for wanted, got in zip(_sizes(design), _sizes(scorer), strict=True):
         got = got.to(wanted.device)
         wrong = wanted != got
@@ -155,8 +162,6 @@ def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
 
 def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
     """Compares inclusion probabilities where both laws know them, which none of the library has to solve for."""
-    if torch.compiler.is_compiling():
-        return
     try:
         wanted, got = design.mean.detach(), scorer.mean.detach()
     except NotImplementedError:

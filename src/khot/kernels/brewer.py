@@ -27,6 +27,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from khot._validation import can_look
+
+from .random_numbers import uniform
+
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
@@ -36,24 +40,36 @@ def _ratio(rest: Tensor, m: int, c: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(probs: Tensor, k: Tensor) -> Tensor:
-    """Draws one k-hot vector for each row: bool like ``probs``; k has the shape of its batch. O(nk) time.
+def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draws one k-hot vector for each row: bool like ``probs``. O(nk) time.
 
     Never a unit of probability 0, always those of probability 1.
+
+    Args:
+        probs: Inclusion probabilities.
+        k: Number of ones, of the shape of the batch.
+        size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
+        generator: Source of randomness, torch's default one if None.
     """
     probs = probs.contiguous()
     drawn = probs >= 1
     left = (k - drawn.sum(-1)).unsqueeze(-1)
+    if left.numel() and can_look(left):
+        size = int(left.max())
     free, rest = probs.masked_fill(drawn, 0.0), (1 - probs).masked_fill(drawn, 1.0)
     c = torch.zeros_like(probs[..., :1])
-    for m in range(int(left.max()) if left.numel() else 0, 0, -1):
+    for m in range(size, 0, -1):
         active = left >= m  # rows with fewer units to draw join later
         cumulative = (free * _ratio(rest, m, c)).cumsum(-1)
-        target = torch.rand_like(c) * cumulative[..., -1:]
-        unit = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.shape[-1] - 1)
-        drawn.scatter_(-1, unit, drawn.gather(-1, unit) | active)
-        free.scatter_(-1, unit, free.gather(-1, unit) * ~active)
-        c += rest.gather(-1, unit) * active
+        target = uniform(c.shape, c.dtype, c.device, generator) * cumulative[..., -1:]
+        if can_look(target):
+            unit, put = torch.searchsorted(cumulative, target, right=True), Tensor.scatter_
+        else:  # in a vmap, which writes nothing into what all rows share, and where the search wants another layout
+            unit, put = (cumulative <= target).sum(-1, keepdim=True), Tensor.scatter
+        unit = unit.clamp(max=probs.shape[-1] - 1)
+        drawn = put(drawn, -1, unit, drawn.gather(-1, unit) | active)
+        free = put(free, -1, unit, free.gather(-1, unit) * ~active)
+        c = c + rest.gather(-1, unit) * active
     return drawn
 
 

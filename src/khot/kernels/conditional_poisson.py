@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._validation import can_look
+
 from .capped_simplex import solve_threshold
 from .dispatch import fuses
 from .product_tree import ProductTree
@@ -69,7 +71,7 @@ def _bound(k: int | Tensor, n: int) -> int:
     """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
     if isinstance(k, int):
         return max(1, min(k, n - k))
-    if k.device.type == "cpu" and k.numel() and not torch._C._functorch.is_functorch_wrapped_tensor(k):
+    if k.device.type == "cpu" and k.numel() and can_look(k):
         return max(1, int(k.minimum(n - k).max()))
     return max(1, n // 2)
 

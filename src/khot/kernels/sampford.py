@@ -22,8 +22,11 @@ import math
 import torch
 from torch import Tensor
 
+from khot._validation import can_look
+
 from . import conditional_poisson
 from .conditional_poisson import COVARIANCE_CHUNK, pull_back
+from .random_numbers import uniform
 from .small_numbers import TINY, log_odds, log_of_small, quotient
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
@@ -73,7 +76,9 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -> Tensor:
+def sample(
+    probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
     logits, count = log_odds(probs), math.prod(sample_shape)
@@ -82,12 +87,14 @@ def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -
     parts = []
     for start in range(0, max(1, count), slab):
         size = min(slab, count - start)
-        u = torch.rand(marks.shape[0], size, dtype=marks.dtype, device=marks.device)
-        mark = torch.searchsorted(marks, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
+        u = uniform((marks.shape[0], size), marks.dtype, marks.device, generator)
+        target = u * marks[:, -1:]
+        of_each = marks if can_look(u) else marks + 0 * u.sum(-1, keepdim=True)  # a vmap searches in one row for each
+        mark = torch.searchsorted(of_each, target, right=True).clamp(max=2 * n - 1)
         mark = mark.T.reshape(size, *batch, 1)
         given, unit = logits.expand(size, *logits.shape), mark % n
         old = given.gather(-1, unit)
         fixed = torch.where(mark < n, torch.inf, -torch.inf)
         fixed = torch.where(old.isinf(), old, fixed)  # in rows without a choice all weights are 0
-        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k))
+        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k, generator=generator))
     return torch.cat(parts).view(*sample_shape, *batch, n)
