@@ -323,9 +323,7 @@ def test_what_would_be_a_constant_is_refused():
     def sizes(x, k):
         return khot.enumerated(ConditionalPoisson(logits=x, k=k), loss)
 
-    with pytest.raises(
-        RuntimeError, match="enumeration needs `k` as an int"
-    ):
+    with pytest.raises(RuntimeError, match="enumeration needs `k` as an int"):
         trace(sizes, X, torch.tensor(2))
 
 
