@@ -1,5 +1,6 @@
 """compare_estimators: what it reports equals what theory says of estimators whose law is known."""
 
+import itertools
 import math
 import sys
 from functools import partial
@@ -96,6 +97,24 @@ def test_probabilities_are_compared_where_their_sum_stays(make):
     phantom = PhantomUnit(make, probs=torch.tensor([0.3, 0.9, 0.2, 0.3], dtype=torch.float64))
     (row,) = compare_estimators(phantom, linear, {"st": straight_through}, 1, num_repeats=2).rows
     assert row.bias < 1e-9
+
+
+@pytest.mark.parametrize("phantom", [False, True])
+def test_moments_of_given_gradients(phantom):
+    """Of estimates that are known numbers: their unbiased variance, the cosine of those that are not 0."""
+    probs = torch.tensor([0.3, 0.9, 0.2, 0.6], dtype=torch.float64)
+    design = PhantomUnit(ConditionalPoisson, probs=probs) if phantom else ConditionalPoisson(probs=probs)
+    lengths = itertools.cycle([1.0, 3.0, 0.0])  # also of the first call, which is not measured
+
+    def known(design, f, num_samples):
+        return next(lengths) * (design.probs @ WEIGHT)
+
+    (row,) = compare_estimators(design, linear, {"known": known}, 1, num_repeats=3, exact=WEIGHT).rows
+    direction = WEIGHT if phantom else WEIGHT - WEIGHT.mean()  # the sum of the probabilities of a design is fixed
+    length = direction.norm().item()
+    assert row.bias == pytest.approx(length / 3)  # of the mean 4/3 to 1
+    assert row.variance == pytest.approx(7 / 3 * length**2)
+    assert row.cosine == pytest.approx(1) and row.signal_to_noise == pytest.approx(4 / 3 / math.sqrt(7 / 3))
 
 
 def test_exact_gradients_may_be_given():

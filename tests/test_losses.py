@@ -192,6 +192,13 @@ class TestFenchelYoungDetails:
         exact = fenchel_young_topk_loss(x.double(), target, 4)
         assert loss.dtype == torch.bfloat16 and abs(loss.item() - exact.item()) <= 2**-8 * exact.item()
 
+    @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float64, 1e-5)], ids=str)
+    def test_sums_are_those_of_the_domain_but_for_rounding(self, dtype, off):
+        target = topk_mask(normal(3, 6, dtype=dtype, seed=1), 2)
+        assert fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - torch.finfo(dtype).eps), 2).isfinite()
+        with pytest.raises(ValueError, match="`target` must sum to k"):
+            fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - off), 2)
+
     def test_module_learns_its_strength(self):
         module = FenchelYoungTopKLoss(2, torch.nn.Parameter(torch.tensor(5.0)))
         module(normal(3, 5, dtype=torch.float32), topk_mask(normal(3, 5), 2)).backward()
@@ -279,8 +286,11 @@ class TestTopKCrossEntropy:
         loss = topk_cross_entropy(x, torch.tensor([0]), [0.5, 0.5], relaxation)
         grad = torch.autograd.grad(loss, x)[0]
         assert loss > 1000 and grad[0, 0] < -0.4 and grad.isfinite().all()
-        first = topk_cross_entropy(x, torch.tensor([0]), torch.tensor([1.0, 0.0]), relaxation)
-        assert first > 2900 and first.isfinite()
+        for learnt in (False, True):  # a weight 0 that may be learnt does not decide what the others are scaled by
+            weights = torch.tensor([1.0, 0.0], requires_grad=learnt)
+            first = topk_cross_entropy(x, torch.tensor([0]), weights, relaxation)
+            assert first > 2900 and first.isfinite()
+            assert torch.autograd.grad(first, x)[0].isfinite().all()
 
     def test_masks_without_a_logarithm_stay_finite(self):
         x = torch.tensor([[0.0, 3000.0, 3000.0]], requires_grad=True)

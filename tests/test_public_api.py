@@ -88,6 +88,7 @@ OWN_TESTS = {
         "RelaxedKHotStraightThrough": "distributions/test_relaxed_khot.py",
         "pathwise": "estimators/test_pathwise_functions.py",
         "perturbed_topk": "estimators/test_perturbed.py",
+        "score_function_surrogate": "estimators/test_event_shapes.py",
     },
     "infer": {"KHotReparam": "test_infer.py"},
     "relaxations": {

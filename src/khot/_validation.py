@@ -12,6 +12,8 @@ from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
+from ._tracing import is_tracing, untraced
+
 _MODES = torch._C._TorchDispatchModeKey
 TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
 
@@ -65,7 +67,7 @@ def all_true(condition: Tensor) -> bool:
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
+    if not has_contents(*tensors) or is_tracing():  # in this order: Dynamo does not know the latter
         return False
     return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
@@ -286,6 +288,7 @@ def check_function(name: str, value: Any, signature: str) -> None:
         raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
 
 
+@untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
     """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     if not isinstance(value, Tensor):

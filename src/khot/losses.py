@@ -19,6 +19,7 @@ References:
     [2] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning", arXiv:2206.07290.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
+from khot._tracing import one_operation
 from khot._validation import (
     check_choice,
     check_flag,
@@ -130,6 +132,7 @@ def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
 
 
+@one_operation
 def fenchel_young_topk_loss(
     x: Tensor,
     target: Tensor,
@@ -267,6 +270,7 @@ def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float)
         )
 
 
+@one_operation
 def topk_cross_entropy(
     x: Tensor,
     target: Tensor,
@@ -336,7 +340,9 @@ def topk_cross_entropy(
     logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
     weights = weights.to(logs.dtype).view(column)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
-    losses = -(weights * (logs - highest).exp()).sum(0).log() - highest
+    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
+    losses = -(weights * ratio).sum(0).log() - highest
     return _reduce(losses, reduction)
 
 

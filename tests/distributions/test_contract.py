@@ -138,6 +138,8 @@ def check_expand(case):
             assert expanded.log_prob(expanded.enumerate_support(expand=False)).shape == (10, 4, 3)
     k = torch.tensor([1, 2, 4])
     assert torch.equal(case.make(logits=LOGITS, k=k).expand((2, 3)).k, k.expand(2, 3))
+    for validate in (False, True):
+        assert case.make(logits=LOGITS, k=2, validate_args=validate).expand((2, 3))._validate_args is validate
 
 
 def check_enumeration_is_lexicographic(case):

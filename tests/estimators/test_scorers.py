@@ -138,15 +138,24 @@ def test_gradients_reach_the_design_as_before():
         assert torch.autograd.grad(wrapper.rsample()[..., 0].sum(), logits)[0].abs().sum() > 0
 
 
+def unequal(logits):
+    """The mean of a design that is scored by a law of other marginals."""
+    design = Pivotal(logits=logits, k=2, validate_args=False)
+    scorer = ConditionalPoisson(logits=2 * logits, k=2, validate_args=False)
+    return StraightThrough(design, log_prob=scorer, validate_args=True).mean
+
+
 def test_contents_that_cannot_be_looked_at_are_not():
     """Inside of vmap a comparison of numbers is impossible; a construction is not."""
+    torch.testing.assert_close(torch.vmap(unequal)(LOGITS), sigmoid_topk(LOGITS, 2))
+    with pytest.raises(ValueError, match="`log_prob` must have the inclusion probabilities"):
+        unequal(LOGITS)
 
-    def draw(logits):
-        design = Pivotal(logits=logits, k=2, validate_args=False)
-        scorer = ConditionalPoisson(logits=2 * logits, k=2, validate_args=False)
-        return StraightThrough(design, log_prob=scorer, validate_args=True).mean
 
-    torch.testing.assert_close(torch.vmap(draw)(LOGITS), sigmoid_topk(LOGITS, 2))
+@pytest.mark.slow
+def test_compiled_graphs_compare_nothing():
+    compiled = torch.compile(unequal, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(LOGITS), sigmoid_topk(LOGITS, 2))
 
 
 def test_expanded_wrappers_keep_their_scorer():

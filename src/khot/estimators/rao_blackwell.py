@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import check_count, check_draw, check_function, check_generator
 from khot.distributions.design import Relaxation
 from khot.kernels.random_numbers import exponential
@@ -86,6 +87,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         return value + (relaxed - relaxed.detach())
 
 
+@one_operation
 @torch.no_grad()
 def resample_scores(
     logits: Tensor, scores: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None

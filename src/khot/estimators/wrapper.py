@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
@@ -48,7 +49,9 @@ class DesignWrapper(KHotDistribution):
 
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
-            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+            advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
+            got = f"{type(design).__name__}{advice}"
+            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {got}")
         if isinstance(log_prob, SamplingDesign):
             if log_prob.shape() != design.shape():
                 raise ValueError(
@@ -64,8 +67,7 @@ class DesignWrapper(KHotDistribution):
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
         if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
-            _check_sizes(design, log_prob)
-            _check_marginals(design, log_prob)
+            _check_scorer(design, log_prob)
 
     def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
         """A positive number, or a tensor that broadcasts to the batch shape."""
@@ -84,7 +86,7 @@ class DesignWrapper(KHotDistribution):
             if isinstance(value, SamplingDesign):
                 value = value.expand(batch_shape)
             elif isinstance(value, Tensor):
-                value = value.expand(batch_shape + value.shape[batch_dim:])
+                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
         super(DesignWrapper, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -114,7 +116,7 @@ class DesignWrapper(KHotDistribution):
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:
-            return value.new_zeros(torch.broadcast_shapes(value.shape[:-1], self.batch_shape))
+            return value.new_zeros(torch.broadcast_shapes(shape_of(value)[:-1], self.batch_shape))
         return self._delegate("log_prob", value)
 
     def entropy(self) -> Tensor:
@@ -137,9 +139,14 @@ def _is_name(log_prob: Any) -> bool:
     return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
 
 
+def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    """Whether one law may score the draws of another, where contents of tensors can be looked at."""
+    if looks_at_contents(design.k, scorer.k):
+        _check_sizes(design, scorer)
+        _check_marginals(design, scorer)
+
+
 def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
-    if not looks_at_contents(design.k, scorer.k):
-        return
     for wanted, got in zip(_sizes(design), _sizes(scorer), strict=True):
         got = got.to(wanted.device)
         wrong = wanted != got
@@ -156,8 +163,6 @@ def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
 
 def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
     """Compares inclusion probabilities where both laws know them, which none of the library has to solve for."""
-    if torch.compiler.is_compiling():
-        return
     try:
         wanted, got = design.mean.detach(), scorer.mean.detach()
     except NotImplementedError:
@@ -214,6 +219,7 @@ class _Substitute(Function):
         return None, gradient, None, *(None,) * len(ctx.saved_tensors)
 
 
+@one_operation
 def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
     """``value`` as if it were a function of ``x`` that takes its cotangents g to ``pull_back(g, *constants)``.
 

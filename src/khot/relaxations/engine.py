@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents, has_contents
 from khot.kernels.capped_simplex import (
     Threshold,
@@ -92,7 +93,7 @@ def _jvp(
 ) -> tuple[Tensor, None, Tensor]:
     x, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset))
+    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
@@ -136,6 +137,7 @@ def relaxed_mask(
     return y.movedim(-1, dim)
 
 
+@one_operation
 def capped_simplex_map(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int = -1
 ) -> Tensor:

@@ -15,6 +15,7 @@ and t is such that the number of capped entries and the z of the pooled ones add
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.capped_simplex import standardise
 from khot.kernels.clipped_power import clipped_power
 from khot.kernels.odd_threshold import shrink
@@ -59,6 +60,7 @@ class _Magnitude(OddMap):
         )
 
 
+@one_operation
 def sparse_topk_magnitude(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
 ) -> Tensor:

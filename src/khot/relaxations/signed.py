@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.capped_simplex import standardise
 from khot.kernels.clipped_power import clipped_power
 
@@ -26,6 +27,7 @@ class _SignedMask(OddMap):
         return LocalShape(slope, following, z.clamp(0, 1), following.sum(-1).double(), binding.to(threshold.dtype))
 
 
+@one_operation
 def sparse_topk_signed(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
 ) -> Tensor:

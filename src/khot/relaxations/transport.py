@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_scores, check_softness, looks_at_contents
 from khot.kernels.links import LOGISTIC, Link, Logistic
 
@@ -35,6 +36,7 @@ class _TwoAnchors(Link):
 
 
 @with_link(_TwoAnchors())
+@one_operation
 def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
