@@ -55,11 +55,11 @@ def derivative_reference(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> O
 
 def sums_inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     x, scale, grad = items(shape, DOUBLE, seed)
-    return (x.sort(-1).values - 0.5) / scale[..., None], grad, grad.flip(-1)
+    return lapsum.sorted_positions(x.sort(-1).values, scale[..., None])[1], grad, grad.flip(-1)
 
 
-def sums_reference(z: Tensor, left: Tensor, right: Tensor) -> Outputs:
-    return lapsum._by_doubling(z, left, right)
+def sums_reference(gap: Tensor, left: Tensor, right: Tensor) -> Outputs:
+    return lapsum._by_doubling(gap, left, right)
 
 
 def compile_map(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
@@ -67,7 +67,7 @@ def compile_map(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
 
 
 def compile_derivative(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
-    saved = (x.double(), x[..., 1:].double()) if name == "permutation" else ()
+    saved = (x[..., 1:].double(),) * 2 if name == "permutation" else ()
     grad = torch.empty(*x.shape, x.shape[-1], dtype=x.dtype) if name == "permutation" else x
     LAUNCHERS[name].backward(x, torch.empty(x.shape, dtype=torch.long), scale, grad, *saved)
 

@@ -1,5 +1,7 @@
 """Every Triton kernel against its reference: on an accelerator, or in the interpreter in a process made for it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,28 @@ def poisoned_memory(monkeypatch):
 )
 def test_against_reference(case, shape):
     compare(case, case.make(shape, torch.float32, 0), case.tolerance)
+
+
+def test_a_wrong_kernel_is_rejected():
+    """One entry off by more than the tolerance, and one that no program writes."""
+    case = next(case for case in KERNELS if case.name == "mask_logistic")
+
+    def one_entry_off(*inputs):
+        y, *others = case.launch(*inputs)
+        y[0, 7] += 1e-4
+        return y, *others
+
+    def one_entry_unwritten(*inputs):
+        y, *others = case.launch(*inputs)
+        holes = torch.empty_like(y)
+        holes[:, :-1] = y[:, :-1]
+        return holes, *others
+
+    inputs = case.make((2, 33), torch.float32, 0)
+    compare(case, inputs, case.tolerance)
+    for launch in (one_entry_off, one_entry_unwritten):
+        with pytest.raises(AssertionError):
+            compare(replace(case, launch=launch), inputs, case.tolerance)
 
 
 @pytest.mark.parametrize(

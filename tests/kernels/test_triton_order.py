@@ -32,20 +32,23 @@ def against_torch(function, *arguments):
 
 @pytest.mark.parametrize("order_map", [soft_rank, soft_sort], ids=["rank", "sort"])
 def test_rows_beyond_the_chip(order_map):
-    x, scale = on_device(2, 1100).requires_grad_(), torch.tensor([0.3, 1e-3], device=DEVICE).double()
+    x, scale = on_device(2, 1100), torch.tensor([0.3, 1e-3], device=DEVICE).double()
+    x[0, [3, 70, 71]] = torch.tensor([-1e17, 1e300, -1e300], device=DEVICE, dtype=torch.float64)
+    x.requires_grad_()
     assert not sorts_on_chip(x)
 
     def both(x, scale):
         y = order_map(x, scale)
-        return y, *torch.autograd.grad(y.square().sum(), x)
+        return y, *torch.autograd.grad((y * on_device(2, 1100, seed=1)).sum(), x)
 
     against_torch(both, x, scale)
 
 
 def test_more_tiles_than_are_composed_at_a_time(monkeypatch):
     monkeypatch.setattr(lapsum_triton, "CARRIES", 2)
-    z, left, right = on_device(2, 5000, scale=100.0).sort(-1).values, on_device(2, 5000), on_device(2, 5000, seed=1)
-    found, expected = lapsum_triton.launch_decayed_sums(z, left, right), lapsum._by_doubling(z, left, right)
+    gap, left, right = on_device(2, 5000, scale=0.1).abs(), on_device(2, 5000), on_device(2, 5000, seed=1)
+    gap[:, 0] = gap[:, 1234] = lapsum.FAR
+    found, expected = lapsum_triton.launch_decayed_sums(gap, left, right), lapsum._by_doubling(gap, left, right)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -98,6 +101,11 @@ def test_permutation_is_doubly_stochastic(dtype):
 
 def test_slices_of_any_cuts():
     """Also where no items lie between two cuts, or many."""
-    z, order = on_device(2, 40).sort(-1)
+    values, order = on_device(2, 40).sort(-1)
     t, grad = (3 * on_device(2, 39, seed=1)).sort(-1).values, on_device(2, 40, 40)
-    against_torch(lambda: (slice_weights(z, order, t, torch.float64), *slice_weights_derivative(z, order, t, grad)))
+    scale = torch.tensor([[1.0], [0.3]], device=DEVICE).double()
+    anchor = torch.randint(40, (2, 39), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    below = torch.searchsorted(values, t)
+    cuts = values.gather(-1, anchor)
+    cuts = values, scale, order, cuts, (t - cuts) / scale
+    against_torch(lambda: (slice_weights(*cuts, below, torch.float64), *slice_weights_derivative(*cuts, grad)))

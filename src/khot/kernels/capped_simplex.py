@@ -13,8 +13,14 @@ gap of many scales around t, the two places where Newton on R itself fails; near
 derivative is estimated from W = -s dR/dt as W / (P + Q) * (P / A + Q / B), which is exact in the tails and at the root.
 A compact link takes a step of its own. A bracket guards either, see :mod:`khot.kernels.guarded_newton`.
 
-Layout: x (rows, n), unit last stride; k, scale, t (rows,) in float64. Elementwise arithmetic in float32 or float64. t
-carries more digits than a float32 x: z = (x - t_high) - t_low with t_high the float32 nearest to t.
+Threshold. Where scores are many scales from 0, or near the limits of their dtype, no float64 t tells z to any accuracy.
+The result is therefore t = anchor + offset * s, the anchor a number of x's dtype next to t, no further out than the
+items. Then x - anchor is exact for the items near t and accurate for the others, and z = (x - anchor) / s - offset has
+an error relative to itself. The search first runs in t, whose doubles it sees exactly, and where two neighbouring ones
+do not tell the root, from there on in the offset.
+
+Layout: x (rows, n), unit last stride; k, scale, anchor, offset (rows,) in float64. Elementwise arithmetic in float32 or
+float64. On the way, t carries more digits than a float32 x: z = ((x - t_high) - t_low) / s, t_high the nearest float32.
 """
 
 from collections.abc import Sequence
@@ -23,22 +29,51 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._validation import softness_error, softness_limits
+
 from .dispatch import use_triton
-from .guarded_newton import MAX_STEPS, RESOLUTION, Evaluation, guarded_newton
+from .guarded_newton import MAX_STEPS, RESOLUTION, Evaluation, Root, guarded_newton
 from .links import LOGISTIC, Link, TailSums
 from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
 GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
-DISTANCES = (2**-20, 2**-10)  # in scales: how far from a kink a threshold is put that zeros and ones leave free
 NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
+WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
+COARSE = 2**-50  # relative, a few doubles
+FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
+REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
+COARSEST = 2**-36  # in scales: how far apart the doubles next to t may be for a piece of a compact link between them
+LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
+SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """float64 for float64 and float32 for every other floating dtype."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class Threshold(NamedTuple):
+    """t = anchor + offset * scale, both float64 of the batch shape, the anchor a number of the computing dtype."""
+
+    anchor: Tensor
+    offset: Tensor
+
+
+def distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """z = (x - t) / scale in x's dtype, (..., n); differentiable to any order in x, the scale and the offset."""
+    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(
+        -1
+    )  # what differences of halves do not, x - t may: overflow
+    return half * (2 / scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
+
+
+def distances_of(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """:func:`distances`, not differentiable, in one fresh buffer: on a CPU these cost more than the arithmetic."""
+    z = torch.add((-0.5 * at.anchor).to(x.dtype).unsqueeze(-1), x, alpha=0.5)
+    return z.mul_((2 / scale).to(x.dtype).unsqueeze(-1)).sub_(at.offset.to(x.dtype).unsqueeze(-1))
 
 
 def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
@@ -51,34 +86,30 @@ def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
 
 
 def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
-    """:func:`standardise` without a fresh buffer, which on a CPU costs more than the arithmetic."""
+    """:func:`standardise` into a buffer, rounded in the same way as :func:`distances_of` the threshold once split."""
     high = threshold.to(x.dtype)
-    torch.sub(x, high[:, None], out=out)
+    torch.add((-0.5 * high)[:, None], x, alpha=0.5, out=out).mul_((2 / scale).to(x.dtype)[:, None])
     if x.dtype != threshold.dtype:
-        out.sub_((threshold - high).to(x.dtype)[:, None])
-    return out.mul_(scale.reciprocal().to(x.dtype)[:, None])
+        farthest = FARTHEST[x.dtype]
+        out.sub_(((threshold - high) / scale).clamp(-farthest, farthest).to(x.dtype)[:, None])
+    return out
 
 
-def mask_gradient(
-    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: Link
-) -> tuple[Tensor, Tensor] | None:
+def mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
     """dL/dx and dL/dk of y = F((x - t) / s), sum y = k, from dL/dy = ``grad_y``, in few passes and fresh buffers.
 
     With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row
     underflow, where only their ratios make sense.
     """
-    n = x.shape[-1]
-    rows, grad = x.reshape(-1, n), grad_y.reshape(-1, n)
-    slope = link.slope_(standardise_into(torch.empty_like(rows), rows, threshold.reshape(-1), scale.reshape(-1)))
+    slope = link.slope_(distances_of(x, at, scale))
     total = slope.sum(-1)
     if link.compact and link.reaches_zero:
         total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
     elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
         return None
-    grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
-    slope.mul_(scale.reshape(-1, 1).reciprocal().to(x.dtype))
-    grad_x = (grad - grad_k[:, None]).mul_(slope)
-    return grad_x.reshape(x.shape), grad_k.reshape(x.shape[:-1])
+    grad_k = (grad_y * slope).sum(-1) / total  # not vecdot, which autocast would round
+    slope.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1))
+    return (grad_y - grad_k.unsqueeze(-1)).mul_(slope), grad_k
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
@@ -94,8 +125,9 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
     Returns:
         float64 tensor (...).
     """
-    k, scale = (_in_rows_of(x, v) for v in (k, scale))
-    return capped_simplex_threshold(x.detach(), k.detach(), scale.detach(), link.key, "scale", False)
+    k, scale = (_in_rows_of(x, v).detach() for v in (k, scale))
+    anchor, offset = capped_simplex_threshold(x.detach(), k, scale, link.key, "scale", False)
+    return anchor + offset * scale
 
 
 def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
@@ -106,8 +138,10 @@ def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
 
 
 @operator("capped_simplex_threshold")
-def capped_simplex_threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
-    """:func:`solve_threshold` for k and scale of the batch shape, as an operator that compiled graphs keep whole.
+def capped_simplex_threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
+    """Anchor and offset of the :class:`Threshold`, for k and scale of the batch shape; compiled graphs keep it whole.
 
     With ``check``, bad contents raise a ValueError in which the scale goes by the name ``softness``.
     """
@@ -115,42 +149,44 @@ def capped_simplex_threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, sof
     if x.numel() == 0:
         if check and bool((k != 0).any()):  # n = 0, or no rows
             raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
-        return torch.zeros_like(k, memory_format=torch.contiguous_format)
+        return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     found = Link.find(link)
     if use_triton(x, found):
-        return launch_checked(x, k, scale, found, False, softness, check, with_y=False)[1]
+        return launch_checked(x, k, scale, found, False, softness, check, with_y=False)[1:]
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
     span = row_range(rows)
     if check:
         check_contents(rows, k, scale, softness, span)
-    return solve_rows(rows, k, scale, found, span).reshape(batch)
+    anchor, offset = solve_rows(rows, k, scale, found, span)
+    return anchor.reshape(batch), offset.reshape(batch)
 
 
 def launch_checked(
     x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool, with_y: bool = True
-) -> tuple[Tensor, Tensor]:
-    """y or log y, if wanted, and the thresholds, from the Triton kernel; arguments as of the operators."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y or log y, if wanted, anchors and offsets from the Triton kernel; arguments as of the operators."""
     from .capped_simplex_triton import launch_forward
 
     check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
-    y, threshold, sound = launch_forward(x, k, scale, str(link.kernel), link.q, log, with_y, check)
+    y, anchor, offset, sound = launch_forward(x, k, scale, str(link.kernel), link.q, log, with_y, check)
     if sound is not None and not bool(sound.all()):
         rows = x.to(compute_dtype(x)).reshape(-1, x.shape[-1])
         k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
         check_contents(rows, k, scale, softness, row_range(rows))
-    return y, threshold
+    return y, anchor, offset
 
 
 @capped_simplex_threshold.register_fake
-def _(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> Tensor:
-    return torch.empty_like(k, memory_format=torch.contiguous_format)
+def _(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+    of_row = torch.empty_like(k, memory_format=torch.contiguous_format)
+    return of_row, torch.empty_like(of_row)
 
 
 @capped_simplex_threshold.register_vmap
 def _(info, in_dims, x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool):  # type: ignore[no-untyped-def]
     x, k, scale = move_batch_first(info.batch_size, in_dims, (x, k, scale))
-    return capped_simplex_threshold(x, k, scale, link, softness, False), 0
+    return capped_simplex_threshold(x, k, scale, link, softness, False), (0, 0)
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -160,19 +196,17 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
 
 def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "Span") -> None:
     """ValueError for rows with a NaN, or a k or scale out of range; the scale goes by the name ``softness``."""
-    n = x.shape[-1]
+    n, (smallest, largest) = x.shape[-1], softness_limits(x.dtype)
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
-    positive = (scale > 0) & (scale < torch.inf)
+    normal = (scale >= smallest) & (scale <= largest)
     real = ~span.nan
-    if bool((feasible & positive & real).all()):
+    if bool((feasible & normal & real).all()):
         return
-    row = int((~(feasible & positive & real)).nonzero()[0])
+    row = int((~(feasible & normal & real)).nonzero()[0])
     if not real[row]:
         raise ValueError(f"`x` must not contain NaN, but row {row} of the flattened batch does")
-    if not positive[row]:
-        raise ValueError(
-            f"`{softness}` must be positive and finite, but got {scale[row].item():g} (row {row} of the batch)"
-        )
+    if not normal[row]:
+        raise ValueError(f"{softness_error(softness, scale[row].item(), x.dtype)} (row {row} of the batch)")
     limits = f"0 <= k <= n, but got k={k[row].item():g} with n={n}"
     if 0 <= k[row] <= n:
         selected, masked = int((x[row] == torch.inf).sum()), int((x[row] == -torch.inf).sum())
@@ -184,29 +218,27 @@ def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: "Sp
     raise ValueError(f"`k` must satisfy {limits} (row {row} of the batch)")
 
 
-def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "Span") -> Tensor:
+def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "Span") -> Threshold:
     """The thresholds of contiguous rows whose contents are in order."""
-    lowest, highest = span.lowest, span.highest
     fraction = ((k - span.selected) / span.finite.clamp(min=1)).clamp(0, 1)
     # F(z) averages to `fraction` when all items are equal, so the root lies within one offset of the extreme items.
     offset = scale * link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53))
-    low, high = lowest - offset, highest - offset
+    slack = 2**-10 * scale
+    low, high = span.lowest - offset - slack, span.highest - offset + slack
     start = torch.maximum(torch.minimum(_first_guess(x, fraction, scale, offset, link), high), low)
-    none, everything = fraction == 0, fraction == 1
-    t = torch.where(none, highest + link.reach * scale, torch.where(everything, lowest - link.reach * scale, start))
-    trivial = none | everything
+    none = k <= span.selected
+    trivial = none | (k >= span.selected + span.finite)
     rows = _Rows(x, k, scale, link)
-    if x.is_cuda:  # no host synchronisation to tell the easy rows
-        return _search(rows, t, low, high, trivial)[0]
-    if link.compact:
-        t, low, high, done = _search(rows, t, low, high, trivial, FIRST_STEPS)
-    else:
-        t, done = _newton(rows, t, trivial)
+    t, rest, done = _guarded_steps(rows, start, low, high, trivial) if link.compact else _newton(rows, start, trivial)
+    at = _split(rows, t, rest)
+    if bool(trivial.any()):  # beyond the last item, as far as F needs
+        anchor, reach = torch.where(none, span.highest, span.lowest), (2 * none.double() - 1) * link.reach
+        at = Threshold(torch.where(trivial, anchor, at.anchor), torch.where(trivial, reach, at.offset))
     if not bool(done.all()):
         hard = (~done).nonzero().squeeze(-1)
-        again = torch.where((t >= low) & (t <= high), t, start)
-        t[hard] = _search(rows.take(hard), again[hard], low[hard], high[hard], trivial[hard])[0]
-    return t
+        again = _solve_hard_rows(rows.take(hard), torch.where(t.isfinite(), t, start)[hard])
+        at.anchor[hard], at.offset[hard] = again.anchor, again.offset
+    return at
 
 
 class _Rows(NamedTuple):
@@ -233,7 +265,7 @@ class _Rows(NamedTuple):
 
     def at_kink(self, sums: TailSums, excess: Tensor) -> Tensor:
         """Where a compact link's root seems to consist of zeros and ones, with t at the end of its free interval."""
-        leaving = (excess == 0) & (sums.total > 0)
+        leaving = (excess == 0) & (sums.slope > 0)
         # All z = 1 shows in F' = condition * F, and in what is missing from k.
         reaching = self.link.condition * sums.total >= (1 - NEAR) * sums.slope
         reaching &= (excess < 0) & ((sums.signed + excess).abs() <= NEAR * sums.total)
@@ -241,42 +273,67 @@ class _Rows(NamedTuple):
 
     def judge(self, t: Tensor, sums: TailSums, excess: Tensor) -> Evaluation:
         """For :func:`guarded_newton`."""
-        step, residual = self.link.newton_step(sums, excess) * self.scale, sums.signed + excess
+        step, residual = self.link.newton_step(sums, excess), sums.signed + excess
         if self.link.compact:  # its kinks make the residual the measure, not the step
             rounding = (1 + self.link.condition) * torch.finfo(self.x.dtype).eps
             found = residual.abs() <= rounding * (sums.total + excess.abs())
-            return step, residual, found | ((step.abs() <= RESOLUTION * t.abs()) & (sums.slope > 0))
+            # Where the doubles are too far apart for that, a step to between them that crosses no kink.
+            between = (RESOLUTION * t.abs() / self.scale).clamp(max=COARSEST)
+            step = step.masked_fill(found, 0.0)  # a kink is where it is to be seen, not a step further
+            return step * self.scale, residual, found | ((step.abs() <= between) & (sums.slope > 0) & (excess < 0))
         gap = self.underflow(sums, excess)
-        return step.masked_fill(gap, torch.nan), residual, gap | (residual == 0)
+        found = gap | (residual == 0) | (step.abs() <= self.tolerance())
+        return (step * self.scale).masked_fill(gap, torch.nan), residual, found
 
-    def tolerance(self) -> Tensor | float:
-        """The last step: where convergence is quadratic on the link's scale, it leaves an error of about eps."""
-        return 0.0 if self.link.compact else self.scale * (0.5 * torch.finfo(self.x.dtype).eps ** 0.5)
+    def tolerance(self) -> float:
+        """The last step, in scales: where convergence is quadratic on the link's scale, its error is about eps."""
+        return 0.5 * torch.finfo(self.x.dtype).eps ** 0.5
 
 
-def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -> tuple[Tensor, Tensor]:
-    """A few unguarded steps, enough for almost all rows; returns the thresholds and which rows are done."""
-    buffer, tolerance, fixed = torch.empty_like(rows.x), rows.tolerance(), t
-    done = trivial
+def _split(rows: _Rows, t: Tensor, rest: Tensor) -> Threshold:
+    """t + rest as a :class:`Threshold`."""
+    anchor, farthest = _nearest(t, rows.x.dtype), FARTHEST[rows.x.dtype]
+    return Threshold(anchor, (((t - anchor) + rest) / rows.scale).clamp(-farthest, farthest))
+
+
+def _nearest(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The number of a dtype next to t, finite and in float64."""
+    largest = torch.finfo(dtype).max
+    return t.clamp(-largest, largest).to(dtype).double()
+
+
+def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -> tuple[Tensor, Tensor, Tensor]:
+    """A few unguarded steps, enough for almost all rows; returns t, what its rounding took, and which rows are done."""
+    buffer, tolerance = torch.empty_like(rows.x), rows.tolerance()
     for remaining in reversed(range(steps)):
-        step = rows.link.newton_step(*rows.sums(t, buffer)) * rows.scale
-        t = t + step
+        step = rows.link.newton_step(*rows.sums(t, buffer))
+        before, move = t, step * rows.scale
+        t = before + move
         done = trivial | (step.abs() <= tolerance)
         left = len(done) - int(done.sum())
         if remaining and 0 < 2 * left <= len(done) and buffer.numel() > FEW_ITEMS:  # the others have no more work
-            rest = (~done).nonzero().squeeze(-1)
-            t[rest], done[rest] = _newton(rows.take(rest), t[rest], done[rest], remaining)
-            break
+            part, rest = (~done).nonzero().squeeze(-1), (before - t) + move
+            t[part], rest[part], done[part] = _newton(rows.take(part), t[part], done[part], remaining)
+            return t, rest, done
         if not left:
             break
-    return torch.where(trivial, fixed, t), done
+    return t, (before - t) + move, done
+
+
+def _guarded_steps(rows: _Rows, t: Tensor, low: Tensor, high: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`_newton` for a compact link, whose kinks need the guard; rows that may end at one are not done."""
+    root, latest = _search(rows, t, low, high, trivial, FIRST_STEPS)
+    done = root.found
+    if latest is not None and rows.link.reaches_zero:
+        done = done & (trivial | ~rows.at_kink(*latest))
+    return root.t, root.rest, done
 
 
 def _search(
     rows: _Rows, t: Tensor, low: Tensor, high: Tensor, done: Tensor, max_steps: int = MAX_STEPS
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Newton guarded by the bracket ``[low, high]``, on all rows that are not ``done``; see :func:`guarded_newton`."""
-    buffer, skip = torch.empty_like(rows.x), done
+) -> tuple[Root, tuple[TailSums, Tensor] | None]:
+    """Newton guarded by the bracket ``[low, high]``, on all rows that are not ``done``, and the last sums."""
+    buffer = torch.empty_like(rows.x)
     latest: tuple[TailSums, Tensor] | None = None
 
     def evaluate(t: Tensor) -> Evaluation:
@@ -284,47 +341,107 @@ def _search(
         latest = rows.sums(t, buffer)
         return rows.judge(t, *latest)
 
-    bracket, residuals = (low, high), (rows.x.shape[-1] - rows.k, -rows.k)
-    t, low, high, done = guarded_newton(evaluate, t, bracket, residuals, done, rows.tolerance(), max_steps=max_steps)
-    if latest is None:  # nothing to do
-        return t, low, high, done
-    if rows.link.compact and not rows.link.reaches_zero:
-        return t, low, high, done
-    if rows.link.compact:
-        special, settle = done & ~skip & rows.at_kink(*latest), _leave_kink
-    else:
-        special, settle = ~skip & rows.underflow(*rows.sums(t, buffer)), _balance_gap
-    if t.is_cuda:
-        t = torch.where(special, settle(rows, t), t)
-    elif bool(special.any()):
-        t[special] = settle(rows.take(special), t[special])
-    return t, low, high, done
+    residuals = rows.x.shape[-1] - rows.k, -rows.k
+    return guarded_newton(evaluate, t, (low, high), residuals, done, max_steps=max_steps), latest
 
 
-def _leave_kink(rows: _Rows, t: Tensor) -> Tensor:
-    """Away from where the last entry reaches 0 or 1, if it shall stay there, so that rounding cannot bring it back."""
-    buffer = torch.empty_like(rows.x)
-    sums, excess = rows.sums(t, buffer)
-    direction, best = torch.where(sums.signed + excess > 0, 1.0, -1.0) * rows.scale, t
-    for distance in DISTANCES:
-        beyond = t + distance * direction
-        sums, excess = rows.sums(beyond, buffer)
-        best = torch.where(sums.signed + excess == 0, beyond, best)
-    return best
+def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
+    """The thresholds of rows that a few steps in t do not solve, or that end in a gap or at a kink."""
+    dtype = rows.x.dtype
+    shrinkage = torch.ones_like(rows.scale).masked_fill(rows.scale > LARGE_SCALE[dtype], SHRINKAGE[dtype])
+    rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
+    span = row_range(rows.x)
+    wrong = span.nan | ~((rows.k > span.selected) & (rows.k < span.selected + span.finite) & (rows.scale > 0))
+    low, high, width = _bracket(rows, span)
+    start = torch.maximum(torch.minimum((start * shrinkage).nan_to_num(0.0), high), low)
+    root, _ = _search(rows, start, low, high, wrong)
+    if not bool(root.done.all()):
+        raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and its functions not be NaN")
+    at = _split(rows, root.t, root.rest)
+    if not bool(root.found.all()):
+        lost = (~root.found).nonzero().squeeze(-1)
+        again = _search_offset(rows.take(lost), at.anchor[lost], root.low[lost], root.high[lost], width[lost])
+        at.anchor[lost], at.offset[lost] = again.anchor, again.offset
+    at = _leave_kink(rows, at) if rows.link.compact else _balance_gap(rows, at)
+    anchor = _nearest(at.anchor / shrinkage, dtype) * shrinkage  # t itself may lie beyond the dtype
+    return Threshold(anchor / shrinkage, (at.offset + (at.anchor - anchor) / rows.scale).masked_fill(wrong, torch.nan))
 
 
-def _balance_gap(rows: _Rows, t: Tensor) -> Tensor:
-    """The root where k items lie above ``t`` and all tails underflow: they balance, seen up to a common factor."""
-    x, _, scale, link = rows
-    above = x > t[:, None]
+def _bracket(rows: _Rows, span: "Span") -> tuple[Tensor, Tensor, Tensor]:
+    """Where the residual is positive and where negative, and how many scales beyond the items.
+
+    Widened until they are, since a link's inverse may be rough; beyond the largest double there is no t.
+    """
+    fraction = (rows.k - span.selected) / span.finite.clamp(min=1)
+    width = rows.link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53)).abs().nan_to_num(0.0) + 1
+    buffer, largest = torch.empty_like(rows.x), torch.finfo(torch.float64).max
+    for _ in range(WIDENINGS):
+        low = (span.lowest - width * rows.scale - COARSE * span.lowest.abs()).clamp(-largest, largest)
+        high = (span.highest + width * rows.scale + COARSE * span.highest.abs()).clamp(-largest, largest)
+        (below, shortfall), (above, excess) = rows.sums(low, buffer), rows.sums(high, buffer)
+        missed = (below.signed + shortfall < 0) & (low > -largest)
+        missed |= (above.signed + excess > 0) & (high < largest)
+        if not bool(missed.any()):
+            break
+        width = torch.where(missed, width * width.clamp(min=4), width)
+    return low, high, width
+
+
+def _search_offset(rows: _Rows, anchor: Tensor, low: Tensor, high: Tensor, width: Tensor) -> Threshold:
+    """The thresholds between two neighbouring doubles, from the distances to the one that is nearer."""
+    x, k, scale, link = rows
+    one, none, start = torch.ones_like(k), torch.zeros_like(k, dtype=torch.bool), torch.zeros_like(k)
+    farthest = FARTHEST[x.dtype]
+    for remaining in reversed(range(REANCHORINGS)):
+        unit = _Rows(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link)
+        first, last = (((end - anchor) / scale).clamp(-farthest, farthest) for end in (low, high))
+        first, last = first - 2**-10 * first.abs() - width, last + 2**-10 * last.abs() + width
+        root, _ = _search(unit, torch.maximum(torch.minimum(start, last), first), first, last, none)
+        offset = root.t + root.rest
+        above, below = offset > farthest, offset < -farthest
+        t = torch.where(above, high, torch.where(below, low, anchor + offset * scale))
+        nearest = _nearest(t, x.dtype)
+        start = ((anchor - nearest) / scale + offset).masked_fill(above | below, 0.0)
+        nearer = start.abs() < 0.9 * offset.abs()  # by enough not to go back and forth
+        if not (remaining and bool(nearer.any())):
+            break
+        start, anchor = torch.where(nearer, start, offset), torch.where(nearer, nearest, anchor)
+    return Threshold(anchor, offset)
+
+
+def _leave_kink(rows: _Rows, at: Threshold) -> Threshold:
+    """Where the mask consists of zeros and ones that leave the threshold free, puts it away from either end."""
+    x, k, scale, link = rows
+    if not link.reaches_zero:
+        return at
+    above = distances_of(x, at, scale) > 0.5
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
-    t, z = 0.5 * (left + right), torch.empty_like(x)
+    room = (0.5 * right - 0.5 * left) * (2 / scale) - 1
+    free = (above.sum(-1) == k) & (room >= 0)
+    return Threshold(torch.where(free, left, at.anchor), torch.where(free, (0.5 * room).clamp(max=1), at.offset))
+
+
+def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
+    """Where k items lie above t and all tails underflow, the root: they balance, seen up to a common factor."""
+    sums = TailSums(*(v.double() for v in rows.link.tail_sums(distances_of(rows.x, at, rows.scale))))
+    gap = rows.underflow(sums, sums.above - rows.k)
+    if not bool(gap.any()):
+        return at
+    x, _, scale, link = rows
+    above = distances_of(x, at, scale) > 0
+    left = torch.where(above, -torch.inf, x).amax(-1).double()
+    right = torch.where(above, x, torch.inf).amin(-1).double()
+    anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
+    z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    farthest = FARTHEST[x.dtype]
+    left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
+    offset = 0.5 * (left + right)
     for _ in range(GAP_STEPS):
-        _, signed, total, slope = link.scaled_tail_sums(standardise_into(z, x, t, scale))
-        t = t + scale * (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
-        t = torch.maximum(torch.minimum(t, right), left)
-    return t
+        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(z - offset.to(z.dtype)[:, None]))
+        offset = offset + (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
+        offset = torch.maximum(torch.minimum(offset, right), left)
+    return Threshold(anchor, torch.where(gap, offset, at.offset))
 
 
 class Span(NamedTuple):
@@ -359,7 +476,8 @@ def _first_guess(x: Tensor, fraction: Tensor, scale: Tensor, offset: Tensor, lin
     if n >= 4 * SAMPLE_SIZE:
         sample = x[:, :: n // SAMPLE_SIZE].contiguous()
         span = row_range(sample)
-        return solve_rows(sample, span.selected + fraction * span.finite, scale, link, span)
+        at = solve_rows(sample, span.selected + fraction * span.finite, scale, link, span)
+        return at.anchor + at.offset * scale
     centre = x.mean(-1).double()
     variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - centre.square()).clamp(min=0)
     mean, own = link.moments[0] * scale, link.moments[1] * scale.square()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .dispatch import BACKWARD, LOG_BACKWARD, Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .links_triton import add2, log_slope_ratio, shift_factor, slopes
+from .links_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
 from .threshold_triton import inverse_scale, load_tile, split_threshold, standardise
 
 FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
@@ -30,11 +30,12 @@ def _bounded(x, high, low, inv_scale):
 @triton.jit
 def _nearest(z, LINK: tl.constexpr):
     """The smallest abs(z) of a tile; 0 where slopes cannot underflow."""
-    if LINK == "clip" or LINK == "clip_power":
+    if is_power(LINK):
         return tl.zeros((), z.dtype)
     elif LINK == "exp":
         return tl.min(tl.where(z < 0, -z, FAR), 0)
     else:
+        tl.static_assert(is_smooth(LINK), "unknown link")
         return tl.min(tl.abs(z), 0)
 
 
@@ -76,7 +77,8 @@ def _merge(nearest, weight, direct, other, more_weight, more_direct, LINK: tl.co
     if LINK == "normal":
         mine = tl.exp(-0.5 * (nearest - least) * (nearest + least))
         theirs = tl.exp(-0.5 * (other - least) * (other + least))
-    else:
+    else:  # 1, where both are 0
+        tl.static_assert(is_smooth(LINK) or is_compact(LINK), "unknown link")
         mine, theirs = tl.exp(least - nearest), tl.exp(least - other)
     weight = weight * mine + more_weight * theirs
     if LOG:
@@ -93,7 +95,7 @@ def _chunk_sums(
 ):  # fmt: skip
     """Smallest abs(z), W and D of n entries in memory."""
     nearest = tl.full((), FAR, DTYPE)
-    if LINK == "clip" or LINK == "clip_power":
+    if is_power(LINK):
         nearest = tl.zeros((), DTYPE)
     weight, direct = tl.zeros((), DTYPE), tl.zeros((), DTYPE)
     for start in range(0, n, BLOCK):

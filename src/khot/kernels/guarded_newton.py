@@ -2,25 +2,63 @@
 
 The bracket narrows with every evaluation. A step that leaves it, or does not halve the step before last, gives way to a
 cut of the bracket: the secant across it and its middle in turns, because a threshold over items many scales apart has a
-staircase for a residual, which a secant gets near and only bisection is sure to descend.
+staircase for a residual, which a secant gets near and only bisection is sure to descend. What is not found after
+NEWTON_STEPS is bisected among the doubles, of which there are 2^64: after HALVINGS more evaluations the bracket holds
+none. So every search ends at a root or between two neighbouring doubles.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-MAX_STEPS = 100  # bisection alone needs log2(range / accuracy) steps; with Newton 3 to 15 are usual
+NEWTON_STEPS = 36  # usual are 3 to 15
+HALVINGS = 66
+MAX_STEPS = NEWTON_STEPS + HALVINGS
 STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done
 RESOLUTION = 4e-16  # relative, of a float64 root
 
 Evaluation = tuple[Tensor, Tensor, Tensor]
-"""At t: the step proposed, not finite where there is none; the residual; whether t is the root already."""
+"""At t: the step proposed, not finite where there is none; the residual; whether t and that step make the root."""
+
+
+class Root(NamedTuple):
+    """Where a search ended, float64 but for the last two.
+
+    Attributes:
+        t: The root, rounded.
+        rest: What the rounding took: the root is t + rest.
+        low: Lower end of the bracket, where the residual is positive.
+        high: Upper end, where it is negative.
+        done: Whether the search has ended.
+        found: Whether at a root, rather than between two neighbouring doubles.
+    """
+
+    t: Tensor
+    rest: Tensor
+    low: Tensor
+    high: Tensor
+    done: Tensor
+    found: Tensor
 
 
 def arithmetic_mean(low: Tensor, high: Tensor) -> Tensor:
     """The middle of the bracket for roots whose size is known."""
-    return low + 0.5 * (high - low)
+    return 0.5 * low + 0.5 * high  # their difference may overflow
+
+
+def _ordinal(t: Tensor) -> Tensor:
+    """The number of a double in their order, from its bits: those of negative numbers run backwards."""
+    bits = t.contiguous().view(torch.int64)
+    return torch.where(bits < 0, torch.iinfo(torch.int64).min - bits, bits)
+
+
+def ordinal_mean(low: Tensor, high: Tensor) -> Tensor:
+    """The double in the middle of those between two doubles."""
+    a, b = _ordinal(low), _ordinal(high)
+    middle = (a >> 1) + (b >> 1) + (a & b & 1)
+    return torch.where(middle < 0, torch.iinfo(torch.int64).min - middle, middle).view(torch.float64)
 
 
 def guarded_newton(
@@ -32,8 +70,8 @@ def guarded_newton(
     tolerance: Tensor | float = 0.0,
     middle: Callable[[Tensor, Tensor], Tensor] = arithmetic_mean,
     max_steps: int = MAX_STEPS,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The roots t in float64, what the ends of the bracket have become, and which rows are done.
+) -> Root:
+    """The roots t in float64; what is not ``done`` in the result has not had enough steps, or residuals that are NaN.
 
     Args:
         evaluate: What to do at t, for all rows.
@@ -41,28 +79,34 @@ def guarded_newton(
         bracket: Ends with a residual >= 0 and <= 0.
         residuals: About the residuals there, for the secant.
         done: Rows to leave as they are.
-        tolerance: A step as small as this is the last.
+        tolerance: A step as small as this is the last; so is a bracket.
         middle: The point that halves a bracket.
         max_steps: After how many evaluations to stop, whatever the rows.
     """
     (low, high), (r_low, r_high) = bracket, residuals
     last = older = high - low
+    found, rest = done, torch.zeros_like(t)
     for i in range(max_steps):
         if (not t.is_cuda or i % STEPS_PER_SYNC == 0) and bool(done.all()):
             break
-        newton, residual, found = evaluate(t)
+        step, residual, there = evaluate(t)
         positive, negative = residual > 0, residual < 0
         low, r_low = torch.where(positive, t, low), torch.where(positive, residual, r_low)
         high, r_high = torch.where(negative, t, high), torch.where(negative, residual, r_high)
-        secant = low + (r_low / (r_low - r_high)).clamp(0.02, 0.98) * (high - low)
-        cut = secant if i % 2 == 0 else middle(low, high)
-        proposal, size = t + newton, newton.abs()
-        # A step below the resolution of t is no progress, unless it is the last.
-        progress = (proposal != t) | (size <= tolerance)
-        trusted = progress & (proposal >= low) & (proposal <= high) & (size <= 0.5 * older)
-        proposal = torch.where(trusted, proposal, torch.where(found, t, cut))
-        step = (proposal - t).abs()
-        t = torch.where(done, t, proposal)
-        done = done | found | (step <= tolerance + RESOLUTION * proposal.abs())
-        older, last = last, torch.where(trusted, step, high - low)  # a cut may be short, and what follows a long step
-    return t, low, high, done
+        proposal, size = t + step, step.abs()
+        there = there | (size <= tolerance)
+        if i < NEWTON_STEPS:
+            share = (r_low / (r_low - r_high)).clamp(0.02, 0.98)
+            cut = (1 - share) * low + share * high if i % 2 == 0 else middle(low, high)
+            trusted = (proposal > low) & (proposal < high) & (size <= 0.5 * older)
+            older, last = last, torch.where(trusted, size, high - low)  # a cut may be short
+            proposal = torch.where(trusted, proposal, cut)
+        else:
+            proposal = ordinal_mean(low, high)
+        ending = there & ~done
+        proposal = torch.where(there, t + step.nan_to_num(0.0, 0.0, 0.0), proposal)
+        rest = torch.where(ending, step.nan_to_num(0.0, 0.0, 0.0) - (proposal - t), rest)
+        closed = torch.nextafter(low + tolerance, high) >= high
+        t = torch.where(done | (closed & ~there), t, proposal)
+        found, done = found | ending, done | there | closed
+    return Root(t, rest, low, high, done, found)

@@ -13,14 +13,15 @@ of the usual stack algorithm (PAV), and find the same blocks. For p = 2, G is pi
 prefix sums taken outwards from the middle, and a guarded Newton method walks them in a few steps. Pairs of halves that
 are in order already cost one comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, though it
 takes row by row (pooling noise in one thread, 1 x 10^6 items: 41 ms against 1.4 s; 128 x 1000: 8 ms against 83 ms;
-1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed.
+1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed and the
+backend is "auto".
 
 Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
 ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
 is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
 optimality conditions, which makes the result exact after finitely many sweeps.
 
-Layout: s, w (rows, n), strength (rows, 1), all in float64.
+Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
 
 References:
     [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", arXiv:2002.08871.
@@ -28,19 +29,22 @@ References:
     [3] Tibshirani (2017), "Dykstra's Algorithm, ADMM, and Coordinate Descent", arXiv:1705.04768.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from khot._validation import check_softness_contents
+
 from .capped_simplex import move_batch_first
+from .dispatch import isotonic_solver
 from .guarded_newton import guarded_newton
 from .operator import operator
 
-MIN_COMPILED = 32  # length of row from which SciPy's loop is worth a call per row
+NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
 
 
@@ -148,19 +152,9 @@ def block_minimiser(objective: Objective, blocks: Tensor) -> Tensor:
 
 def pool_adjacent(objective: Objective) -> Tensor:
     """The blocks of the solution, numbered from 0 along each row: int64 (rows, n)."""
-    compiled = objective.p == 2 and objective.s.device.type == "cpu" and objective.s.shape[-1] >= MIN_COMPILED
-    if compiled and (solver := _compiled_solver()):
+    if objective.p == 2 and (solver := isotonic_solver(objective.s)):
         return _pool_row_by_row(objective, solver)
     return pool_by_halves(objective)
-
-
-@cache
-def _compiled_solver() -> Callable[..., Any] | None:
-    try:
-        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
-    except ImportError:  # no SciPy, or one before 1.12
-        return None
-    return isotonic_regression
 
 
 def _pool_row_by_row(objective: Objective, solver: Callable[..., Any]) -> Tensor:
@@ -248,7 +242,22 @@ def dual_ascent(objective: Objective, max_iter: int) -> tuple[Tensor, Tensor]:
             optimal = _is_optimal(objective, v)
             if bool(optimal.all()):
                 return v, blocks
-    return torch.where(optimal, v, objective.minimiser(-multiplier.diff(dim=-1))), blocks
+    v = torch.where(optimal, v, objective.minimiser(-multiplier.diff(dim=-1)))
+    _warn_of_rises(v, max_iter)
+    return v, blocks
+
+
+def _warn_of_rises(v: Tensor, max_iter: int) -> None:
+    """Says by how much rows that dual ascent has not finished rise where they should not."""
+    rise = v.diff(dim=-1, append=v[:, -1:]).amax(-1) / v.abs().amax(-1).clamp(min=torch.finfo(v.dtype).tiny)
+    open_rows = int((rise > NOTICEABLE).sum())
+    if open_rows:
+        warnings.warn(
+            f"dual ascent: {open_rows} of {len(v)} rows still rise by up to {rise.max().item():.1e} of their size "
+            f"after the last of max_iter={max_iter} sweeps",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _improve(objective: Objective, multiplier: Tensor, first: int) -> None:
@@ -296,9 +305,8 @@ def isotonic(
     if names:
         _check_contents(dict(zip(names.split(","), (s, w), strict=True)), strength, magnitude)
     n = s.shape[-1]
-    objective = Objective(
-        s.double().reshape(-1, n), w.double().reshape(-1, n), strength.double().reshape(-1, 1), p, magnitude
-    )
+    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
+    objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
     if dual:
         v, blocks = dual_ascent(objective, max_iter)
     else:
@@ -324,8 +332,6 @@ def _check_contents(values: dict[str, Tensor], strength: Tensor, magnitude: bool
     for name, value in values.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
-    wrong = strength[~((strength > 0) & (strength < torch.inf))]
-    if wrong.numel():
-        raise ValueError(f"`strength` must be positive and finite, but got {wrong[0].item():g}")
+    check_softness_contents("strength", strength, next(iter(values.values())).dtype)
     if magnitude and bool((values["w"] < 0).any()):
         raise ValueError(f"`w` must not be negative for kind='magnitude', but contains {values['w'].min().item():g}")

@@ -1,13 +1,14 @@
 """The decayed sums of :mod:`khot.kernels.lapsum` in Triton, as scans of affine maps.
 
-Going right, the sum s at an item follows from that at its neighbour as s -> a s + a v, with the decay a <= 1 of the gap
-between them and the neighbour's weight v; going left likewise. Such maps compose associatively, and no gap harms them.
+Going right, the sum s at an item follows from that at its neighbour as s -> a s + a v, with the decay a <= 1 over the
+gap between them and the neighbour's weight v; going left likewise. Such maps compose associatively, and no gap harms
+them.
 
 A row that fits on chip is scanned by one program. Of longer rows each tile is scanned by itself for the one map that it
 amounts to; one program per row composes these; then the tiles are scanned again from where they start. That reads the
 row twice and takes three launches, whether there are many long rows or one.
 
-Layout: z, weights and sums (rows, n), contiguous. All in float64.
+Layout: gaps, weights and sums (rows, n), contiguous. All in float64.
 """
 
 import torch
@@ -34,10 +35,10 @@ def compose_two(a0, b0, c0, a1, b1, c1):
 
 
 @triton.jit
-def decays(z, z_left, z_right, cols, n):
-    """How much weight comes to each item from its left and its right neighbour; 1 beyond the row, which is neutral."""
-    from_left = tl.where(cols > 0, tl.exp(tl.minimum(z_left - z, 0.0)), 0.0)
-    from_right = tl.where(cols < n - 1, tl.exp(tl.minimum(z - z_right, 0.0)), 0.0)
+def decays(to_left, to_right, cols, n):
+    """How much weight comes to each item from neighbours at these distances; 1 beyond the row, which is neutral."""
+    from_left = tl.where(cols > 0, tl.exp(-tl.maximum(to_left, 0.0)), 0.0)
+    from_right = tl.where(cols < n - 1, tl.exp(-tl.maximum(to_right, 0.0)), 0.0)
     return tl.where(cols < n, from_left, 1.0), tl.where(cols < n, from_right, 1.0)
 
 
@@ -74,10 +75,10 @@ def _at(v, cols, col):
 
 
 @triton.jit
-def _tile_maps(z_ptr, left_ptr, right_ptr, row, n, cols):
+def _tile_maps(gap_ptr, left_ptr, right_ptr, row, n, cols):
     """The maps that lead to each item from the left and the right end of its tile."""
-    z, z_left, z_right = load_three(z_ptr + row * n, cols, n)
-    from_left, from_right = decays(z, z_left, z_right, cols, n)
+    to_left, _, to_right = load_three(gap_ptr + row * n, cols, n)
+    from_left, from_right = decays(to_left, to_right, cols, n)
     _, left, _ = load_three(left_ptr + row * n, cols, n)
     _, _, right = load_three(right_ptr + row * n, cols, n)
     a_left, b_left = tl.associative_scan((from_left, from_left * left), 0, compose)
@@ -86,12 +87,12 @@ def _tile_maps(z_ptr, left_ptr, right_ptr, row, n, cols):
 
 
 @triton.jit
-def _tile_totals(z_ptr, left_ptr, right_ptr, totals_ptr, n, tiles, BLOCK: tl.constexpr):
+def _tile_totals(gap_ptr, left_ptr, right_ptr, totals_ptr, n, tiles, BLOCK: tl.constexpr):
     """The maps of a whole tile: totals (4, rows, tiles)."""
     program, stride = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     row, start = program // tiles, (program % tiles).to(tl.int32) * BLOCK
     lanes = tl.arange(0, BLOCK)
-    a_left, b_left, a_right, b_right = _tile_maps(z_ptr, left_ptr, right_ptr, row, n, start + lanes)
+    a_left, b_left, a_right, b_right = _tile_maps(gap_ptr, left_ptr, right_ptr, row, n, start + lanes)
     tl.store(totals_ptr + program, _at(a_left, lanes, BLOCK - 1))
     tl.store(totals_ptr + stride + program, _at(b_left, lanes, BLOCK - 1))
     tl.store(totals_ptr + 2 * stride + program, _at(a_right, lanes, 0))
@@ -129,14 +130,14 @@ def _tile_carries(totals_ptr, carries_ptr, tiles, BLOCK: tl.constexpr):
 
 @triton.jit
 def _decayed_sums(
-    z_ptr, left_ptr, right_ptr, before_ptr, after_ptr, carries_ptr, n, tiles,
+    gap_ptr, left_ptr, right_ptr, before_ptr, after_ptr, carries_ptr, n, tiles,
     HAS_CARRIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums of a tile."""
     program, stride = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     row, start = program // tiles, (program % tiles).to(tl.int32) * BLOCK
     cols = start + tl.arange(0, BLOCK)
-    a_left, before, a_right, after = _tile_maps(z_ptr, left_ptr, right_ptr, row, n, cols)
+    a_left, before, a_right, after = _tile_maps(gap_ptr, left_ptr, right_ptr, row, n, cols)
     if HAS_CARRIES:
         before += a_left * tl.load(carries_ptr + program)
         after += a_right * tl.load(carries_ptr + stride + program)
@@ -144,25 +145,25 @@ def _decayed_sums(
     tl.store(after_ptr + row * n + cols, after, mask=cols < n)
 
 
-def launch_decayed_sums(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over the left and over the right of each item, for ascending z (..., n) of at least one item."""
-    rows, left, right = (rows_of(v).contiguous() for v in (z, left, right))
+def launch_decayed_sums(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over the left and the right of each item, from the gap to its left neighbour (..., n), at least one."""
+    rows, left, right = (rows_of(v).contiguous() for v in (gap, left, right))
     before, after = torch.empty_like(rows), torch.empty_like(rows)
     n, how = rows.shape[1], plan(len(rows), rows.shape[1], torch.float64)
-    with on_device(z):
+    with on_device(gap):
         if how.resident:
             _decayed_sums[(len(rows),)](
                 rows, left, right, before, after, rows, n, 1, HAS_CARRIES=False, BLOCK=how.block, num_warps=how.warps
             )
         else:
             _launch_tiles(rows, left, right, before, after, how)
-    return before.reshape(z.shape), after.reshape(z.shape)
+    return before.reshape(gap.shape), after.reshape(gap.shape)
 
 
-def _launch_tiles(z: Tensor, left: Tensor, right: Tensor, before: Tensor, after: Tensor, how: Plan) -> None:
-    (rows, n), tiles = z.shape, triton.cdiv(z.shape[1], how.block)
-    totals, carries = z.new_empty(4, rows, tiles), z.new_empty(2, rows, tiles)
+def _launch_tiles(gap: Tensor, left: Tensor, right: Tensor, before: Tensor, after: Tensor, how: Plan) -> None:
+    (rows, n), tiles = gap.shape, triton.cdiv(gap.shape[1], how.block)
+    totals, carries = gap.new_empty(4, rows, tiles), gap.new_empty(2, rows, tiles)
     options = {"BLOCK": how.block, "num_warps": how.warps}
-    _tile_totals[(rows * tiles,)](z, left, right, totals, n, tiles, **options)
+    _tile_totals[(rows * tiles,)](gap, left, right, totals, n, tiles, **options)
     _tile_carries[(rows,)](totals, carries, tiles, BLOCK=CARRIES, num_warps=how.warps)
-    _decayed_sums[(rows * tiles,)](z, left, right, before, after, carries, n, tiles, HAS_CARRIES=True, **options)
+    _decayed_sums[(rows * tiles,)](gap, left, right, before, after, carries, n, tiles, HAS_CARRIES=True, **options)

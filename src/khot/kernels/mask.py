@@ -15,22 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capped_simplex import capped_simplex_threshold, compute_dtype, launch_checked, move_batch_first, standardise
+from .capped_simplex import (
+    Threshold,
+    capped_simplex_threshold,
+    compute_dtype,
+    distances,
+    distances_of,
+    launch_checked,
+    move_batch_first,
+)
 from .dispatch import use_triton
 from .links import Link
 from .operator import operator
 
 
-def bounded(x: Tensor) -> Tensor:
-    """x in the computing dtype, with numbers as good as infinite for its infinities (masked items): 0 * z stays 0."""
-    bound = torch.finfo(compute_dtype(x)).max ** 0.5
-    return x.to(compute_dtype(x)).clamp(-bound, bound)
+def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
+    largest, infinite = torch.finfo(x.dtype).max, x.isinf()
+    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-0.125 * largest, 0.125 * largest)
+    return torch.where(infinite, x.clamp(-0.25 * largest, 0.25 * largest), z)  # further out than all others
 
 
-def local_shape(link: Link, x: Tensor, scale: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What every derivative is made of: z, the shares omega, the slopes w (..., n) and their sum, -dk/dt (...)."""
-    z = standardise(bounded(x), threshold, scale)
-    slope = link.slope(z) / scale.to(z.dtype).unsqueeze(-1)
+def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
+    z = bounded_distances(x.to(compute_dtype(x)), at, scale)
+    slope = link.slope(z)
     return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
 
 
@@ -39,31 +48,52 @@ def log_ratio(link: Link, z: Tensor) -> Tensor:
     return (link.log_slope(z) - link.log_value(z)).exp()
 
 
+def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
+    root = scale.sqrt()
+    return -(grad_z.double() * (z.double() * 2.0**-64)).sum(-1) / root * 2.0**64 / root
+
+
 def derivative(
-    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor | None, grad_t: Tensor | None, link: Link, log: bool
+    x: Tensor,
+    scale: Tensor,
+    at: Threshold,
+    grad_y: Tensor | None,
+    grad_offset: Tensor | None,
+    link: Link,
+    log: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in the computing dtype, dL/dk, and z for dL/ds, from dL/dy (or dL/d log y) and dL/dt; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, threshold)
-    grad_x, grad_k = torch.zeros_like(z), torch.zeros_like(threshold)
+    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
+    z, share, slope, density = local_shape(link, x, scale, at)
+    grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)
-        direct = direct / scale.to(z.dtype).unsqueeze(-1)
         total = direct.sum(-1)
-        grad_x, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
+        grad_z, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
     elif grad_y is not None:
         mean = (grad_y * share).sum(-1)
-        grad_x, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
-    if grad_t is not None:
-        grad_x = grad_x + share * grad_t.to(z.dtype).unsqueeze(-1)
-        grad_k = grad_k - grad_t / density
-    return grad_x, grad_k, z
+        grad_z, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
+    if grad_offset is not None:
+        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
+        grad_k = grad_k - grad_offset / density
+    grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
+    grad_scale = _lever(grad_z, z, scale)
+    if grad_offset is not None:  # which is (t - anchor) / s
+        grad_scale = grad_scale - grad_offset * (at.offset / scale)
+    return grad_x, grad_k, grad_scale
+
+
+def mask_values(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> Tensor:
+    """y or log y at the threshold, in x's dtype; not differentiable."""
+    z = distances_of(x.to(compute_dtype(x)), at, scale)
+    return (link.log_value(z) if log else link.value(z)).to(x.dtype)
 
 
 @operator("capped_simplex_mask")
 def fused_mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
-) -> tuple[Tensor, Tensor]:
-    """y, or log y, like ``x (..., n)`` and the float64 thresholds of the batch shape; not differentiable.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, or log y, like ``x (..., n)``, and anchors and offsets of the batch shape; not differentiable.
 
     ``k`` and ``scale`` of the batch shape may be on the CPU for an ``x`` elsewhere, if they expand one number. With
     ``check``, bad contents raise a ValueError in which the scale goes by the name ``softness``.
@@ -72,47 +102,50 @@ def fused_mask(
     if use_triton(x, found, log):
         return launch_checked(x, k, scale, found, log, softness, check)
     k, scale = k.to(x.device), scale.to(x.device)
-    threshold = capped_simplex_threshold(x, k, scale, link, softness, check)
-    z = standardise(x.to(compute_dtype(x)), threshold, scale)
-    y = found.log_value(z) if log else found.value(z)
-    return y.to(x.dtype), threshold
+    anchor, offset = capped_simplex_threshold(x, k, scale, link, softness, check)
+    return mask_values(x, scale, Threshold(anchor, offset), found, log).contiguous(), anchor, offset
 
 
 @fused_mask.register_fake
-def _(x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float64)
+def _(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    anchor = x.new_empty(x.shape[:-1], dtype=torch.float64)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), anchor, torch.empty_like(anchor)
 
 
 @fused_mask.register_vmap
 def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool):  # type: ignore[no-untyped-def]
     x, k, scale = move_batch_first(info.batch_size, in_dims, (x, k, scale))
-    return fused_mask(x, k, scale, link, log, softness, False), (0, 0)
+    return fused_mask(x, k, scale, link, log, softness, False), (0, 0, 0)
 
 
 @operator("capped_simplex_mask_derivative")
 def fused_derivative(
-    x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in x's dtype, dL/dk and dL/ds from dL/dy or dL/d log y; not differentiable.
 
     ``scale`` may be on the CPU as in :func:`fused_mask`.
     """
-    found = Link.find(link)
+    found, at = Link.find(link), Threshold(anchor, offset)
     if use_triton(x, found, log):
         from .gradient_triton import launch_backward
 
-        return launch_backward(x, scale, threshold, grad, str(found.kernel), found.q, log)
-    grad_x, grad_k, z = derivative(x, scale.to(x.device), threshold, grad, None, found, log)
-    return grad_x.to(x.dtype), grad_k, -(grad_x * z).sum(-1).double()
+        return launch_backward(x, scale, at, grad, str(found.kernel), found.q, log)
+    grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad, None, found, log)
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
 
 
 @fused_derivative.register_fake
-def _(x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool) -> tuple[Tensor, Tensor, Tensor]:
-    of_row = torch.empty_like(threshold, memory_format=torch.contiguous_format)
+def _(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_row = torch.empty_like(offset, memory_format=torch.contiguous_format)
     return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)
 
 
 @fused_derivative.register_vmap
-def _(info: Any, in_dims: Any, x: Tensor, scale: Tensor, threshold: Tensor, grad: Tensor, link: str, log: bool):  # type: ignore[no-untyped-def]
-    x, scale, threshold, grad = move_batch_first(info.batch_size, in_dims, (x, scale, threshold, grad))
-    return fused_derivative(x, scale, threshold, grad, link, log), (0, 0, 0)
+def _(info: Any, in_dims: Any, x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, *rest: Any):  # type: ignore[no-untyped-def]
+    tensors = move_batch_first(info.batch_size, in_dims, (x, scale, anchor, offset, grad))
+    return fused_derivative(*tensors, *rest), (0, 0, 0)

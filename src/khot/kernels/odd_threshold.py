@@ -68,7 +68,8 @@ def odd_threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: 
     if magnitude:
         t = _solve_magnitudes(a, k, strength, found, span)
     else:
-        t = solve_rows(a, k, strength, found, span).clamp(min=0)
+        at = solve_rows(a, k, strength, found, span)
+        t = (at.anchor + at.offset * strength).clamp(min=0)
     return t.reshape(batch)
 
 

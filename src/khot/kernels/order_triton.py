@@ -23,14 +23,16 @@ def _launch_sort_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: 
 
 
 def _launch_permutation(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    t, z = launch_points(values, scale, True)
-    return launch_slice_weights(z, order, t, values.dtype), z, t
+    offset, cuts = launch_points(values, scale, True)
+    half, column = 0.5 * values.double(), 0.5 * scale.unsqueeze(-1)
+    return launch_slice_weights(half, column, order, cuts, offset, values.dtype), cuts, offset
 
 
 def _launch_permutation_derivative(
-    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, z: Tensor, t: Tensor
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, cuts: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor]:
-    grad_z, grad_t = launch_slice_weights_derivative(z, order, t, grad)
+    half, column = 0.5 * values.double(), 0.5 * scale.unsqueeze(-1)
+    grad_z, grad_t = launch_slice_weights_derivative(half, column, order, cuts, offset, grad)
     return launch_points_derivative(values, order, scale, grad_t, grad_z)
 
 

@@ -5,8 +5,9 @@ One program per row, which stays on chip. The points t_j follow from the sums ov
 decay from there to both sides, so dL/dz_i = sum_j omega_ij g_j is a pair of scans over the points, read off where each
 item stands among them: nothing is added up in memory.
 
-Arithmetic in float64, without which long rows and narrow gaps would lose the places of the points. A negative scale
-means descending order.
+Arithmetic in float64, without which long rows and narrow gaps would lose the places of the points. A point is kept as
+an offset in scales from an item near to it, which no item far away costs a digit. A negative scale means descending
+order.
 """
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from .dispatch import POINTS
 from .lapsum_triton import compose, to_double, to_dtype
 from .launch_triton import on_device, per_row, row_numbers
-from .sorted_row_triton import contiguous_rows, counted_items, row_results, scan_options
+from .sorted_row_triton import FAR, contiguous_rows, coordinates, counted_items, row_results, scan_options
 
 BEYOND = tl.constexpr(2**30)  # more than there are points
 
@@ -37,11 +38,11 @@ def _first_goals(before, after, cols, n, BETWEEN: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(z, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK: tl.constexpr):
+def _neighbours(items, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BLOCK: tl.constexpr):
     """Where each point is, with one more than there are if they lie between the items.
 
-    Returns how far above halfway between its two neighbours it counts, how many items lie below, z of the neighbours,
-    and their weights with those beyond them.
+    Returns how far above halfway between its two neighbours it counts, how many items lie below, the neighbours, and
+    their weights with those beyond them.
     """
     goal = cols + 1
     below = tl.zeros_like(cols)
@@ -57,50 +58,51 @@ def _neighbours(z, before, after, first_goal, cols, n, BETWEEN: tl.constexpr, BL
     excess = (goal - below).to(tl.float64)
     if not BETWEEN:
         excess -= 0.5
-    return excess, below, tl.gather(z, lower, 0), tl.gather(z, upper, 0), weight_left, weight_right
+    return excess, below, tl.gather(items, lower, 0), tl.gather(items, upper, 0), weight_left, weight_right
 
 
 @triton.jit
-def _pulls(excess, z_lower, z_upper, weight_left, weight_right):
+def _pulls(excess, width, weight_left, weight_right):
     """The weights with which the nearer side and the other act on a point, up to a factor.
 
-    They are q and what it has to be multiplied by to make A B exp(z_p - z_{p+1}), see :mod:`khot.kernels.lapsum`.
+    They are q and what it has to be multiplied by to make A B exp(-h_{p+1}), see :mod:`khot.kernels.lapsum`.
     """
-    product = weight_left * weight_right * tl.exp(z_lower - z_upper)
+    product = weight_left * weight_right * tl.exp(-width)
     size = tl.abs(excess)
     pull = size + tl.sqrt(size * size + product)
     return pull, product / pull
 
 
 @triton.jit
-def _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN: tl.constexpr):
-    """The points, see ``soft_count_inverse`` of the reference."""
-    pull, _ = _pulls(excess, z_lower, z_upper, weight_left, weight_right)
+def _offsets(excess, width, weight_left, weight_right, BETWEEN: tl.constexpr):
+    """Of the points: from the upper neighbour where excess > 0, from the lower one else; see the reference."""
+    pull, _ = _pulls(excess, width, weight_left, weight_right)
     distance = tl.maximum(tl.log(tl.where(excess > 0, weight_right, weight_left) / pull), 0.0)
-    t = tl.where(excess > 0, z_upper - distance, z_lower + distance)
+    offset = tl.where(excess > 0, -distance, distance)
     if BETWEEN:
-        t = tl.where(excess == 0, 0.5 * (z_lower + z_upper + tl.log(weight_left / weight_right)), t)
-    return t
+        offset = tl.where(excess == 0, 0.5 * (tl.minimum(width, FAR) + tl.log(weight_left / weight_right)), offset)
+    return offset
 
 
 @triton.jit
 def _points_fwd(
-    values_ptr, t_ptr, z_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n, points,
+    values_ptr, t_ptr, cuts_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n, points,
     SCALE_TENSOR: tl.constexpr, BETWEEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The points of a row, in the units of x; or those between the items, in the units of z, and z."""
+    """The points of a row; or of those between the items the offsets, and half of the items that these count from."""
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    z, before, after, centre = counted_items(values_ptr + row * n, scale, cols, n)
+    here, _, before, after = counted_items(values_ptr + row * n, scale, cols, n)
     first_goal = _first_goals(before, after, cols, n, BETWEEN)
-    excess, _, z_lower, z_upper, weight_left, weight_right = _neighbours(
-        z, before, after, first_goal, cols, n, BETWEEN, BLOCK
+    excess, _, lower, upper, weight_left, weight_right = _neighbours(
+        here, before, after, first_goal, cols, n, BETWEEN, BLOCK
     )
-    t = _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN)
+    t = _offsets(excess, (upper - lower) * (1.0 / (0.5 * scale)), weight_left, weight_right, BETWEEN)
+    anchor = tl.where(excess > 0, upper, lower)
     if BETWEEN:
-        tl.store(z_ptr + row * n + cols, z, mask=cols < n)
+        tl.store(cuts_ptr + row * points + cols, anchor, mask=cols < points)
     else:
-        t = t * scale + centre
+        t = 2.0 * (anchor + 0.5 * scale * t)
     tl.store(t_ptr + row * points + cols, to_dtype(t, t_ptr.dtype.element_ty), mask=cols < points)
 
 
@@ -113,18 +115,21 @@ def _points_bwd(
     """dL/dx and dL/dscale from dL/dt, and dL/dz that goes another way if the points lie between the items."""
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    z, before, after, _ = counted_items(values_ptr + row * n, scale, cols, n)
+    here, to_left, before, after = counted_items(values_ptr + row * n, scale, cols, n)
     first_goal = _first_goals(before, after, cols, n, BETWEEN)
-    excess, below, z_lower, z_upper, weight_left, weight_right = _neighbours(
-        z, before, after, first_goal, cols, n, BETWEEN, BLOCK
+    excess, below, lower, upper, weight_left, weight_right = _neighbours(
+        here, before, after, first_goal, cols, n, BETWEEN, BLOCK
     )
+    inverse = 1.0 / (0.5 * scale)
+    width = (upper - lower) * inverse
     there = cols < points
     g = to_double(tl.load(g_ptr + row * points + cols, mask=there, other=0.0))
     if not BETWEEN:
-        lever = tl.sum(
-            tl.where(there, g * _points(excess, z_lower, z_upper, weight_left, weight_right, BETWEEN), 0.0), 0
-        )
-    near, far = _pulls(excess, z_lower, z_upper, weight_left, weight_right)
+        anchor = tl.minimum(tl.maximum(tl.where(excess > 0, below, below - 1), 0), BLOCK - 1)
+        t = _offsets(excess, width, weight_left, weight_right, BETWEEN)
+        t += tl.gather(coordinates(to_left, cols, n), anchor, 0)
+        lever = tl.sum(tl.where(there, g * t, 0.0), 0)
+    near, far = _pulls(excess, width, weight_left, weight_right)
     near, far = near / (near + far), far / (near + far)
     if BETWEEN:
         near, far = tl.where(excess == 0, 0.5, near), tl.where(excess == 0, 0.5, far)
@@ -133,17 +138,19 @@ def _points_bwd(
     first_above = tl.minimum(first_goal - 1, points)
     above, under = tl.minimum(first_above, BLOCK - 1), tl.maximum(first_above - 1, 0)
 
-    decay = tl.exp(z_lower - tl.gather(z_lower, tl.minimum(cols + 1, BLOCK - 1), 0))
+    decay = tl.exp((lower - tl.gather(lower, tl.minimum(cols + 1, BLOCK - 1), 0)) * inverse)
     _, to_lower = tl.associative_scan((decay, on_left), 0, compose, reverse=True)
-    distance = tl.minimum(z - tl.gather(z_lower, above, 0), 0.0)
+    distance = tl.minimum((here - tl.gather(lower, above, 0)) * inverse, 0.0)
     grad_z = tl.where(first_above < points, tl.exp(distance) * tl.gather(to_lower, above, 0), 0.0)
 
-    decay = tl.exp(tl.gather(z_upper, tl.maximum(cols - 1, 0), 0) - z_upper)
+    decay = tl.exp((tl.gather(upper, tl.maximum(cols - 1, 0), 0) - upper) * inverse)
     _, to_upper = tl.associative_scan((decay, on_right), 0, compose)
-    distance = tl.minimum(tl.gather(z_upper, under, 0) - z, 0.0)
+    distance = tl.minimum((tl.gather(upper, under, 0) - here) * inverse, 0.0)
     grad_z += tl.where(first_above > 0, tl.exp(distance) * tl.gather(to_upper, under, 0), 0.0)
     grad_z = tl.where(cols < n, grad_z, 0.0)
 
+    to_left = (here - tl.gather(here, tl.maximum(cols - 1, 0), 0)) * inverse  # again: no register is left to keep it in
+    z = coordinates(to_left, cols, n)
     if BETWEEN:
         grad_z += tl.load(direct_ptr + row * n + cols, mask=cols < n, other=0.0)
         grad_x, grad_scale = grad_z / scale, -tl.sum(grad_z * z, 0) / scale
@@ -155,18 +162,18 @@ def _points_bwd(
 
 
 def launch_points(values: Tensor, scale: Tensor, between: bool) -> tuple[Tensor, Tensor]:
-    """The points like ``values``, and nothing; or those between the items, and z, in float64."""
+    """The points like ``values``, and nothing; or of those between the items the offsets, and half of their items."""
     (rows,), n = contiguous_rows(values), values.shape[-1]
     points, dtype = (n - 1, torch.float64) if between else (n, values.dtype)
     t = torch.empty(len(rows), points, dtype=dtype, device=rows.device)
-    z = torch.empty(len(rows), n if between else 0, dtype=torch.float64, device=rows.device)
+    cuts = torch.empty(len(rows), points if between else 0, dtype=torch.float64, device=rows.device)
     numbers = row_numbers(scale, values.device)
     with on_device(values):
         _points_fwd[(len(rows),)](
-            rows, t, z, *numbers.arguments(rows), n, points, BETWEEN=between, **scan_options(rows, numbers, POINTS)
+            rows, t, cuts, *numbers.arguments(rows), n, points, BETWEEN=between, **scan_options(rows, numbers, POINTS)
         )
     batch = values.shape[:-1]
-    return t.reshape(*batch, points), z.reshape(*batch, z.shape[-1])
+    return t.reshape(*batch, points), cuts.reshape(*batch, cuts.shape[-1])
 
 
 def launch_points_derivative(

@@ -1,6 +1,6 @@
 """Soft ranks of sorted rows in Triton, and their derivative: one program per row, which stays on chip.
 
-With f_ij = exp(-|z_i - z_j|) / 2, z = (x - centre) / s, in float64,
+With f_ij = exp(-|z_i - z_j|) / 2, z = x / s, in float64,
 
     r_i = i + (sum_{j > i} f_ij - sum_{j < i} f_ij),   dL/dz_i = sum_j f_ij (g_i - g_j),
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .lapsum_triton import compose_two, to_double, to_dtype
 from .launch_triton import on_device, per_row, row_numbers
-from .sorted_row_triton import contiguous_rows, counted_items, items, row_results, scan_options
+from .sorted_row_triton import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def _rank_fwd(
 ):  # fmt: skip
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    _, before, after, _ = counted_items(values_ptr + row * n, scale, cols, n)
+    _, _, before, after = counted_items(values_ptr + row * n, scale, cols, n)
     rank = (cols + 1) + 0.5 * (after - before)
     place = tl.load(order_ptr + row * n + cols, mask=cols < n, other=0)
     tl.store(rank_ptr + row * n + place, to_dtype(rank, rank_ptr.dtype.element_ty), mask=cols < n)
@@ -37,7 +37,7 @@ def _rank_bwd(
 ):  # fmt: skip
     row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    z, from_left, from_right, _ = items(values_ptr + row * n, scale, cols, n)
+    _, to_left, from_left, from_right = items(values_ptr + row * n, scale, cols, n)
     order_ptr += row * n
     g_ptr += row * n
     there, has_left, has_right = cols < n, (cols > 0) & (cols < n), cols < n - 1
@@ -54,6 +54,7 @@ def _rank_bwd(
     )
     grad_z += 0.5 * (g * mass - total)
     tl.store(grad_x_ptr + row * n + place, to_dtype(grad_z / scale, grad_x_ptr.dtype.element_ty), mask=there)
+    z = coordinates(to_left, cols, n)
     tl.store(grad_scale_ptr + row, -tl.sum(tl.where(there, grad_z * z, 0.0), 0) / scale)
 
 

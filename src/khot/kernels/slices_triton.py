@@ -5,8 +5,9 @@ reads each row where the item came from. Arithmetic in float32, in float64 for f
 and cuts are subtracted in float64, or far from 0 they would have no digits. Only tiles that the items cross have
 entries that are no product; their rows and columns being sorted, two numbers of each tell.
 
-Layout: z, order (rows, n), t (rows, n - 1) in float64, P (rows, n, n), all contiguous. The derivative leaves the sums
-of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the end.
+Layout: items, order (rows, n), cuts as items and offsets (rows, n - 1) in float64, P (rows, n, n), all contiguous. The
+derivative leaves the sums of each tile over its rows and over its columns, (rows, tiles, n), which are added up at the
+end.
 """
 
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch_triton import arithmetic, on_device, rows_of
+from .launch_triton import arithmetic, on_device, per_row, row_numbers, rows_of
 
 ROWS = {torch.float32: 16, torch.float64: 8}  # of a tile, by the dtype of the arithmetic; twice that of the derivative
 MAX_COLUMNS, WARPS = 128, 8
@@ -43,24 +44,36 @@ def _tile(row_tiles, column_tiles):
 
 @triton.jit
 def _slice_weights_fwd(
-    z_ptr, order_ptr, t_ptr, p_ptr, n, row_tiles, column_tiles,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
+    x_ptr, order_ptr, cuts_ptr, offset_ptr, p_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n,
+    row_tiles, column_tiles,
+    SCALE_TENSOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     batch, down, across = _tile(row_tiles, column_tiles)
-    z_ptr += batch * n
-    t_ptr += batch * (n - 1)
+    inverse = 1.0 / per_row(scale_ptr, scale_number, batch, stride_scale, SCALE_TENSOR)
+    x_ptr += batch * n
+    cuts_ptr += batch * (n - 1)
+    offset_ptr += batch * (n - 1)
     i, j = down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
-    z = tl.load(z_ptr + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
-    lower = tl.load(t_ptr + j - 1, mask=(j > 0) & (j < n), other=-float("inf"))[None, :]  # (1, COLUMNS)
-    upper = tl.load(t_ptr + j, mask=j < n - 1, other=float("inf"))[None, :]
-    above, below = (z - lower).to(DTYPE), (upper - z).to(DTYPE)  # (ROWS, COLUMNS)
-    p = tl.exp(tl.minimum(tl.minimum(above, below), 0.0)) * (0.5 * one_minus_exp(upper - lower)).to(DTYPE)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
+    has_lower, has_upper = (j > 0) & (j < n), j < n - 1
+    lower = tl.load(cuts_ptr + j - 1, mask=has_lower, other=0.0)[None, :]  # (1, COLUMNS)
+    upper = tl.load(cuts_ptr + j, mask=has_upper, other=0.0)[None, :]
+    lower_offset = tl.load(offset_ptr + j - 1, mask=has_lower, other=-float("inf"))[None, :]
+    upper_offset = tl.load(offset_ptr + j, mask=has_upper, other=float("inf"))[None, :]
+    width = tl.where((has_lower & has_upper)[None, :], (upper - lower) * inverse, 0.0) + (upper_offset - lower_offset)
+    above = tl.where(has_lower[None, :], (x - lower) * inverse, 0.0) - lower_offset  # (ROWS, COLUMNS)
+    below = tl.where(has_upper[None, :], (upper - x) * inverse, 0.0) + upper_offset
+    above, below = above.to(DTYPE), below.to(DTYPE)
+    p = tl.exp(tl.minimum(tl.minimum(above, below), 0.0)) * (0.5 * one_minus_exp(width)).to(DTYPE)
 
-    first, last = tl.load(z_ptr + down * ROWS), tl.load(z_ptr + tl.minimum(down * ROWS + ROWS, n) - 1)
+    first, last = tl.load(x_ptr + down * ROWS), tl.load(x_ptr + tl.minimum(down * ROWS + ROWS, n) - 1)
     begin, end = across * COLUMNS, tl.minimum(across * COLUMNS + COLUMNS, n)
-    start = tl.load(t_ptr + begin - 1, mask=begin > 0, other=-float("inf"))
-    stop = tl.load(t_ptr + end - 1, mask=end < n, other=float("inf"))
-    if (last > start) & (first < stop):
+    start = tl.load(cuts_ptr + begin - 1, mask=begin > 0, other=0.0)
+    stop = tl.load(cuts_ptr + end - 1, mask=end < n, other=0.0)
+    start_offset = tl.load(offset_ptr + begin - 1, mask=begin > 0, other=0.0)
+    stop_offset = tl.load(offset_ptr + end - 1, mask=end < n, other=0.0)
+    after_start = (begin == 0) | ((last - start) * inverse > start_offset)
+    if after_start & ((end == n) | ((stop - first) * inverse > -stop_offset)):
         around = 0.5 * (one_minus_exp(tl.maximum(above, 0.0)) + one_minus_exp(tl.maximum(below, 0.0)))
         p = tl.where((above > 0) & (below > 0), around, p)
     place = tl.load(order_ptr + batch * n + i, mask=i < n, other=0)[:, None]
@@ -70,18 +83,21 @@ def _slice_weights_fwd(
 
 @triton.jit
 def _slice_weights_bwd(
-    z_ptr, order_ptr, t_ptr, g_ptr, grad_z_ptr, grad_t_ptr, n, row_tiles, column_tiles,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
+    x_ptr, order_ptr, cuts_ptr, offset_ptr, g_ptr, grad_z_ptr, grad_t_ptr,
+    scale_ptr, scale_number: tl.float64, stride_scale, n, row_tiles, column_tiles,
+    SCALE_TENSOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     batch, down, across = _tile(row_tiles, column_tiles)
+    inverse = 1.0 / per_row(scale_ptr, scale_number, batch, stride_scale, SCALE_TENSOR)
     i, j = down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
-    z = tl.load(z_ptr + batch * n + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
-    t = tl.load(t_ptr + batch * (n - 1) + j, mask=j < n - 1, other=0.0)[None, :]  # (1, COLUMNS)
+    x = tl.load(x_ptr + batch * n + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
+    cut = tl.load(cuts_ptr + batch * (n - 1) + j, mask=j < n - 1, other=0.0)[None, :]  # (1, COLUMNS)
+    offset = tl.load(offset_ptr + batch * (n - 1) + j, mask=j < n - 1, other=0.0)[None, :]
     place = tl.load(order_ptr + batch * n + i, mask=i < n, other=0)[:, None]
     entries = g_ptr + (batch * n + place) * n + j[None, :]
     there = (i < n)[:, None] & (j < n - 1)[None, :]
     change = tl.load(entries, mask=there, other=0.0).to(DTYPE) - tl.load(entries + 1, mask=there, other=0.0).to(DTYPE)
-    flow = 0.5 * tl.exp(-tl.abs((z - t).to(DTYPE))) * change  # (ROWS, COLUMNS)
+    flow = 0.5 * tl.exp(-tl.abs(((cut - x) * inverse + offset).to(DTYPE))) * change  # (ROWS, COLUMNS)
     tl.store(grad_z_ptr + (batch * column_tiles + across) * n + i, -tl.sum(flow, 1), mask=i < n)
     tl.store(grad_t_ptr + (batch * row_tiles + down) * n + j, tl.sum(flow, 0), mask=j < n)
 
@@ -92,33 +108,40 @@ def _tiles(n: int, rows: int) -> tuple[int, int, int]:
     return columns, triton.cdiv(n, rows), triton.cdiv(n, columns)
 
 
-def launch_slice_weights(z: Tensor, order: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
-    """P (..., n, n) in ``dtype`` for z, order (..., n) and t (..., n - 1)."""
-    n = z.shape[-1]
-    z_rows, places = (rows_of(v).contiguous() for v in (z, order))
-    p = torch.empty(len(z_rows), n, n, dtype=dtype, device=z.device)
+def launch_slice_weights(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """P (..., n, n) in ``dtype``; arguments as of :func:`khot.kernels.slices.slice_weights`."""
+    n = values.shape[-1]
+    rows, places = (rows_of(v).contiguous() for v in (values, order))
+    p = torch.empty(len(rows), n, n, dtype=dtype, device=values.device)
     kind, triton_kind = arithmetic(p)
-    columns, down, across = _tiles(n, rows := ROWS[kind])
-    with on_device(z):
-        _slice_weights_fwd[(len(z_rows) * down * across,)](
-            z_rows, places, t.contiguous(), p, n, down, across,
-            ROWS=rows, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
+    columns, down, across = _tiles(n, tile := ROWS[kind])
+    numbers = row_numbers(scale, values.device)
+    with on_device(values):
+        _slice_weights_fwd[(len(rows) * down * across,)](
+            rows, places, cuts.contiguous(), offset.contiguous(), p, *numbers.arguments(rows), n, down, across,
+            SCALE_TENSOR=numbers.tensor is not None, ROWS=tile, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
         )  # fmt: skip
-    return p.reshape(*z.shape, n)
+    return p.reshape(*values.shape, n)
 
 
-def launch_slice_weights_derivative(z: Tensor, order: Tensor, t: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def launch_slice_weights_derivative(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
     """dL/dz (..., n) and dL/dt (..., n - 1) in float64, in sorted order."""
-    n = z.shape[-1]
-    z_rows, places = (rows_of(v).contiguous() for v in (z, order))
+    n = values.shape[-1]
+    rows, places = (rows_of(v).contiguous() for v in (values, order))
     kind, triton_kind = arithmetic(grad)
-    columns, down, across = _tiles(n, rows := 2 * ROWS[kind])
-    grad_z = torch.empty(len(z_rows), across, n, dtype=kind, device=z.device)
-    grad_t = torch.empty(len(z_rows), down, n, dtype=kind, device=z.device)
-    with on_device(z):
-        _slice_weights_bwd[(len(z_rows) * down * across,)](
-            z_rows, places, t.contiguous(), grad.contiguous(), grad_z, grad_t, n, down, across,
-            ROWS=rows, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
+    columns, down, across = _tiles(n, tile := 2 * ROWS[kind])
+    grad_z = torch.empty(len(rows), across, n, dtype=kind, device=values.device)
+    grad_t = torch.empty(len(rows), down, n, dtype=kind, device=values.device)
+    numbers = row_numbers(scale, values.device)
+    with on_device(values):
+        _slice_weights_bwd[(len(rows) * down * across,)](
+            rows, places, cuts.contiguous(), offset.contiguous(), grad.contiguous(), grad_z, grad_t,
+            *numbers.arguments(rows), n, down, across,
+            SCALE_TENSOR=numbers.tensor is not None, ROWS=tile, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
         )  # fmt: skip
     grad_z, grad_t = grad_z.sum(1, dtype=torch.float64), grad_t[..., : n - 1].sum(1, dtype=torch.float64)
-    return grad_z.reshape(z.shape), grad_t.reshape(t.shape)
+    return grad_z.reshape(values.shape), grad_t.reshape(offset.shape)

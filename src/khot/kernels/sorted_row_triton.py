@@ -11,32 +11,42 @@ import triton.language as tl
 from torch import Tensor
 
 from .dispatch import SCANS, Table, plan
-from .lapsum_triton import compose, decays, load_three, to_double
+from .lapsum_triton import compose, decays, load_three
 from .launch_triton import RowNumbers, rows_of
 
-
-@triton.jit
-def _centre(values_ptr, n):
-    return 0.5 * (to_double(tl.load(values_ptr)) + to_double(tl.load(values_ptr + n - 1)))
+FAR = tl.constexpr(1600.0)  # as in khot.kernels.lapsum
 
 
 @triton.jit
 def items(values_ptr, scale, cols, n):
-    """z of a row, its decays from the left and from the right, and the centre."""
-    centre, inv_scale = _centre(values_ptr, n), tl.minimum(tl.maximum(1.0 / scale, -1e300), 1e300)
+    """Half of each item, in whose differences nothing overflows; the gap to its left; its decays from both sides.
+
+    A distance in scales is such a difference, exact for neighbours wherever the row lies, over half the scale.
+    """
     here, left, right = load_three(values_ptr, cols, n)
-    z = (here - centre) * inv_scale
-    from_left, from_right = decays(z, (left - centre) * inv_scale, (right - centre) * inv_scale, cols, n)
-    return z, from_left, from_right, centre
+    here, left, right, inverse = 0.5 * here, 0.5 * left, 0.5 * right, 1.0 / (0.5 * scale)
+    to_left, to_right = (here - left) * inverse, (right - here) * inverse
+    from_left, from_right = decays(to_left, to_right, cols, n)
+    return here, to_left, from_left, from_right
 
 
 @triton.jit
 def counted_items(values_ptr, scale, cols, n):
     """As :func:`items`, with the sums over the left and the right of each item instead of the decays."""
-    z, from_left, from_right, centre = items(values_ptr, scale, cols, n)
+    here, to_left, from_left, from_right = items(values_ptr, scale, cols, n)
     _, before = tl.associative_scan((from_left, from_left), 0, compose)
     _, after = tl.associative_scan((from_right, tl.where(cols < n, from_right, 0.0)), 0, compose, reverse=True)
-    return z, before, after, centre
+    return here, to_left, before, after
+
+
+@triton.jit
+def coordinates(to_left, cols, n):
+    """z of the items in one coordinate with 0 in the middle, for derivatives with respect to the scale.
+
+    Nothing crosses the widest gaps, which are left out: the derivatives do not depend on them.
+    """
+    steps = tl.where((cols > 0) & (cols < n) & (to_left < FAR), to_left, 0.0)
+    return tl.cumsum(steps, 0) - 0.5 * tl.sum(steps, 0)
 
 
 def contiguous_rows(*tensors: Tensor) -> list[Tensor]:

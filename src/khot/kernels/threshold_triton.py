@@ -12,7 +12,7 @@ hold -inf.
 import triton
 import triton.language as tl
 
-from .links_triton import is_compact, shifted_tails, tail_sums
+from .links_triton import is_compact, is_power, is_smooth, shifted_tails, tail_sums
 
 FIRST_STEPS = tl.constexpr(6)
 MAX_STEPS = tl.constexpr(100)
@@ -115,6 +115,7 @@ def judge(above, signed, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, D
             step = tl.where(excess < 0, tl.log(total / -excess), tl.log(1.0 + residual / k))
             condition = 1.0
         else:
+            tl.static_assert(LINK == "clip_power", "unknown link")
             ratio = tl.maximum(-excess, 0.0) / total
             root = tl.exp2(tl.log2(ratio) / q)
             step = tl.where(excess <= 0, q * total * (1.0 - root), residual) / slope
@@ -128,6 +129,7 @@ def judge(above, signed, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, D
         if LINK == "exp":  # its tail leaves the threshold no freedom
             special = special & False
     else:
+        tl.static_assert(is_smooth(LINK), "unknown link")
         ratio = residual / size
         step = _atanh(ratio) * (1.0 - ratio * ratio) / (1.0 - ratio * (signed / total)) * (size / slope)
         special = (excess == 0) & (total < _underflow(DTYPE))
@@ -251,6 +253,7 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
     elif LINK == "clip":
         return p
     else:
+        tl.static_assert(LINK == "clip_power", "unknown link")
         return tl.exp2(tl.log2(p) / q)
 
 
@@ -266,6 +269,7 @@ def first_guess(x, total, count, lowest, highest, p, complement, scale, q, LINK:
     elif LINK == "exp":
         centre, spread = -1.0, 1.0
     else:
+        tl.static_assert(is_power(LINK), "unknown link")
         centre = q / (q + 1.0)
         spread = q / ((q + 1.0) * (q + 1.0) * (q + 2.0))
     mean = total / count.to(x.dtype)
@@ -477,7 +481,7 @@ def finish_row(
         lowest, highest = tl.where(count > 0, lowest, 0.0), tl.where(count > 0, highest, 0.0)
         p, complement, none, everything = fractions(k, count, selected)
         if none | everything:
-            if LINK == "clip" or LINK == "clip_power":
+            if is_power(LINK):
                 reach = scale
             else:
                 reach = scale * REACH

@@ -24,7 +24,7 @@ def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1
     Tends to the k-hot top-k as ``temperature -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order
     of ``x``, invariant to ``x + c``. Differentiable, forwards and backwards, in ``x``, ``k`` and ``temperature``,
     except where an entry reaches 1; entries that are 1 have no gradient. O(n) time per step of the root finder, no
-    sort; saves ``x`` and one number per row.
+    sort; saves ``x`` and two numbers per row.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``

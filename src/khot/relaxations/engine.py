@@ -1,15 +1,17 @@
 r"""The map behind every relaxed top-k mask, as a differentiable function of scores, sum and softness.
 
-Forward: :math:`y_i = F(z_i),\ z_i = (x_i - t)/s` with t from :mod:`khot.kernels.capped_simplex`.
+Forward: :math:`y_i = F(z_i),\ z_i = (x_i - t)/s,\ t = a + cs` with the anchor a and the offset c from
+:mod:`khot.kernels.capped_simplex`.
 
-Derivatives, by the implicit function theorem, with slopes :math:`w_i = F'(z_i)/s` and their shares
-:math:`\omega_i = w_i / \sum_j w_j`, :math:`v_i = dx_i - z_i\,ds`:
+Derivatives, by the implicit function theorem, with slopes :math:`w_i = F'(z_i)`, their shares
+:math:`\omega_i = w_i / \sum_j w_j` and :math:`v_i = (dx_i - z_i\,ds)/s`:
 
-.. math:: dt = \langle\omega, v\rangle - dk / \textstyle\sum w, \qquad
-    dy_i = w_i (v_i - \langle\omega, v\rangle) + \omega_i\,dk .
+.. math:: dy_i = w_i (v_i - \langle\omega, v\rangle) + \omega_i\,dk, \qquad
+    dc = \langle\omega, v\rangle - c\,ds/s - dk / \textstyle\sum w .
 
-They are written in differentiable operations of x and t, and t is itself an output of the function, so derivatives of
-every order follow. From y they could not be had: 1 - y has lost its digits wherever an item is almost certainly in.
+They are written in differentiable operations of x, s and c, and c is itself an output of the function, so derivatives
+of every order follow; a is a constant. From y they could not be had: 1 - y has lost its digits wherever an item is
+almost certainly in.
 """
 
 from typing import Any
@@ -19,64 +21,63 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._tracing import one_operation
-from khot._validation import check_k, check_scores, check_softness, checks_contents
+from khot._validation import check_k, check_scores, check_softness, checks_contents, has_contents
 from khot.kernels.capped_simplex import (
+    Threshold,
     capped_simplex_threshold,
     compute_dtype,
     mask_gradient,
     move_batch_first,
-    standardise,
 )
 from khot.kernels.dispatch import fused
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
-from khot.kernels.mask import derivative, fused_derivative, fused_mask, local_shape, log_ratio
+from khot.kernels.mask import derivative, fused_derivative, fused_mask, local_shape, log_ratio, mask_values
 
 _Grads = tuple[Tensor | None, ...]
 
 
 class _CappedSimplexMap(Function):
-    """(x, k, s) -> (y, t) or (log y, t) for x of shape (..., n), float64 k and s of shape (...)."""
+    """(x, k, s) -> (y or log y, a, c) for x of shape (..., n), float64 k and s of shape (...)."""
 
     @staticmethod
     def forward(
         x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if fused(x, link, log):
             return fused_mask(x, k, scale, link.key, log, softness, check)
-        threshold = capped_simplex_threshold(x, k, scale, link.key, softness, check)
-        z = standardise(x.to(compute_dtype(x)), threshold, scale)
-        y = link.log_value(z) if log else link.value(z)
-        return y.to(x.dtype), threshold
+        anchor, offset = capped_simplex_threshold(x, k, scale, link.key, softness, check)
+        return mask_values(x, scale, Threshold(anchor, offset), link, log), anchor, offset
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         x, _, scale, ctx.link, ctx.log, *_ = inputs
+        ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, scale, output[1])
-        ctx.save_for_forward(x, scale, output[1])
+        ctx.save_for_backward(x, scale, *output[1:])
+        ctx.save_for_forward(x, scale, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> _Grads:
-        x, scale, threshold = ctx.saved_tensors
+    def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> _Grads:
+        x, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
-        link, log = ctx.link, ctx.log
+        link, log, at = ctx.link, ctx.log, Threshold(anchor, offset)
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
         compiling, graph = torch.compiler.is_compiling(), torch.is_grad_enabled()
-        if grad_y is not None and grad_t is None:
+        if grad_y is not None and grad_offset is None:
             if fused(x, link, log) and (compiling or not graph):
-                grads = fused_derivative(x, scale, threshold, grad_y, link.key, log)
+                grads = fused_derivative(x, scale, anchor, offset, grad_y, link.key, log)
                 return *grads, *(None,) * 4
-            if not (graph or compiling or needs_scale or log or x.is_cuda):
+            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, anchor, offset):
                 dtype = compute_dtype(x)
-                short = mask_gradient(x.to(dtype), scale, threshold, grad_y.to(dtype), link)
+                short = mask_gradient(x.to(dtype), scale, at, grad_y.to(dtype), link)
                 if short is not None:
                     return short[0].to(x.dtype), short[1].double(), *(None,) * 5
-        grad_x, grad_k, z = derivative(x, scale.to(x.device), threshold, grad_y, grad_t, link, log)
+        grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
             grad_k if needs_k else None,
-            -(grad_x * z).sum(-1).double() if needs_scale else None,
+            grad_scale if needs_scale else None,
             *(None,) * 4,
         )
 
@@ -84,31 +85,29 @@ class _CappedSimplexMap(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         x, k, scale = move_batch_first(info.batch_size, in_dims, args[:3])
         link, log, softness, _ = args[3:]
-        return _apply(x, k, scale, link, log, softness, False), (0, 0)
+        return _apply(x, k, scale, link, log, softness, False), (0, 0, 0)
 
 
 def _jvp(
     ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor]:
-    x, scale, threshold = saved
-    scale = scale.to(x.device)
-    z, share, slope, density = local_shape(ctx.link, x, scale, threshold)
-    link, column = ctx.link, scale.to(z.dtype).unsqueeze(-1)
+) -> tuple[Tensor, None, Tensor]:
+    x, scale, anchor, offset = saved
+    scale, link = scale.to(x.device), ctx.link
+    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset))
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
+    moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     mean = (share * moved).sum(-1)
-    dt = mean.double()
-    if dk is not None:
-        dt = dt - dk / density
+    shift = mean.double() if dk is None else mean.double() - dk / density
     if ctx.log:
-        dy = log_ratio(link, z) / column * (moved - dt.to(z.dtype).unsqueeze(-1))
+        dy = log_ratio(link, z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
         dy = slope * (moved - mean.unsqueeze(-1))
         if dk is not None:
             dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
-    return dy.to(x.dtype), dt
+    return dy.to(x.dtype), None, shift if dscale is None else shift - offset * (dscale / scale)
 
 
 _apply = with_forward_mode(_CappedSimplexMap, _jvp)
@@ -119,7 +118,7 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
-        return torch.full((), value, dtype=torch.float64).expand(batch)
+        return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
@@ -134,7 +133,7 @@ def relaxed_mask(
     check_softness(name, softness, x, batch)
     on_host = fused(x, link, log) and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
-    y, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
+    y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y.movedim(-1, dim)
 
 
@@ -149,14 +148,15 @@ def capped_simplex_map(
     Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another. Keeps
     the order of ``x`` and is invariant to ``x + c``; tends to the k-hot top-k as ``scale -> 0`` (for a link with
     compact support it gets there). Differentiable in ``x``, ``k`` and ``scale``, forwards and backwards, as often as F
-    is. O(n) time per step of the root finder (3 to 6 on ordinary rows), no sort; saves ``x`` and one number per row.
+    is. O(n) time per step of the root finder (3 to 6 on ordinary rows), no sort; saves ``x`` and two numbers per row.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
             selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
-        link: The link function.
+        link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
+            exported program only one that has a name, see :class:`Link`.
         dim: Axis of the ground set.
 
     Returns:

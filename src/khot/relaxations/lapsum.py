@@ -20,7 +20,7 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
     Tends to the k-hot top-k as ``scale -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of
     ``x``, invariant to ``x + c``, invertible up to that shift. Differentiable, forwards and backwards, in ``x``, ``k``
     and ``scale``: once everywhere, and as often as wanted where no ``x_i`` is the threshold ``t`` itself. O(n) time per
-    step of the root finder (2 to 5 on ordinary rows), no sort; saves ``x`` and one number per row. The closed form of
+    step of the root finder (2 to 5 on ordinary rows), no sort; saves ``x`` and two numbers per row. The closed form of
     [1], a sort and two scans, gives the same numbers in more time (``benchmarks/lapsum_closed_form.py``).
 
     Args:

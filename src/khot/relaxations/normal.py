@@ -22,7 +22,7 @@ def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
     Tends to the k-hot top-k as ``scale -> 0``, to ``k / n`` as it grows. Permutation-equivariant, keeps the order of
     ``x``, invariant to ``x + c``, invertible up to that shift where ``y`` does not round to 0 or 1. Differentiable to
     any order, forwards and backwards, in ``x``, ``k`` and ``scale``. O(n) time per step of the root finder (2 to 5 on
-    ordinary rows), no sort; saves ``x`` and one number per row.
+    ordinary rows), no sort; saves ``x`` and two numbers per row.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``

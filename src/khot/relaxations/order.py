@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot._validation import check_scores, check_softness, looks_at_contents
+from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
 
-from .laplace import decayed_sums, slice_weights, soft_count_inverse
+from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_on_chip import OrderMap
 
 
@@ -25,6 +25,7 @@ def _sorted(
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
+    check_flag("descending", descending)
     values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)
@@ -33,12 +34,12 @@ def _sorted(
     return x, values, order, scale
 
 
-def _standardised(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
-    """z in float64, the centre that is 0 in it, and the scale of each row."""
-    values = values.double()
-    centre = 0.5 * (values[..., :1] + values[..., -1:]).detach()  # F moves with the items: no derivative is lost
-    column = scale.to(values.device, torch.float64).unsqueeze(-1) if isinstance(scale, Tensor) else scale
-    return (values - centre) / column, centre, column
+def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Half the sorted items in float64, whose differences do not overflow, and half the scale of each row (..., 1)."""
+    half = values.double() * 0.5
+    if isinstance(scale, Tensor):
+        return half, (scale.to(values.device, torch.float64) * 0.5).expand(values.shape[:-1]).unsqueeze(-1)
+    return half, torch.full((*values.shape[:-1], 1), 0.5 * scale, dtype=torch.float64, device=values.device)
 
 
 def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
@@ -49,30 +50,31 @@ def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
         wrong = ends[~ends.isfinite()][0].item()
         raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
     if isinstance(scale, Tensor) and looks_at_contents(scale):
-        improper = scale.detach()[~((scale > 0) & (scale < torch.inf))]
-        if improper.numel():
-            raise ValueError(f"`scale` must be positive and finite, but got {improper[0].item():g}")
+        check_softness_contents("scale", scale, ordered.dtype)
 
 
 def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
-    z, _, _ = _standardised(values, scale)
-    before, after = decayed_sums(z, torch.ones_like(z), torch.ones_like(z))
+    z, gap = positions(*_halves(values, scale))
+    before, after = decayed_sums(z, gap, torch.ones_like(z), torch.ones_like(z))
     rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device) + 0.5 * (after - before)
     return torch.zeros_like(rank).scatter(-1, order, rank).to(values.dtype)
 
 
 def _sort(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
-    z, centre, column = _standardised(values, scale)
-    t, _ = soft_count_inverse(z, False)
-    return (t * column + centre).to(values.dtype)
+    half, column = _halves(values, scale)
+    z, gap = positions(half, column)
+    t, points = soft_count_inverse(z, gap, False)
+    offset = carried(points.offset, t - z.gather(-1, points.anchor))
+    return ((half.gather(-1, points.anchor) + column * offset) * 2).to(values.dtype)
 
 
 def _permutation(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
-    if values.shape[-1] == 0:
-        return values.unsqueeze(-1) * values.unsqueeze(-2)  # (..., 0, 0)
-    z, _, _ = _standardised(values, scale)
-    t, _ = soft_count_inverse(z, True)
-    return slice_weights(z, order, t, values.dtype)
+    half, column = _halves(values, scale)
+    z, gap = positions(half, column)
+    t, points = soft_count_inverse(z, gap, True)
+    half, column = half.detach(), column.detach()
+    cuts = half.gather(-1, points.anchor)
+    return slice_weights(z, t, half, column, order, cuts, points.offset, points.below, values.dtype)
 
 
 _RANK = OrderMap(_rank, "rank")

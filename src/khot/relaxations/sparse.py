@@ -26,7 +26,7 @@ def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p:
     Equals the k-hot top-k as soon as ``strength`` is below the gap between the k-th and the next largest score, and
     tends to ``k / n`` as it grows. ``p = 2`` is the Euclidean projection of ``x / strength``. Permutation-equivariant,
     keeps the order of ``x``, invariant to ``x + c``. O(n) time per step of the root finder (4 to 7 on ordinary rows),
-    no sort; saves ``x`` and one number per row.
+    no sort; saves ``x`` and two numbers per row.
 
     Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength``, except at kinks. Entries that are 0 or 1
     have no gradient; where all are, the derivative in ``k`` jumps and is returned as 0. For ``p = 2`` there is a kink

@@ -1,0 +1,200 @@
+"""Every relaxed mask on rows of all kinds, against bisection: values, sums and first derivatives.
+
+``--fuzz-rows N`` replaces the rows of the slow test by about N, half of them float32; ``--fuzz-seed`` draws others.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from khot import (
+    capped_simplex_map,
+    capped_softmax,
+    lapsum_topk,
+    log_lapsum_topk,
+    log_sigmoid_topk,
+    normal_topk,
+    sigmoid_topk,
+    sparse_topk,
+    transport_topk,
+)
+from tests.fuzz import reference
+from tests.fuzz.reference import Mask, ReferenceLink
+from tests.fuzz.rows import Rows, batches
+from tests.maps import Cauchy
+
+KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
+MOST_AT_KINKS = 0.01
+TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is kept as an offset
+SUM = {torch.float32: 1e-6, torch.float64: 1e-12}
+GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
+QUICK_ROWS, SLOW_ROWS = 600, 8000
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """A map, its link in the reference, and what its softness is multiplied by to be the link's scale."""
+
+    name: str
+    map: Callable[..., Tensor]
+    link: ReferenceLink
+    factor: float = 1.0
+    log: bool = False
+    integers: bool = True  # not for a link whose tails leave the last item above t a hair's breadth below its cap
+
+
+def _sparse(p: float, q: float) -> FuzzCase:
+    return FuzzCase(f"sparse_{p:.3g}", lambda x, k, s: sparse_topk(x, k, s, p), reference.clipped_power(q))
+
+
+CASES = [
+    FuzzCase("sigmoid", sigmoid_topk, reference.LOGISTIC),
+    FuzzCase("log_sigmoid", log_sigmoid_topk, reference.LOGISTIC, log=True),
+    FuzzCase("lapsum", lapsum_topk, reference.LAPLACE),
+    FuzzCase("log_lapsum", log_lapsum_topk, reference.LAPLACE, log=True),
+    FuzzCase("normal", normal_topk, reference.NORMAL),
+    FuzzCase("transport", transport_topk, reference.LOGISTIC, factor=0.5),
+    FuzzCase("capped_softmax", capped_softmax, reference.CAPPED_EXPONENTIAL, integers=False),
+    FuzzCase("cauchy", partial(capped_simplex_map, link=Cauchy()), reference.CAUCHY),
+    _sparse(2.0, 1.0),
+    _sparse(1.7, 1 / 0.7),
+    _sparse(4 / 3, 3.0),
+]
+
+
+def describe(case: FuzzCase, rows: Rows, row: int, what: str, got: Tensor, expected: Tensor) -> str:
+    """What to call to see it again."""
+    x, k, s = rows.x[row].tolist(), rows.k[row].item(), rows.softness[row].item()
+    shown = x if len(x) <= 12 else f"{x[:12]}... n={len(x)}"
+    return (
+        f"{case.name}: {what} of {rows.x.dtype} x={shown}, k={k!r}, softness={s!r}, "
+        f"weight={rows.weight[row][:12].tolist()}: got {got[row].tolist()}, expected {expected[row].tolist()}"
+    )
+
+
+def compare(
+    case: FuzzCase, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor, used: Tensor
+) -> None:
+    """All rows that are ``used`` within their tolerance, none with a NaN or an infinity that the truth has not."""
+    largest = torch.finfo(rows.x.dtype).max
+    got, expected = got.double(), expected.double()
+    expected = torch.where(expected.abs() > largest, expected.sign() * torch.inf, expected)
+    near = (got - expected).abs() <= tolerance + 16 * torch.finfo(rows.x.dtype).tiny * torch.finfo(rows.x.dtype).eps
+    edge = (expected.abs() > largest / 16) & (got.sign() == expected.sign())  # overflows sooner or later
+    wrong = ~(near | (got == expected) | edge | expected.isnan()) & used.reshape(-1, *[1] * (got.dim() - 1))
+    wrong = wrong | got.isnan()
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        raise AssertionError(
+            f"{int(wrong.flatten(1).any(1).sum()) if wrong.dim() > 1 else int(wrong.sum())} rows, "
+            + describe(case, rows, row, what, got, expected)
+        )
+
+
+def check_values(case: FuzzCase, rows: Rows, y: Tensor, at: Mask) -> None:
+    eps, everything = torch.finfo(y.dtype).eps, torch.ones_like(rows.k, dtype=torch.bool)
+    assert bool((y.isfinite() | ((rows.x == -torch.inf) & case.log) | (at.log_y < -1e37)).all()), case.name
+    if case.log:
+        compare(case, rows, "log y", y, at.log_y, TIER * eps * (1 + at.log_y.abs()), ~at.limit)
+        return
+    compare(case, rows, "y", y, at.y, torch.tensor(TIER * eps), everything)
+    sums = torch.where(rows.x == -torch.inf, 0.0, y.double()).sum(-1)
+    # What z rounds shows in the sum as much as in the entries; for small k these lie far out in the tail.
+    tail = at.z.abs() * (at.z.abs().clamp(min=1) if case.link is reference.NORMAL else 1)
+    lever = (at.y * torch.where(at.y > 0, tail.clamp(max=1e4), 0.0)).sum(-1)
+    lever = torch.where(at.limit, 0.0, lever.minimum(1500 * rows.k))
+    tolerance = SUM[y.dtype] * rows.k + 4 * eps * lever + 1e-30 * y.shape[-1]
+    compare(case, rows, "sum", sums, rows.k, tolerance, everything)
+
+
+def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at: Mask, used: Tensor) -> None:
+    dtype = rows.x.dtype
+    scale = rows.softness * case.factor
+    truth = reference.gradients(case.link, at, rows.weight, scale, case.log)
+    limits, largest = torch.finfo(dtype), rows.weight.double().abs().amax(-1)
+    nearest = torch.where(at.z.isfinite(), at.z.abs(), torch.inf).amin(-1).clamp(max=1e18)
+    exponent = nearest * nearest.clamp(min=1) if case.link is reference.NORMAL else nearest
+    ratio = TIER * limits.eps * (1 + exponent)  # of slopes to each other, far out in the tails
+    size = truth.size + (1 + largest) * (limits.tiny / limits.eps + 1e-30 * at.limit.double()) / scale
+    tolerance = (GRADIENT[dtype] + ratio.clamp(max=1.0)) * size
+    compare(case, rows, "dL/dx", grads[0], truth.x, tolerance.unsqueeze(-1), used)
+    inner = used & ~at.limit
+    if case.link.heavy:  # without logarithms of its own: ratios of slopes end where slopes underflow
+        inner &= truth.top > math.log(limits.tiny / limits.eps)
+    count = rows.x.shape[-1]
+    span = truth.k.abs() + largest * (count if case.log else 1)
+    compare(case, rows, "dL/dk", grads[1], truth.k, (GRADIENT[dtype] + ratio) * span, inner & (ratio < 1))
+    if len(grads) > 2:
+        z = at.z.clamp(-1e300, 1e300).abs() + 1
+        lever = torch.where(
+            truth.x == 0, 0.0, (truth.x.abs() + size.unsqueeze(-1) * 1e-3).minimum(size.unsqueeze(-1)) * z
+        )
+        slack = 4 * tolerance * z.amin(-1) + GRADIENT[dtype] * lever.sum(-1)
+        expected = truth.softness * case.factor
+        compare(case, rows, "dL/dsoftness", grads[2], expected, case.factor * slack, inner)
+
+
+def run(case: FuzzCase, rows: Rows, softness_too: bool, counts: Counter[str]) -> None:
+    x, k, s = rows.x.clone().requires_grad_(), rows.k.clone().requires_grad_(), rows.softness.clone()
+    wanted = (x, k, s.requires_grad_()) if softness_too else (x, k)
+    y = case.map(x, k, s)
+    hidden = rows.x == -torch.inf
+    cotangent = rows.weight.masked_fill(hidden, 0) if case.log else rows.weight
+    grads = torch.autograd.grad(y, wanted, cotangent)
+    at = reference.mask(case.link, rows.x, rows.k, rows.softness * case.factor)
+    used = at.kink > KINK[rows.x.dtype]
+    counts.update(rows=len(used), left_out=int((~used).sum()))
+    if case.log:  # -inf where log y is beyond the dtype, and no derivative to speak of
+        used &= torch.where(hidden, 0.0, at.log_y).amin(-1) > -torch.finfo(rows.x.dtype).max / 16
+    check_values(case, rows, y.detach(), at)
+    assert not bool(grads[0][hidden].any())
+    check_derivatives(case, rows._replace(weight=cotangent), grads, at, used)
+
+
+def check_rows(case: FuzzCase, dtype: torch.dtype, seed: int, total: int) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for i, rows in enumerate(batches(seed, total, dtype, integers=case.integers)):
+        run(case, rows, i % 2 == 0, counts)
+    return counts
+
+
+def check_share(counts: Counter[str]) -> None:
+    """Few rows were left out, or this would be no test of the others."""
+    assert counts["rows"] > 0 and counts["left_out"] <= MOST_AT_KINKS * counts["rows"], counts
+
+
+each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+@each_dtype
+def test_some_rows(dtype):
+    counts = sum((check_rows(case, dtype, seed=1, total=QUICK_ROWS // len(CASES)) for case in CASES), Counter())
+    check_share(counts)
+
+
+@each_dtype
+def test_values_at_integer_sums(dtype):
+    """Also of the link that gets none in the other tests, because its derivatives there are at a kink."""
+    for case in CASES:
+        for rows in batches(2, QUICK_ROWS // len(CASES) // 2, dtype):
+            rows = rows._replace(k=rows.k.round())
+            at = reference.mask(case.link, rows.x, rows.k, rows.softness * case.factor)
+            check_values(case, rows, case.map(rows.x, rows.k, rows.softness), at)
+
+
+@pytest.mark.slow
+@each_case
+@each_dtype
+def test_many_rows(case, dtype, request, record_property):
+    total = request.config.getoption("--fuzz-rows") or SLOW_ROWS
+    counts = check_rows(case, dtype, request.config.getoption("--fuzz-seed"), total // (2 * len(CASES)))
+    check_share(counts)
+    for name, number in counts.items():
+        record_property(name, number)

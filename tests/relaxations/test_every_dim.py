@@ -1,0 +1,76 @@
+"""Every map along every axis: of shapes whose axes have equal lengths too, where strides coincide."""
+
+import warnings
+
+import pytest
+import torch
+
+import khot
+from khot.relaxations import Logistic
+from tests.inputs import normal
+
+SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
+MAPS = {
+    "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),
+    "sigmoid_topk": lambda x, dim: khot.sigmoid_topk(x, 0.7, dim=dim),
+    "log_sigmoid_topk": lambda x, dim: khot.log_sigmoid_topk(x, 0.7, dim=dim),
+    "lapsum_topk": lambda x, dim: khot.lapsum_topk(x, 0.7, dim=dim),
+    "log_lapsum_topk": lambda x, dim: khot.log_lapsum_topk(x, 0.7, dim=dim),
+    "normal_topk": lambda x, dim: khot.normal_topk(x, 0.7, dim=dim),
+    "transport_topk": lambda x, dim: khot.transport_topk(x, 0.7, dim=dim),
+    "capped_softmax": lambda x, dim: khot.capped_softmax(x, 0.7, dim=dim),
+    "capped_simplex_map": lambda x, dim: khot.capped_simplex_map(x, 0.7, link=Logistic(), dim=dim),
+    "sparse_topk": lambda x, dim: khot.sparse_topk(x, 0.7, p=1.5, dim=dim),
+    "sparse_topk_signed": lambda x, dim: khot.sparse_topk_signed(x, 0.7, p=1.5, dim=dim),
+    "sparse_topk_magnitude": lambda x, dim: khot.sparse_topk_magnitude(x, 0.7, p=1.5, dim=dim),
+    "successive_softmax_topk": lambda x, dim: khot.successive_softmax_topk(x, 1, dim=dim),
+    "rescaled_sigmoid_topk": lambda x, dim: khot.rescaled_sigmoid_topk(x, 0.7, dim=dim),
+    "soft_rank": lambda x, dim: khot.soft_rank(x, dim=dim),
+    "soft_sort": lambda x, dim: khot.soft_sort(x, descending=True, dim=dim),
+    "permutahedron_rank": lambda x, dim: khot.permutahedron_rank(x, dim=dim),
+    "permutahedron_sort": lambda x, dim: khot.permutahedron_sort(x, dim=dim),
+    "permutahedron_projection": lambda x, dim: khot.permutahedron_projection(x, 0.3 * x.flip(dim).detach(), 2.0, dim),
+    "sorted_transport_topk": lambda x, dim: khot.sorted_transport_topk(x, 1, dim=dim).squeeze(-1),
+}
+AT_THE_END = {"soft_permutation": lambda x, dim: khot.soft_permutation(x, dim=dim)}  # has its axes there
+
+
+def derivative(function, x, dim, weight):
+    """The map and its vector-Jacobian product; zeros for a hard mask."""
+    x = x.detach().requires_grad_()
+    y = function(x, dim)
+    grad = torch.autograd.grad((y * weight).sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
+    return y.detach(), grad
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", [*MAPS, *AT_THE_END])
+def test_every_dim(name, shape):
+    function, x = {**MAPS, **AT_THE_END}[name], normal(*shape)
+    for dim in range(-len(shape), len(shape)):
+        weight = normal(*function(x, dim).shape, seed=1)
+        moved, moved_weight = x.movedim(dim, -1).contiguous(), weight if name in AT_THE_END else weight.movedim(dim, -1)
+        y, grad = derivative(function, x, dim, weight)
+        expected, expected_grad = derivative(function, moved, -1, moved_weight)
+        torch.testing.assert_close(y, expected if name in AT_THE_END else expected.movedim(-1, dim))
+        torch.testing.assert_close(grad, expected_grad.movedim(-1, dim))
+
+
+def test_every_map_is_here():
+    """What is no map of one axis, or takes the last alone, is named."""
+    others = {"Link", "Logistic", "isotonic_l2", "isotonic_lp", "straight_through_topk"}
+    assert set(khot.relaxations.__all__) == {*MAPS, *AT_THE_END} | others
+
+
+@pytest.mark.parametrize("solver", ["pav", "dual"])
+@pytest.mark.parametrize("p", [2.0, 1.5])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_isotonic_maps_of_any_strides(shape, p, solver):
+    s, w = normal(*shape), normal(*shape, seed=1)
+    for dim in range(len(shape)):
+        moved = s.movedim(dim, -1), w.movedim(dim, -1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # so few sweeps are not enough
+            v = khot.isotonic_lp(*moved, p, 0.7, solver, max_iter=2)
+            expected = khot.isotonic_lp(*(m.contiguous() for m in moved), p, 0.7, solver, max_iter=2)
+        torch.testing.assert_close(v, expected)
