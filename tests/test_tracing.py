@@ -270,6 +270,9 @@ def test_validation_may_be_on():
         for case in DESIGNS:
             if case.has_log_prob:
                 check_trace(lambda x, case=case: case.make(logits=x, k=2).log_prob(VALUES), FIRST[:1], THEN[:1])
+        traced = trace(lambda x, value: Pivotal(logits=x, k=2, order="fixed").log_prob(value), X, VALUES[0])
+        with pytest.raises(Exception, match="within the support"):  # checked when it runs
+            traced(X, torch.ones_like(X))
 
 
 def test_second_derivatives():
@@ -323,7 +326,7 @@ def test_what_would_be_a_constant_is_refused():
     def sizes(x, k):
         return khot.enumerated(ConditionalPoisson(logits=x, k=k), loss)
 
-    with pytest.raises(NotImplementedError, match="needs `k` as an int where contents of tensors cannot be looked at"):
+    with pytest.raises(RuntimeError, match="enumeration needs `k` as an int"):
         trace(sizes, X, torch.tensor(2))
 
 

@@ -62,7 +62,7 @@ def all_true(condition: Tensor) -> bool:
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if is_tracing() or not has_contents(*tensors):
+    if not has_contents(*tensors) or is_tracing():  # in this order: Dynamo does not know the latter
         return False
     return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
@@ -226,13 +226,13 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
 
 
-def check_generator(generator: Any, device: torch.device) -> None:
-    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+def check_generator(generator: Any, device: torch.device | None = None) -> None:
+    """``generator`` is None, or makes random numbers on this device; meta tensors have none of it, and take any."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
-    if device.type not in (generator.device.type, "meta"):
+    if device is not None and device.type not in (generator.device.type, "meta"):
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
 
 

@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._tracing import outside_trace, shape_of, untraced
+from khot._tracing import shape_of, untraced
 from khot._validation import can_look, check_choice
 
 
@@ -57,15 +57,15 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
 
 def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The parameter ``(*batch, n)`` and ``k``, both with the batch shape that the two have together."""
-    shape, k_shape = shape_of(param), shape_of(k)
+    own_shape = shape_of(param)[:-1]
     try:
-        with outside_trace():
-            batch_shape = torch.broadcast_shapes(shape[:-1], k_shape)
+        batch_shape = untraced(torch.broadcast_shapes)(own_shape, shape_of(k))
     except RuntimeError:
         raise ValueError(
-            f"`k` must broadcast with the batch shape {tuple(shape[:-1])} of `{name}`, but got shape {tuple(k_shape)}"
+            f"`k` must broadcast with the batch shape {tuple(own_shape)} of `{name}`, "
+            f"but got shape {tuple(shape_of(k))}"
         ) from None
-    if batch_shape != shape[:-1]:
+    if batch_shape != own_shape:
         param = param.expand(*batch_shape, -1)
     return param, k.expand(batch_shape)
 

@@ -96,7 +96,8 @@ class RelaxedKHot(KHotDistribution):
         logits, self.k = checked_param("logits", logits), _checked_sum(k, logits)
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
-        self.logits, batch_shape, event_shape = logits, shape_of(logits)[:-1], shape_of(logits)[-1:]
+        shape = shape_of(logits)
+        self.logits, batch_shape, event_shape = logits, shape[:-1], shape[-1:]
         check_function("relaxation", relaxation, "(scores, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
@@ -169,7 +170,7 @@ class RelaxedKHot(KHotDistribution):
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
-    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
@@ -211,12 +212,12 @@ class RelaxedKHot(KHotDistribution):
 
     @one_operation
     def _is_inside(self, value: Tensor) -> Tensor:
-        """Whether there is a density at a value."""
+        """Whether a value has a density."""
         return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
     @one_operation
     def _log_density(self, z: Tensor, inside: Tensor) -> Tensor:
-        """At log-odds of values, -inf of those that are not inside."""
+        """From the log-odds of values, ``inside`` saying which of them have a density."""
         n = self.event_shape[0]
         temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
         log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)

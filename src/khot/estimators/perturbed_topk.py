@@ -145,6 +145,7 @@ class PerturbedTopK(PerturbedWrapper):
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         check_draw("value", value, self)
+        check_generator(generator, self.design.logits.device)
         if not self.needs_gradient:
             return value
         design, logits = self.design, self.design.logits.detach()

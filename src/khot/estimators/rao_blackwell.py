@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._tracing import one_operation
-from khot._validation import check_count, check_draw, check_function
+from khot._validation import check_count, check_draw, check_function, check_generator
 from khot.distributions.design import Relaxation
 from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
@@ -77,6 +77,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
     def from_scores(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)
+        check_generator(generator, self.design.logits.device)
         value, logits = self.design.top(scores), self.design.logits
         if not torch.is_grad_enabled():
             return value

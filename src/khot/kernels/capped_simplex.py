@@ -38,7 +38,6 @@ from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
-GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
 NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
@@ -433,14 +432,17 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
-    z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    z = distances_of(x.double(), Threshold(anchor, torch.zeros_like(anchor)), scale)
     farthest = FARTHEST[x.dtype]
     left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
-    offset = 0.5 * (left + right)
-    for _ in range(GAP_STEPS):
-        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(z - offset.to(z.dtype)[:, None]))
-        offset = offset + (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
-        offset = torch.maximum(torch.minimum(offset, right), left)
+
+    def evaluate(offset: Tensor) -> Evaluation:
+        _, signed, total, slope = link.scaled_tail_sums(z - offset[:, None])
+        step = torch.atanh(signed / total) * total / slope
+        return step, signed, signed.isnan() | (step.abs() <= RESOLUTION * (right - left))
+
+    one = torch.ones_like(left)
+    offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 
 

@@ -36,11 +36,15 @@ def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     return torch.where(infinite, x.clamp(-0.25 * largest, 0.25 * largest), z)  # further out than all others
 
 
-def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def local_shape(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
     z = bounded_distances(x.to(compute_dtype(x)), at, scale)
-    slope = link.slope(z)
-    return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
+    slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
+    # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
+    density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
+    return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
 
 
 def log_ratio(link: Link, z: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ def derivative(
     log: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, at)
+    z, share, slope, density = local_shape(link, x, scale, at, log)
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)

@@ -93,7 +93,7 @@ def _jvp(
 ) -> tuple[Tensor, None, Tensor]:
     x, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset))
+    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
