@@ -270,6 +270,9 @@ def test_validation_may_be_on():
         for case in DESIGNS:
             if case.has_log_prob:
                 check_trace(lambda x, case=case: case.make(logits=x, k=2).log_prob(VALUES), FIRST[:1], THEN[:1])
+        traced = trace(lambda x, value: Pivotal(logits=x, k=2, order="fixed").log_prob(value), X, VALUES[0])
+        with pytest.raises(Exception, match="within the support"):  # checked when it runs
+            traced(X, torch.ones_like(X))
 
 
 def test_second_derivatives():

@@ -196,6 +196,7 @@ def checked_shape(name: str, shape: Any) -> torch.Size:
     return size
 
 
+@untraced
 def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
     """A new batch shape for ``value`` of shape ``batch_shape + (...)``, which broadcasts to it."""
     new = checked_shape("batch_shape", shape)

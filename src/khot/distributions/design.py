@@ -146,12 +146,11 @@ class SamplingDesign(KHotDistribution):
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        # A trace cannot look; its operations find what they need, the relaxation's result among it.
-        super().__init__(batch_shape, event_shape, validate_args=False if is_tracing() else validate_args)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._checks_contents():
             self._validate_contents()
         if is_tracing() and self.relaxes_logits:
-            _ = self.probs
+            _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self._given: self._param, "k": self._size}

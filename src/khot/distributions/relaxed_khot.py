@@ -20,7 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._tracing import is_tracing, one_operation, shape_of
+from khot._tracing import one_operation, shape_of
 from khot._validation import (
     check_draw,
     check_flag,
@@ -102,7 +102,7 @@ class RelaxedKHot(KHotDistribution):
         check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        super().__init__(batch_shape, event_shape, validate_args=False if is_tracing() else validate_args)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._checks_contents():
             self._validate_contents()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from khot._tracing import untraced
+from khot._tracing import shape_of, untraced
 from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
@@ -94,10 +94,10 @@ class _Listed:
 
     def __init__(self, law: Distribution, latents: int) -> None:
         self.like = law.enumerate_support(expand=False)
-        self.counts = [len(self.like)] * latents
+        self.counts = [shape_of(self.like)[0]] * latents
 
     def terms(self) -> str:
-        return _product({len(self.like): [str(len(self.like))]}, self.counts)
+        return _product({count: [str(count)] for count in self.counts}, self.counts)
 
     def values(self, ranks: Tensor) -> Tensor:
         return self.like[ranks]
