@@ -94,23 +94,6 @@ def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -
     return out
 
 
-def mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
-    """dL/dx and dL/dk of y = F((x - t) / s), sum y = k, from dL/dy = ``grad_y``, in few passes and fresh buffers.
-
-    With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row
-    underflow, where only their ratios make sense.
-    """
-    slope = link.slope_(distances_of(x, at, scale))
-    total = slope.sum(-1)
-    if link.compact and link.reaches_zero:
-        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
-    elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
-        return None
-    grad_k = (grad_y * slope).sum(-1) / total  # not vecdot, which autocast would round
-    slope.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1))
-    return (grad_y - grad_k.unsqueeze(-1)).mul_(slope), grad_k
-
-
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
     """The t with ``sum(F((x - t) / scale)) = k`` along the last axis; not differentiable (the maps are).
 
@@ -347,8 +330,10 @@ def _search(
 def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
     """The thresholds of rows that a few steps in t do not solve, or that end in a gap or at a kink."""
     dtype = rows.x.dtype
-    shrinkage = torch.ones_like(rows.scale).masked_fill(rows.scale > LARGE_SCALE[dtype], SHRINKAGE[dtype])
-    rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
+    large = rows.scale > LARGE_SCALE[dtype]
+    shrinkage = torch.ones_like(rows.scale).masked_fill(large, SHRINKAGE[dtype])
+    if bool(large.any()):
+        rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
     span = row_range(rows.x)
     wrong = span.nan | ~((rows.k > span.selected) & (rows.k < span.selected + span.finite) & (rows.scale > 0))
     low, high, width = _bracket(rows, span)
@@ -432,16 +417,18 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
-    z = distances_of(x.double(), Threshold(anchor, torch.zeros_like(anchor)), scale)
+    z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    buffer = torch.empty_like(z)
     farthest = FARTHEST[x.dtype]
     left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
 
     def evaluate(offset: Tensor) -> Evaluation:
-        _, signed, total, slope = link.scaled_tail_sums(z - offset[:, None])
+        torch.sub(z, offset.to(z.dtype)[:, None], out=buffer)
+        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(buffer))
         step = torch.atanh(signed / total) * total / slope
-        return step, signed, signed.isnan() | (step.abs() <= RESOLUTION * (right - left))
+        return step, signed, signed.isnan() | (step.abs() <= resolution * (right - left))
 
-    one = torch.ones_like(left)
+    resolution, one = torch.finfo(x.dtype).eps, torch.ones_like(left)
     offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 
