@@ -71,7 +71,7 @@ def one_operation(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not (is_tracing() or _overridden(args, kwargs)) or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not (is_tracing() or _overridden(args, kwargs)):  # Dynamo knows the first
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
         template = _without_tensors((args, kwargs), tensors)
