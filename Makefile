@@ -39,12 +39,15 @@ bench: $(READY)  ## timings against other implementations
 	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
-GPU_TESTS := $(wildcard tests/kernels/test_triton*.py) $(wildcard tests/*/test_accelerator.py)
+GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \
+	$(wildcard tests/*/test_accelerator.py)
 gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (default python3)
 	@export PYTHONPATH=src:.; python="$(or $(PYTHON),python3)"; \
 	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 		{ echo "make gpu: torch finds no accelerator here, nothing run"; exit 0; }; \
-	"$$python" -m pytest -m gpu -rs $(GPU_TESTS) && "$$python" benchmarks/gpu.py
+	files="$(GPU_TESTS)"; "$$python" -c 'import pyro' 2>/dev/null || \
+		{ echo "make gpu: without Pyro, no tests of designs"; files="$(filter-out tests/distributions/%,$(GPU_TESTS))"; }; \
+	"$$python" -m pytest -m gpu -rs --each-file-runs $$files && "$$python" benchmarks/gpu.py
 
 clean:  ## removes .venv and everything made by the other targets
 	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

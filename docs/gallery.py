@@ -97,7 +97,7 @@ def transport() -> plt.Figure:
     figure, axes = panels(8, 4)
     for axis, epsilon in zip(axes[:4], (10.0, 1.0, 0.1, 0.01), strict=True):
         plan = khot.sorted_transport_topk(scores, 4, epsilon)
-        axis.imshow(plan.T, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axis.imshow(plan.T.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
         axis.set(title=f"sorted_transport_topk, ε = {epsilon:g}", xlabel="item", ylabel="rank")
     target = torch.zeros_like(scores)
     target[scores.argsort()[:4]] = 1  # the four smallest shall become the largest
@@ -128,7 +128,7 @@ def order() -> plt.Figure:
             axis.set(title=f"{name}, scale {scale:g}", xlabel="s, x = (s, 1, 0, -1)")
         axis = axes[6 + column]
         scores = torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        axis.imshow(khot.soft_permutation(scores, scale), cmap="viridis", vmin=0, vmax=1)
+        axis.imshow(khot.soft_permutation(scores, scale).numpy(), cmap="viridis", vmin=0, vmax=1)
         axis.set(title=f"soft_permutation, scale {scale:g}", xlabel="position", ylabel="item")
     return figure
 

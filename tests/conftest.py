@@ -1,9 +1,58 @@
-"""One thread for all tests, and which of them are slow because of what they are given."""
+"""One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
 import pytest
 import torch
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--each-file-runs",
+        action="store_true",
+        help="fail unless a test passes in every file named, and none is skipped",
+    )
+    group = parser.getgroup("khot")
+    group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
+    group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("each_file_runs"):
+        config.pluginmanager.register(EachFileRuns(config))
+
+
+class EachFileRuns:
+    """Fails a run in which a file has nothing to show: a selection by markers that selects no test is no success."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.root, here = config.rootpath, config.invocation_params.dir
+        self.idle = {(here / argument.partition("::")[0]).resolve() for argument in config.args}
+        self.skipped: list[str] = []
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.idle.discard((self.root / report.location[0]).resolve())
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (self.idle or self.skipped) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for file in sorted(self.idle):
+            terminalreporter.write_line(f"FAILED: no test passed in {file}", red=True)
+        for name in self.skipped:
+            terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -13,9 +62,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "slow", False) for value in parameters):
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("khot")
-    group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
-    group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")

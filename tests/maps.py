@@ -28,17 +28,47 @@ from khot import (
 from khot.relaxations import Link
 
 
-def members(cases: list[Any], checks: list[Any], costly: tuple[Any, ...] = ()) -> list[Any]:
-    """Each case with each check, for ``parametrize``; what is costly, the quick tests leave to the first case."""
+def only_for(applies: Callable[..., bool]) -> Callable[[Any], Any]:
+    """Marks a check that is about some members only, so that the others have no test of it that passes idly."""
+
+    def mark(check: Any) -> Any:
+        check.applies = applies
+        return check
+
+    return mark
+
+
+def applies(check: Any, *cases: Any) -> bool:
+    """Whether a check is about a member, or a combination of members of several families."""
+    return getattr(check, "applies", lambda *cases: True)(*cases)
+
+
+def members(
+    cases: list[Any], checks: list[Any], costly: tuple[Any, ...] = (), interpreted: tuple[Any, ...] = ()
+) -> list[Any]:
+    """Each case with each check that applies, for ``parametrize``.
+
+    Args:
+        cases: Members of a family.
+        checks: What to check of them.
+        costly: Checks that the quick tests leave to the first case.
+        interpreted: Checks that also run in Triton's interpreter, for the cases that say so.
+    """
+    for check in checks:
+        assert any(applies(check, case) for case in cases), f"{check.__name__} applies to no member"
     return [
         pytest.param(
             case,
             check,
             id=f"{case.name}-{check.__name__.removeprefix('check_')}",
-            marks=[pytest.mark.slow] if check in costly and case is not cases[0] else [],
+            marks=[
+                *([pytest.mark.slow] if check in costly and case is not cases[0] else []),
+                *([pytest.mark.interpreted] if check in interpreted and case.interpreted else []),
+            ],
         )
         for case in cases
         for check in checks
+        if applies(check, case)
     ]
 
 
@@ -56,6 +86,7 @@ class RelaxationCase:
         symmetric: Whether F(-z) = 1 - F(z).
         compact: Whether F reaches 1, so that entries are exactly that, and without derivative.
         zeros: Whether a compact link reaches 0, too.
+        interpreted: Whether part of the contract also runs in Triton's interpreter.
     """
 
     name: str
@@ -67,13 +98,14 @@ class RelaxationCase:
     symmetric: bool = True
     compact: bool = False
     zeros: bool = True
+    interpreted: bool = False
 
 
 def clipped_power(z: Any, p: float) -> Any:
     return np.clip(z, 0, 1) ** (1 / (p - 1))
 
 
-def sparse(name: str, p: float) -> RelaxationCase:
+def sparse(name: str, p: float, interpreted: bool = False) -> RelaxationCase:
     return RelaxationCase(
         name,
         lambda x, k, strength=1.0, dim=-1: sparse_topk(x, k, strength, p, dim),
@@ -81,6 +113,7 @@ def sparse(name: str, p: float) -> RelaxationCase:
         softness="strength",
         symmetric=p == 2,
         compact=True,
+        interpreted=interpreted,
     )
 
 
@@ -101,7 +134,7 @@ class Cauchy(Link):
 
 
 RELAXATIONS = [
-    RelaxationCase("sigmoid_topk", sigmoid_topk, scipy.special.expit, log=log_sigmoid_topk),
+    RelaxationCase("sigmoid_topk", sigmoid_topk, scipy.special.expit, log=log_sigmoid_topk, interpreted=True),
     RelaxationCase(
         "capped_simplex_map", partial(capped_simplex_map, link=Cauchy()), scipy.stats.cauchy.cdf, softness="scale"
     ),
@@ -118,7 +151,7 @@ RELAXATIONS = [
         zeros=False,
     ),
     sparse("sparse_topk", p=2),
-    sparse("sparse_topk_any_p", p=1.7),
+    sparse("sparse_topk_any_p", p=1.7, interpreted=True),
 ]
 
 ODD_MAPS = [

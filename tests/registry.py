@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from khot import (
+    FenchelYoungTopKLoss,
+    TopKCrossEntropy,
+    fenchel_young_topk_loss,
     sigmoid_topk,
+    topk_cross_entropy,
 )
 from khot.distributions import (
     Brewer,
@@ -44,6 +48,7 @@ from khot.estimators import (
     straight_through,
     unordered_set,
 )
+from tests.inputs import normal
 
 
 @dataclass(frozen=True)
@@ -409,4 +414,73 @@ FUNCTIONS = [
     FunctionCase("enumerated", enumerated, plain_mean=False),
     FunctionCase("straight_through", straight_through, unbiased=False, needs_log_prob=False),
     FunctionCase("reinmax", reinmax, unbiased=False, needs_log_prob=False, needs_relaxation=True),
+]
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss under test, of scores (..., 6).
+
+    Attributes:
+        name: Identifier of the test.
+        function: Called as ``function(x, target, softness, reduction)``.
+        module: From softness and reduction to the module.
+        targets: From a seed and the number of rows to targets.
+        value: The loss of one row by another way than the library's, from x, target and softness.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    module: Callable[..., torch.nn.Module]
+    targets: Callable[[int, int], Tensor]
+    value: Callable[[Tensor, Tensor, float], float]
+
+
+def largest_of_the_mask(x: Tensor, target: Tensor, strength: float) -> float:
+    """max_y <x - ..., y> by a general-purpose solver: R(target) - <x, target> - min (R(y) - <x, y>), k = 2.5."""
+    scores = x.numpy()
+
+    def regularised(y: Any) -> Any:
+        return strength / 2 * (y * y).sum() - y @ scores
+
+    best = scipy.optimize.minimize(
+        regularised,
+        np.full(len(scores), 2.5 / len(scores)),
+        jac=lambda y: strength * y - scores,
+        bounds=[(0, 1)] * len(scores),
+        constraints={"type": "eq", "fun": lambda y: y.sum() - 2.5, "jac": lambda y: np.ones_like(y)},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    return regularised(target.numpy()) - best.fun
+
+
+def cross_entropy_of_sizes(x: Tensor, target: Tensor, temperature: float) -> float:
+    """-log(0.5 P(top 1) + 0.3 P(top 3)), the masks by a general-purpose root finder."""
+    scores, inside = x.numpy(), 0.0
+    for size, weight in ((1, 0.5), (3, 0.3)):
+        t = scipy.optimize.brentq(lambda t, k=size: scipy.special.expit((scores - t) / temperature).sum() - k, -99, 99)
+        inside += weight * scipy.special.expit((scores[target] - t) / temperature)
+    return -math.log(inside)
+
+
+LOSSES = [
+    LossCase(
+        "fenchel_young",
+        lambda x, target, strength=1.0, reduction="mean": fenchel_young_topk_loss(
+            x, target, 2.5, strength, reduction=reduction
+        ),
+        lambda strength, reduction: FenchelYoungTopKLoss(2.5, strength, reduction=reduction),
+        lambda seed, rows: sigmoid_topk(normal(rows, 6, seed=seed), 2.5),
+        largest_of_the_mask,
+    ),
+    LossCase(
+        "topk_cross_entropy",
+        lambda x, target, temperature=1.0, reduction="mean": topk_cross_entropy(
+            x, target, [0.5, 0.0, 0.3], sigmoid_topk, temperature, reduction
+        ),
+        lambda temperature, reduction: TopKCrossEntropy([0.5, 0.0, 0.3], sigmoid_topk, temperature, reduction),
+        lambda seed, rows: torch.randint(6, (rows,), generator=torch.Generator().manual_seed(seed)),
+        cross_entropy_of_sizes,
+    ),
 ]

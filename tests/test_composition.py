@@ -62,26 +62,34 @@ def check_gradient(estimator, scores):
     assert gradient.isfinite().all() and gradient.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", MAPS)
+every_map = pytest.mark.parametrize("name", MAPS)
+
+
+@every_map
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 @pytest.mark.slow
-def test_relaxation_design_reinmax(case, name):
-    """Needs the slope of the relaxation, or another map's in its place; conditional Poisson needs neither."""
+def test_reinmax_of_given_probabilities(case, name):
+    """Needs the slope of a relaxation that is named; conditional Poisson has its own."""
     torch.manual_seed(0)
     scores = SCORES.clone().requires_grad_()
     given = case.make(probs=MAPS[name](scores, 3, 0.8))
     check_gradient(ReinMax(given, relaxation=sigmoid_topk), scores)
     if isinstance(given, ConditionalPoisson):
         check_gradient(ReinMax(given), scores)
-        return
-    with pytest.raises(NotImplementedError, match="name it"):
-        ReinMax(given)
-    if name in HAVE_SLOPE:
-        check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
-    if not case.takes_relaxation:
+    else:
         with pytest.raises(NotImplementedError, match="name it"):
-            ReinMax(case.make(logits=scores, k=3))
-        return
+            ReinMax(given)
+        if name in HAVE_SLOPE:
+            check_gradient(ReinMax(given, relaxation=MAPS[name]), scores)
+
+
+@every_map
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.takes_relaxation], ids=lambda case: case.name)
+@pytest.mark.slow
+def test_reinmax_of_a_relaxation(case, name):
+    """Needs its slope, or another map's in its place."""
+    torch.manual_seed(0)
+    scores = SCORES.clone().requires_grad_()
     made = case.make(logits=scores, k=3, relaxation=MAPS[name], temperature=0.8)
     check_gradient(ReinMax(made, relaxation=sigmoid_topk), scores)
     if name in HAVE_SLOPE:
@@ -91,7 +99,13 @@ def test_relaxation_design_reinmax(case, name):
             ReinMax(made)
 
 
-@pytest.mark.parametrize("name", MAPS)
+def test_reinmax_of_a_design_without_relaxation():
+    (case,) = (case for case in DESIGNS if not case.takes_relaxation and case.name != "conditional_poisson")
+    with pytest.raises(NotImplementedError, match="name it"):
+        ReinMax(case.make(logits=SCORES, k=3))
+
+
+@every_map
 def test_relaxation_rao_blackwell(name):
     torch.manual_seed(0)
     scores = SCORES.clone().requires_grad_()

@@ -1,5 +1,6 @@
 """compare_estimators: what it reports equals what theory says of estimators whose law is known."""
 
+import itertools
 import math
 import sys
 from functools import partial
@@ -19,6 +20,8 @@ from khot import (
     straight_through,
 )
 from khot.diagnostics import Comparison
+from tests import gof
+from tests.estimators.enumeration import tuples
 
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1], dtype=torch.float64)
 WEIGHT = torch.tensor([0.3, 1.0, -0.5, 2.0], dtype=torch.float64)
@@ -48,22 +51,26 @@ def test_default_estimators_on_a_linear_loss():
     assert all(row.bias <= 5.5 * row.bias_error + 1e-12 for (name, _), row in rows.items() if name in unbiased)
 
 
-def test_moments_of_the_score_function():
-    """Its law is known: the loss times the score x - π, whose mean over the draws has the variance / num_samples."""
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_moments_of_the_score_function(num_samples):
+    """Its law is known, the mean of loss times score: each moment within gof.Z_LIMIT of its own standard errors."""
     torch.manual_seed(0)
-    design = ConditionalPoisson(logits=LOGITS, k=2)
-    rows = compare_estimators(design, linear, {"score": score_function}, num_samples=(1, 3), num_repeats=120).rows
-    support = design.enumerate_support()
-    weight = design.log_prob(support).exp()
-    estimates = linear(support)[:, None] * (support - design.mean)
+    repeats, design = 400, ConditionalPoisson(logits=LOGITS, k=2)
+    (row,) = compare_estimators(design, linear, {"score": score_function}, num_samples, repeats).rows
+    values, weight = tuples(design, num_samples)
+    estimates = (linear(values)[..., None] * (values - design.mean)).mean(0)
     mean = weight @ estimates
-    variance = (weight @ (estimates - mean).square()).sum().item()
-    for row in rows:
-        assert row.variance == pytest.approx(variance / row.num_samples, rel=0.35)
-        assert row.bias_error == pytest.approx(math.sqrt(row.variance / 120))
-        assert row.signal_to_noise == pytest.approx(mean.norm().item() / math.sqrt(row.variance), rel=0.35)
-    exact_cosine = weight @ torch.cosine_similarity(estimates, mean[None], dim=-1)
-    assert rows[0].cosine == pytest.approx(exact_cosine.item(), abs=0.25)
+    distance = (estimates - mean).square().sum(-1)
+    cosine = torch.cosine_similarity(estimates, mean[None], dim=-1)
+    for found, law in ((row.variance, distance), (row.cosine, cosine)):
+        expected = weight @ law
+        error = (weight @ (law - expected).square() / repeats).sqrt()
+        assert abs(found - expected) <= gof.Z_LIMIT * error
+    assert row.bias_error == pytest.approx(math.sqrt(row.variance / repeats))
+    assert row.bias <= gof.Z_LIMIT * row.bias_error
+    signal = row.signal_to_noise * math.sqrt(row.variance)
+    assert abs(signal - mean.norm().item()) <= row.bias * (1 + 1e-9)  # both are lengths to the mean of the estimates
+    assert row.bias > 0.1 * row.bias_error
 
 
 def halved(design, f, num_samples):
@@ -90,6 +97,24 @@ def test_probabilities_are_compared_where_their_sum_stays(make):
     phantom = PhantomUnit(make, probs=torch.tensor([0.3, 0.9, 0.2, 0.3], dtype=torch.float64))
     (row,) = compare_estimators(phantom, linear, {"st": straight_through}, 1, num_repeats=2).rows
     assert row.bias < 1e-9
+
+
+@pytest.mark.parametrize("phantom", [False, True])
+def test_moments_of_given_gradients(phantom):
+    """Of estimates that are known numbers: their unbiased variance, the cosine of those that are not 0."""
+    probs = torch.tensor([0.3, 0.9, 0.2, 0.6], dtype=torch.float64)
+    design = PhantomUnit(ConditionalPoisson, probs=probs) if phantom else ConditionalPoisson(probs=probs)
+    lengths = itertools.cycle([1.0, 3.0, 0.0])  # also of the first call, which is not measured
+
+    def known(design, f, num_samples):
+        return next(lengths) * (design.probs @ WEIGHT)
+
+    (row,) = compare_estimators(design, linear, {"known": known}, 1, num_repeats=3, exact=WEIGHT).rows
+    direction = WEIGHT if phantom else WEIGHT - WEIGHT.mean()  # the sum of the probabilities of a design is fixed
+    length = direction.norm().item()
+    assert row.bias == pytest.approx(length / 3)  # of the mean 4/3 to 1
+    assert row.variance == pytest.approx(7 / 3 * length**2)
+    assert row.cosine == pytest.approx(1) and row.signal_to_noise == pytest.approx(4 / 3 / math.sqrt(7 / 3))
 
 
 def test_exact_gradients_may_be_given():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.maps import RELAXATIONS
+
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
     "_validation": 0,
@@ -139,14 +141,35 @@ def run_python(code: str) -> None:
 
 @pytest.mark.slow
 def test_tests_of_relaxations_run_without_pyro():
+    """By their ids, so that pytest refuses one that is not there."""
+    ids = [f"tests/relaxations/test_contract.py::test_contract[{case.name}-value]" for case in RELAXATIONS]
     run_python(f"""
-        import sys
+        import os, sys
 
         sys.modules["pyro"] = None  # what an import then finds missing
+        os.chdir({str(SOURCE.parent)!r})
 
         import pytest
-        arguments = ["-q", "-k", "value or doctest", "{SOURCE.parent}/tests/relaxations/test_contract.py"]
-        sys.exit(pytest.main([*arguments, "{SOURCE}/khot/relaxations/sigmoid.py"]))
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--each-file-runs", *{ids!r}]))
+    """)
+
+
+def test_docstrings_of_relaxations_run_without_pyro():
+    modules = [name for name in sorted(MODULES) if room(name) in ("relaxations", "losses")]
+    run_python(f"""
+        import doctest, importlib, sys
+
+        sys.modules["pyro"] = None
+
+        import torch, khot, khot.losses, khot.relaxations
+        public = {{name: getattr(khot, name) for name in (*khot.relaxations.__all__, *khot.losses.__all__)}}
+        flags, ran = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, 0
+        for name in {modules!r}:
+            module = importlib.import_module(name)
+            failed, attempted = doctest.testmod(module, extraglobs={{**public, "torch": torch}}, optionflags=flags)
+            assert not failed, name
+            ran += attempted
+        assert ran > len(public), ran
     """)
 
 
@@ -173,7 +196,7 @@ def test_relaxations_work_without_pyro_and_triton():
             assert "Triton is not installed" in str(error), error
         else:
             raise AssertionError("the backend 'triton' ran without Triton")
-        assert "sigmoid_topk" in dir(khot)
+        assert "sigmoid_topk" in dir(khot) and all(hasattr(khot, name) for name in dir(khot))
 
         for name in ("ConditionalPoisson", "StraightThrough", "distributions"):
             try:

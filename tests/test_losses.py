@@ -153,11 +153,51 @@ class TestFenchelYoungDetails:
         with pytest.raises(ValueError, match="0 where `x` is -inf"):
             fenchel_young_topk_loss(x, torch.tensor([0.0, 1, 1, 0]).double(), 2)
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("p", [2.0, 1.5])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_output_of_the_map_is_a_target(self, kind, p, dtype):
+        """At any scale of the scores, in every dtype, and in that of the map whatever the scores have."""
+        for scale in (1e-3, 1.0, 1e3, 1e4, 1e6):
+            for n in (4, 50, 600):
+                x = (scale * normal(6, n) + scale).clamp(-6e4, 6e4).to(dtype)
+                for strength in (1.0, scale):
+                    y = KINDS[kind](x, 0.3 * n, strength, p)
+                    fenchel_young_topk_loss(x, y, 0.3 * n, strength, p, kind)
+                    wide = fenchel_young_topk_loss(x.double(), y, 0.3 * n, strength, p, kind, "none")
+                    terms = ((x.double().abs() + strength) * y.double().abs()).sum(-1)
+                    assert (wide.abs() <= 8 * torch.finfo(dtype).eps * terms).all()
+
+    @pytest.mark.parametrize("unbounded", [True, False])
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+    def test_targets_are_numbers(self, kind, unbounded, wrong):
+        target = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]])
+        target[1, 3] = wrong
+        with pytest.raises(ValueError, match=f"`target` must be finite, but contains {wrong}"):
+            fenchel_young_topk_loss(normal(2, 4, dtype=torch.float32), target, 2, kind=kind, unbounded=unbounded)
+
+    def test_targets_of_a_wrong_sum_are_found_in_every_dtype(self):
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            for off in (0.1, -0.1):
+                target = topk_mask(normal(3, 50, dtype=dtype), 4)
+                target[1, target[1].argmax()] += off if off < 0 else 0
+                target[1, target[1].argmin()] += off if off > 0 else 0
+                with pytest.raises(ValueError, match="`target` must sum to k"):
+                    fenchel_young_topk_loss(normal(3, 50, dtype=dtype), target, 4)
+
     def test_half_types_and_integer_targets(self):
         x, target = normal(3, 9, dtype=torch.bfloat16), topk_mask(normal(3, 9), 4).long()
         loss = fenchel_young_topk_loss(x, target, 4)
         exact = fenchel_young_topk_loss(x.double(), target, 4)
         assert loss.dtype == torch.bfloat16 and abs(loss.item() - exact.item()) <= 2**-8 * exact.item()
+
+    @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float64, 1e-9)], ids=str)
+    def test_sums_are_those_of_the_domain_but_for_rounding(self, dtype, off):
+        target = topk_mask(normal(3, 6, dtype=dtype, seed=1), 2)
+        assert fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - torch.finfo(dtype).eps), 2).isfinite()
+        with pytest.raises(ValueError, match="`target` must sum to k"):
+            fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - off), 2)
 
     def test_module_learns_its_strength(self):
         module = FenchelYoungTopKLoss(2, torch.nn.Parameter(torch.tensor(5.0)))
@@ -246,8 +286,11 @@ class TestTopKCrossEntropy:
         loss = topk_cross_entropy(x, torch.tensor([0]), [0.5, 0.5], relaxation)
         grad = torch.autograd.grad(loss, x)[0]
         assert loss > 1000 and grad[0, 0] < -0.4 and grad.isfinite().all()
-        first = topk_cross_entropy(x, torch.tensor([0]), torch.tensor([1.0, 0.0]), relaxation)
-        assert first > 2900 and first.isfinite()
+        for learnt in (False, True):  # a weight 0 that may be learnt does not decide what the others are scaled by
+            weights = torch.tensor([1.0, 0.0], requires_grad=learnt)
+            first = topk_cross_entropy(x, torch.tensor([0]), weights, relaxation)
+            assert first > 2900 and first.isfinite()
+            assert torch.autograd.grad(first, x)[0].isfinite().all()
 
     def test_masks_without_a_logarithm_stay_finite(self):
         x = torch.tensor([[0.0, 3000.0, 3000.0]], requires_grad=True)
@@ -331,7 +374,10 @@ class TestTopKCrossEntropy:
             (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": [0.5, -0.5]}),
             (ValueError, "`p_k` must be weights >= 0, not all zero", {"p_k": torch.zeros(2)}),
             (ValueError, "`reduction`", {"reduction": None}),
-            (ValueError, "`scale` must be positive", {"softness": 0.0}),
+            (ValueError, "`softness` must be positive", {"softness": 0.0}),
+            (ValueError, "`softness` must be positive", {"softness": torch.tensor([1.0, -1.0])}),
+            (TypeError, "`p_k` must be a sequence of numbers or a tensor, but got None", {"p_k": None}),
+            (TypeError, "`relaxation` must be a function of .*'lapsum'", {"relaxation": "lapsum"}),
             (TypeError, "`x` must be a torch.Tensor", {"x": [[0.0]]}),
         ],
     )

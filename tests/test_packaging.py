@@ -58,6 +58,15 @@ def make(tmp_path):
     return run
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_gpu_runs_every_file_with_such_tests():
+    command = ["make", "--silent", "--eval", "list-gpu-tests: ; @echo $(GPU_TESTS)", "list-gpu-tests"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    sign = re.compile(r"^pytestmark = (kernel_marks\(\)|pytest\.mark\.gpu)|^@pytest\.mark\.gpu", flags=re.MULTILINE)
+    marked = [file for file in (ROOT / "tests").rglob("test_*.py") if sign.search(file.read_text())]
+    assert sorted(listed) == sorted(file.relative_to(ROOT).as_posix() for file in marked)
+
+
 def python_stand_in(body: str, folder: Path) -> Path:
     script = folder / "python-stand-in"
     script.write_text(f"#!/bin/sh\n{body}\n")

@@ -7,7 +7,6 @@ The public names are those that the subpackages list in their ``__all__``. What 
 use, so that ``import khot`` and the relaxed maps need torch only.
 """
 
-from contextlib import suppress
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -41,13 +40,18 @@ def _load(package: str, wanted: str) -> ModuleType:
         raise ModuleNotFoundError(message, name="pyro") from error
 
 
+def _names(*subpackages: str) -> list[str]:
+    """The subpackages of torch and these ones, and what they list; `constraints` is used by its name."""
+    packages = [losses, relaxations, *(_load(name, wanted="__all__") for name in subpackages)]
+    listed = [name for package in packages for name in package.__all__]
+    return sorted({*listed, "constraints", "losses", "relaxations", *subpackages})
+
+
 def __getattr__(name: str) -> Any:
     if name in _BUILT_ON_PYRO:
         return _load(name, wanted=name)
     if name == "__all__":
-        packages = [losses, relaxations, *(_load(package, wanted=name) for package in _BUILT_ON_PYRO)]
-        names = [name for package in packages for name in package.__all__]
-        return sorted({*names, "constraints", "losses", "relaxations", *_BUILT_ON_PYRO})
+        return _names(*_BUILT_ON_PYRO)
     if not name.startswith("_"):
         for package in _BUILT_ON_PYRO:
             module = _load(package, wanted=name)
@@ -57,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    names = set(globals())
-    with suppress(ModuleNotFoundError):
-        names.update(__getattr__("__all__"))
-    return sorted(names)
+    try:
+        return _names(*_BUILT_ON_PYRO)
+    except ModuleNotFoundError:  # no Pyro
+        return _names()

@@ -1,12 +1,68 @@
 """Argument checks shared by the packages: what is checked when, and in which words."""
 
 import math
+import operator
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
+
+_MODES = torch._C._TorchDispatchModeKey
+TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+
+
+def has_contents(*tensors: Tensor) -> bool:
+    """Whether there are numbers in these tensors, rather than a shape only, as a compiler and ``FakeTensorMode`` see.
+
+    Also of a tensor that a transform of torch.func wraps, where not everything lets Python look at them.
+    """
+    if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and _is_traced()):
+        return False
+    return not any(map(is_shape_only, tensors))
+
+
+def _is_traced() -> bool:
+    return any(torch._C._get_dispatch_mode(key) is not None for key in TRACERS)
+
+
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this is a meta or a fake tensor."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether this is many tensors inside of a vmap."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def is_dry_run(*tensors: Tensor) -> bool:
+    """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_MODES.PROXY) is not None:
+        return False
+    return any(map(is_shape_only, tensors))
+
+
+def all_true(condition: Tensor) -> bool:
+    """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
+    return bool(torch._is_all_true(condition))
+
+
+def can_look(*tensors: Tensor) -> bool:
+    """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
+    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
+        return False
+    return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
@@ -20,9 +76,7 @@ def checks_contents(tensor: Tensor) -> bool:
 
 def looks_at_contents(*tensors: Tensor) -> bool:
     """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
-    return not torch.compiler.is_compiling() and all(
-        checks_contents(t) and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
-    )
+    return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
 def check_scores(x: Any, dim: Any) -> None:
@@ -33,7 +87,9 @@ def check_scores(x: Any, dim: Any) -> None:
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
-    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"`dim` must be an int, but got {dim!r}")
+    if not -x.dim() <= dim < x.dim():
         raise ValueError(
             f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}"
         )
@@ -99,7 +155,7 @@ def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> Non
 
 
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
-    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of the softness."""
+    """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
     if x.numel() == 0:
         return
     highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
@@ -122,9 +178,34 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
         raise ValueError(message) from None
 
 
+def checked_shape(name: str, shape: Any) -> torch.Size:
+    """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not looked at."""
+    try:
+        size = torch.Size(shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}") from None
+    if any(type(length) is int and length < 0 for length in size):
+        raise ValueError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}")
+    return size
+
+
+def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
+    """A new batch shape for ``value`` of shape ``batch_shape + (...)``, which broadcasts to it."""
+    new = checked_shape("batch_shape", shape)
+    try:
+        value.expand(new + value.shape[len(batch_shape) :])
+    except RuntimeError:
+        raise ValueError(
+            f"`batch_shape` must be a shape that {tuple(batch_shape)} expands to, but got {tuple(new)}"
+        ) from None
+    return new
+
+
 def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
     """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
     if isinstance(value, Tensor):
+        if value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
         return expanded(name, value, batch_shape)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a real number or a tensor, but got {value!r}")
@@ -140,3 +221,73 @@ def check_count(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be an int, but got {value!r}")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
+
+
+def check_generator(generator: Any, device: torch.device) -> None:
+    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
+    if device.type not in (generator.device.type, "meta"):
+        raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
+
+
+def checked_index(name: str, value: Any) -> int:
+    """What Python takes for an int: its own, NumPy's, an integer tensor of one element."""
+    try:
+        if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        raise TypeError(f"`{name}` must be an int, but got {value!r}") from None
+
+
+def check_positive_contents(name: str, value: Any) -> None:
+    """A tensor, where its contents can be looked at, holds positive finite numbers; anything else is fine here."""
+    if isinstance(value, Tensor) and looks_at_contents(value):
+        wrong = value.detach()[~((value > 0) & (value < math.inf))]
+        if wrong.numel():
+            raise ValueError(f"`{name}` must be positive and finite, but got {wrong[0].item():g}")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """A Python number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a real number, but got {value!r}")
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
+
+
+def check_flag(name: str, value: Any, *, optional: bool = False) -> None:
+    """True or False, Python's or NumPy's; or None if that stands for a default."""
+    if type(value).__name__ not in ("bool", "bool_") and not (optional and value is None):
+        raise TypeError(f"`{name}` must be True or False{' or None' if optional else ''}, but got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: bool = False) -> None:
+    """One of a few strings, or None if that is a choice, too."""
+    if optional and value is None:
+        return
+    choices = list(choices)
+    if not isinstance(value, str) or value not in choices:
+        *first, last = [*map(repr, choices), *(["None"] if optional else [])]
+        raise ValueError(f"`{name}` must be {', '.join(first)} or {last}, but got {value!r}")
+
+
+def check_function(name: str, value: Any, signature: str) -> None:
+    """Something to call, no tensor or distribution, though Pyro's can be called."""
+    if not callable(value) or isinstance(value, Distribution):
+        raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
+
+
+def check_draw(name: str, value: Any, law: Distribution) -> None:
+    """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
+    shape = law.batch_shape + law.event_shape
+    if value.dim() < len(shape) or value.shape[value.dim() - len(shape) :] != shape:
+        wanted = ", ".join(map(str, ("...", *shape)))
+        raise ValueError(f"`{name}` must have shape ({wanted}), but got {tuple(value.shape)}")

@@ -11,6 +11,7 @@ registered with torch, whose registries Pyro shares.
 """
 
 import math
+from numbers import Real
 
 import torch
 from torch import Size, Tensor
@@ -21,6 +22,10 @@ from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
 __all__ = ["capped_simplex", "k_hot"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class _KHot(constraints.Constraint):
@@ -70,7 +75,12 @@ class _CappedSimplex(constraints.Constraint):
     largest_tolerance = 0.25  # in half precision as well, an integer k is told from the next one
 
     def __init__(self, k: float | Tensor) -> None:
-        if not isinstance(k, Tensor) and not 0 <= k < math.inf:
+        if isinstance(k, Tensor):
+            if k.is_complex() or k.dtype == torch.bool:
+                raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
+        elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
+            raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {k!r}")
+        elif not 0 <= k < math.inf:
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k}")
         self.k = k
         super().__init__()

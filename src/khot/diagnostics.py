@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._validation import check_function, checked_index
 from khot.distributions import PhantomUnit, SamplingDesign
 from khot.distributions.design import MAX_SUPPORT
 from khot.estimators import enumerated, reinmax, score_function, straight_through, unordered_set
 
 __all__ = ["compare_estimators"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Loss = Callable[[Tensor], Tensor]
 Estimator = Callable[..., Tensor]
@@ -160,7 +165,7 @@ def compare_estimators(
         samples) is left out of its rows and listed as skipped.
 
     Raises:
-        TypeError: If a design is no SamplingDesign.
+        TypeError: If a design is no SamplingDesign, or another argument has the wrong type.
         ValueError: If ``num_repeats`` < 2, or no estimator takes any of the designs and numbers of samples.
         NotImplementedError: If an exact gradient is neither given nor found by enumeration.
 
@@ -172,15 +177,20 @@ def compare_estimators(
     """
     designs = design if isinstance(design, Mapping) else {type(design).__name__: design}
     references = exact if isinstance(exact, Mapping) else dict.fromkeys(designs, exact)
-    sizes = list(num_samples) if isinstance(num_samples, Iterable) else [operator.index(num_samples)]
-    if num_repeats < 2:
+    estimators = ESTIMATORS if estimators is None else estimators
+    sizes = _checked_sizes(num_samples)
+    check_function("f", f, "the values")
+    if checked_index("num_repeats", num_repeats) < 2:
         raise ValueError(f"`num_repeats` must be at least 2, but got {num_repeats}")
+    _check_estimators(estimators)
+    if unknown := set(references) - set(designs):
+        raise ValueError(f"`exact` must be named as the designs are, {sorted(designs)}, but has {unknown}")
     rows, skipped = [], []
     for design_name, member in designs.items():
         differentiable = _differentiable(member)
         reference = references.get(design_name)
         reference = _exact_gradient(differentiable, f) if reference is None else _flat(reference, member)
-        for (name, estimator), size in product((ESTIMATORS if estimators is None else estimators).items(), sizes):
+        for (name, estimator), size in product(estimators.items(), sizes):
             one = partial(_gradient, differentiable, f, estimator, size)
             try:
                 one()  # untimed: first calls are slow
@@ -191,6 +201,18 @@ def compare_estimators(
     if not rows:
         raise ValueError("\n".join(["there is nothing to compare:", *skipped]))
     return Comparison(rows, skipped)
+
+
+def _check_estimators(estimators: Any) -> None:
+    if not isinstance(estimators, Mapping) or not all(map(callable, estimators.values())):
+        raise TypeError(f"`estimators` must be functions by name, but got {estimators!r}")
+
+
+def _checked_sizes(num_samples: Any) -> list[int]:
+    """One number of samples, or several."""
+    is_single = isinstance(num_samples, str | Mapping) or (isinstance(num_samples, Tensor) and num_samples.dim() == 0)
+    sizes = list(num_samples) if isinstance(num_samples, Iterable) and not is_single else [num_samples]
+    return [checked_index("num_samples", size) for size in sizes]  # which are large enough, the estimators say
 
 
 def _differentiable(design: Any) -> SamplingDesign:
@@ -213,8 +235,11 @@ def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples
     return gradient, time.perf_counter() - start
 
 
-def _flat(gradient: Tensor, design: SamplingDesign) -> Tensor:
+def _flat(gradient: Any, design: SamplingDesign) -> Tensor:
     """As a vector, without the part that would change a fixed sum."""
+    if not isinstance(gradient, Tensor) or gradient.is_complex():
+        got = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
+        raise TypeError(f"`exact` must be a real tensor, the gradient of the design's parameter, but got {got}")
     if gradient.shape != design._param.shape:
         raise ValueError(
             f"`exact` must have the shape of the design's parameter, {tuple(design._param.shape)}, "

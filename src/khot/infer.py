@@ -1,20 +1,26 @@
 """Reparametrisation of k-hot sites by configuration, as in ``pyro.infer.reparam``."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from pyro.distributions import Independent, MaskedDistribution, TorchDistribution
+from pyro.distributions import TorchDistribution
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._validation import checked_positive
+from khot._validation import check_positive_contents, checked_positive
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
+from khot.estimators.wrapper import wrap_latents
 from khot.relaxations import sigmoid_topk
 
 __all__ = ["KHotReparam"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class KHotReparam(Reparam):
@@ -81,6 +87,7 @@ class KHotReparam(Reparam):
         if temperature is not None:
             batch_shape = temperature.shape if isinstance(temperature, Tensor) else torch.Size()
             checked_positive("temperature", temperature, batch_shape)
+            check_positive_contents("temperature", temperature)
         self.estimator = StraightThrough if estimator is None else estimator
         self.temperature = temperature
 
@@ -91,13 +98,10 @@ class KHotReparam(Reparam):
         value = msg["value"]
         if self.temperature is not None and not getattr(value, "_pyro_custom_init", True):
             value = None  # a k-hot vector that Pyro begins with: it asks again, of the relaxed law
-        return {"fn": self._replace(msg["fn"], msg["name"]), "value": value, "is_observed": False}
+        fn = wrap_latents(msg["fn"], partial(self._replace, name=msg["name"]))
+        return {"fn": fn, "value": value, "is_observed": False}
 
     def _replace(self, fn: Any, name: str) -> TorchDistribution:
-        if isinstance(fn, Independent):
-            return self._replace(fn.base_dist, name).to_event(fn.reinterpreted_batch_ndims)
-        if isinstance(fn, MaskedDistribution):
-            return self._replace(fn.base_dist, name).mask(fn._mask)
         if not isinstance(fn, SamplingDesign):
             raise TypeError(f"KHotReparam is for sampling designs, but {name!r} has the distribution {fn}")
         if self.temperature is None:

@@ -19,6 +19,7 @@ References:
     [2] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning", arXiv:2206.07290.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,15 @@ from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
-from khot._validation import check_scores, looks_at_contents
+from khot._validation import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_positive_contents,
+    check_scores,
+    check_softness,
+    looks_at_contents,
+)
 from khot.kernels.capped_simplex import compute_dtype
 from khot.kernels.forward_mode import with_forward_mode
 from khot.relaxations import (
@@ -40,11 +49,22 @@ from khot.relaxations import (
     sparse_topk_magnitude,
     sparse_topk_signed,
 )
+from khot.relaxations.sparse import check_exponent
 
 __all__ = ["FenchelYoungTopKLoss", "TopKCrossEntropy", "fenchel_young_topk_loss", "topk_cross_entropy"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
+# How far the sum of a target may always be off, as in constraints.capped_simplex: that of a mask is, the further the
+# scores are from the threshold.
+SMALLEST_SLACK = 1e-6
+
+_REDUCTIONS = ("none", "mean", "sum")
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
 _LOGARITHMS: dict[Relaxation, Relaxation] = {lapsum_topk: log_lapsum_topk, sigmoid_topk: log_sigmoid_topk}
 
@@ -57,7 +77,7 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
             return losses.mean()
         case "sum":
             return losses.sum()
-    raise ValueError(f"`reduction` must be 'none', 'mean' or 'sum', but got {reduction!r}")
+    raise AssertionError(reduction)
 
 
 class _Conjugate(Function):
@@ -132,8 +152,9 @@ def fenchel_young_topk_loss(
 
     Args:
         x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target is then 0.
-        target: Tensor like ``x`` in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or soft), for
-            "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything.
+        target: Tensor like ``x``, finite, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
+            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything. Sums may
+            be off by the rounding of the target's dtype.
         k: As of the map; a number, or a tensor that broadcasts with the batch shape.
         strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
@@ -162,18 +183,22 @@ def fenchel_young_topk_loss(
         >>> torch.autograd.grad(loss, x)[0]
         tensor([ 0.0000,  0.7500, -0.7500])
     """
-    if kind not in _SPARSE_MAPS:
-        raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
+    _check_settings(kind, reduction, unbounded)
     check_scores(x, -1)
     if not _is_tensor(target) or target.shape != x.shape:
         raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {_describe(target)}")
+    if target.is_complex():
+        raise TypeError(f"`target` must be real, but is {_describe(target)}")
+    rounding = max(_rounding(x.dtype), _rounding(target.dtype))
     dtype, x = x.dtype, x.to(compute_dtype(x))
     y, target, infinite = _SPARSE_MAPS[kind](x, k, strength, p), target.to(x.dtype), x.isinf()
     if looks_at_contents(x, y, target):
+        if not bool(target.isfinite().all()):
+            raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
         if bool((infinite & (target != y)).any()):
             raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
-        if not unbounded:
-            _check_target(target, k, kind)
+        if not unbounded and kind != "magnitude":
+            _check_target(target, k, kind, rounding)
     strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
 
     if kind == "mask":  # sums of y are exactly k: what x is measured from cancels, and its digits with it
@@ -209,12 +234,28 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _check_target(target: Tensor, k: float | Tensor, kind: str) -> None:
-    if kind == "magnitude":
-        return
+def _check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
+    if not isinstance(kind, str) or kind not in _SPARSE_MAPS:
+        raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
+    check_choice("reduction", reduction, _REDUCTIONS)
+    check_flag("unbounded", unbounded)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """By how much of its size a sum may be off for entries in this dtype; half types are computed in another."""
+    if not dtype.is_floating_point:
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    return eps if dtype.itemsize == 2 else 64 * eps
+
+
+def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float) -> None:
     lowest = 0 if kind == "mask" else -1
     excess = target.abs().double().sum(-1) - k
-    slack = 64 * torch.finfo(target.dtype).eps * (1 + torch.as_tensor(k).abs())
+    size = (
+        k.double().abs() if isinstance(k, Tensor) else torch.full((), abs(k), dtype=torch.float64, device=target.device)
+    )
+    slack = (rounding * (1 + size)).clamp(min=SMALLEST_SLACK)
     if bool(((target < lowest) | (target > 1)).any()):
         raise ValueError(
             f"`target` must lie in [{lowest}, 1] for kind={kind!r}, but ranges over [{target.min()}, {target.max()}]"
@@ -271,7 +312,11 @@ def topk_cross_entropy(
         >>> topk_cross_entropy(x, torch.tensor([0, 0]), [0.5, 0.5], reduction="none")
         tensor([0.2549, 1.4915])
     """
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_choice("reduction", reduction, _REDUCTIONS)
     check_scores(x, -1)
+    check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
+    check_positive_contents("softness", softness)
     if not _is_tensor(target) or target.dtype != torch.int64:
         raise TypeError(f"`target` must be an int64 tensor of class indices, but is {_describe(target)}")
     if target.shape != x.shape[:-1]:
@@ -292,14 +337,26 @@ def topk_cross_entropy(
     logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
     weights = weights.to(logs.dtype).view(column)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
-    losses = -(weights * (logs - highest).exp()).sum(0).log() - highest
+    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
+    losses = -(weights * ratio).sum(0).log() - highest
     return _reduce(losses, reduction)
+
+
+def _as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
+    if isinstance(p_k, Tensor):
+        if p_k.is_complex() or p_k.dtype == torch.bool:
+            raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
+        return p_k if device is None else p_k.to(device)
+    try:
+        return torch.tensor(p_k, dtype=torch.float64, device=device or "cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"`p_k` must be a sequence of numbers or a tensor, but got {p_k!r}") from None
 
 
 def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
-    weights = p_k if isinstance(p_k, Tensor) else torch.tensor(p_k, dtype=torch.float64)
-    weights = weights.to(x.device)
+    weights = _as_weights(p_k, x.device)
     if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
         raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
     sizes = torch.arange(1, len(weights) + 1, device=x.device)
@@ -338,6 +395,8 @@ class FenchelYoungTopKLoss(Module):
         unbounded: bool = False,
     ) -> None:
         super().__init__()
+        _check_settings(kind, reduction, unbounded)
+        check_exponent(p)
         self.k, self.strength, self.p = k, strength, p
         self.kind, self.reduction, self.unbounded = kind, reduction, unbounded
 
@@ -373,6 +432,9 @@ class TopKCrossEntropy(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
+        _as_weights(p_k)  # whose errors are due now
+        check_function("relaxation", relaxation, "(x, k, softness)")
+        check_choice("reduction", reduction, _REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:

@@ -131,6 +131,7 @@ def test_long_row(make):
     assert design.log_prob(value).isfinite().all()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("make", [ParetoSampling, GumbelTopK, SequentialPoisson])
 def test_sample_indices_are_those_of_sample(make):
     design = make(logits=torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), k=4)

@@ -10,6 +10,7 @@ import torch
 from khot.distributions import Pivotal
 from khot.kernels.tournament import balance, tournament
 from tests import gof
+from tests.kernels.device import mark_interpreted
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 REFERENCE = json.loads((ORACLES / "exact_pips_designs.json").read_text())
@@ -68,7 +69,7 @@ def test_size_is_exact_whatever_the_rounding(order, dtype):
         assert (draws[:, probs == 0] == 0).all() and (draws[:, probs == 1] == 1).all()
 
 
-@ORDERS
+@pytest.mark.parametrize("order", [mark_interpreted("random"), "fixed"])
 def test_half_precision_logits_of_long_rows(order):
     torch.manual_seed(0)
     for k in (3, 500, 1999):
@@ -87,6 +88,7 @@ def test_probabilities_next_to_0_and_1(order):
             assert not design.log_prob(draws).isnan().any() and design.pairwise_inclusion.isfinite().all()
 
 
+@pytest.mark.interpreted
 @ORDERS
 def test_single_units(order):
     assert Pivotal(probs=tensor([1.0]), order=order).sample().tolist() == [1.0]

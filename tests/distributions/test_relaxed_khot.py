@@ -21,6 +21,7 @@ from khot import (
     lapsum_topk,
     sigmoid_topk,
     sparse_topk,
+    successive_softmax_topk,
     topk_mask,
 )
 from khot.constraints import capped_simplex, k_hot
@@ -153,10 +154,13 @@ def test_gradients_of_samples(cls):
 
 @pytest.mark.parametrize("k", [2, 2.5])
 def test_gradients_of_the_density(k):
-    def log_prob(logits, temperature, value):
+    start = sigmoid_topk(VALUE.logit(), k).expand(3, 5)
+
+    def log_prob(logits, temperature, change):
+        value = start + change - change.mean(-1, keepdim=True)  # whose sum is k, outside of which there is no density
         return RelaxedKHot(temperature, logits=logits, k=k, validate_args=False).log_prob(value)
 
-    inputs = [LOGITS.clone(), tensor([0.5, 1.0, 2.0]), (VALUE * k / 2).expand(3, 5).clone().clamp(max=0.97)]
+    inputs = [LOGITS.clone(), tensor([0.5, 1.0, 2.0]), torch.zeros_like(start)]
     inputs = [x.requires_grad_() for x in inputs]
     assert gradcheck(log_prob, inputs)
     assert torch.autograd.gradgradcheck(log_prob, inputs)
@@ -339,3 +343,64 @@ def test_bad_arguments(cls):
 
 def test_is_an_estimator_too():
     assert estimators.RelaxedKHotStraightThrough is RelaxedKHotStraightThrough
+
+
+def exponential_noise(*shape):
+    return -torch.empty(shape, dtype=float64).exponential_().log()
+
+
+@both
+def test_from_scores_is_the_draw_of_given_noise(cls):
+    """The law of scores that somebody else perturbed: the same value, density and derivatives as a draw's."""
+    torch.manual_seed(0)
+    logits, temperature = LOGITS.clone().requires_grad_(), torch.tensor(0.5, dtype=float64, requires_grad=True)
+    relaxed = cls(temperature, logits=logits, k=2)
+    noise = exponential_noise(4, 3, 5)
+    soft = sigmoid_topk(logits + noise, 2, temperature)
+    expected = topk_mask(soft, 2) if cls is RelaxedKHotStraightThrough else soft
+    (for_logits, for_temperature) = torch.autograd.grad((soft * VALUE).sum(), (logits, temperature))
+    # Scores without a gradient, as noise is often added without one, are those of the logits all the same.
+    for scores in (logits + noise, (logits + noise).detach()):
+        y = relaxed.from_scores(scores)
+        torch.testing.assert_close(y, expected)
+        found = torch.autograd.grad((y * VALUE).sum(), (logits, temperature), retain_graph=True)
+        torch.testing.assert_close(found[0], for_logits)
+        torch.testing.assert_close(found[1], for_temperature)
+        torch.testing.assert_close(relaxed.log_prob(y), RelaxedKHot(0.5, logits=LOGITS, k=2).log_prob(soft))
+    torch.manual_seed(1)
+    drawn = relaxed.rsample((4,))
+    torch.manual_seed(1)
+    assert torch.equal(relaxed.from_scores(relaxed._scores((4,))), drawn)
+    assert relaxed.from_scores(LOGITS.expand(2, 7, 3, 5)).shape == (2, 7, 3, 5)
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_from_scores_has_the_dtype_of_the_logits(cls, dtype):
+    relaxed = cls(0.5, logits=LOGITS.to(dtype), k=2)
+    assert relaxed.from_scores(LOGITS.float()).dtype == relaxed.rsample().dtype == dtype
+
+
+@both
+def test_from_scores_refuses_what_are_no_scores(cls):
+    relaxed = cls(0.5, logits=LOGITS, k=2)
+    for error, wrong in (
+        (TypeError, LOGITS.tolist()),
+        (TypeError, LOGITS.long()),
+        (ValueError, LOGITS[0]),
+        (ValueError, LOGITS[:2]),
+        (ValueError, LOGITS[..., :4]),
+        (ValueError, LOGITS[0, 0]),
+    ):
+        with pytest.raises(error, match="`scores` must"):
+            relaxed.from_scores(wrong)
+
+
+@pytest.mark.parametrize("k", [2, np.int64(2), torch.tensor(2)])
+@pytest.mark.parametrize("cls", [RelaxedKHot, RelaxedKHotStraightThrough])
+def test_integer_sizes_stay_integers(cls, k):
+    """For relaxations that take nothing else."""
+    relaxed = cls(0.5, logits=LOGITS, k=k, relaxation=successive_softmax_topk)
+    y = relaxed.rsample((7,))
+    torch.testing.assert_close(y.sum(-1), torch.full((7, 3), 2.0, dtype=float64))
+    assert relaxed.expand((4, 3)).rsample().shape == (4, 3, 5)

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -26,7 +27,7 @@ from khot import (
 from khot.estimators.perturbation import GAMMA_TERMS, sum_of_gamma_noise
 from khot.estimators.rao_blackwell import resample_scores
 from tests import gof
-from tests.registry import PERTURBED
+from tests.registry import PERTURBED, PerturbedCase
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
@@ -134,6 +135,36 @@ def test_trains_under_elbos(case, elbo):
         svi.step()
     assert set(pyro.param("logits").topk(2).indices.tolist()) == {0, 3}
     pyro.clear_param_store()
+
+
+class SoftForward(RaoBlackwellStraightThrough):
+    """Returns the relaxed vectors themselves."""
+
+    def rsample(self, sample_shape=()):
+        scores = self.design.perturb(self._extended_shape(sample_shape))
+        return sigmoid_topk(scores + (self.design.logits - self.design.logits.detach()), 2, 0.5)
+
+
+class SelfWeighted(IMLE):
+    """Passes the gradient on only through the items drawn."""
+
+    def rsample(self, sample_shape=()):
+        value, logits = self.design.sample(sample_shape), self.design.logits
+        return value + value * (logits - logits.detach())
+
+
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [
+        (partial(SoftForward, 0.5), test_draws_are_hard_and_reproducible),
+        (SelfWeighted, test_constants_get_no_gradient),
+        (lambda **kwargs: IMLE(**{**kwargs, "k": 2}), partial(test_sizes, k=torch.tensor([5, 1]))),
+    ],
+    ids=["soft_forward", "self_weighted", "other_size"],
+)
+def test_wrong_members_are_rejected(make, check):
+    with pytest.raises(AssertionError):
+        check(case=PerturbedCase("wrong", make))
 
 
 def test_perturbed_topk_by_its_definition():

@@ -7,7 +7,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 
 from khot import ConditionalPoisson, MovingAverage, Pivotal, score_function
-from khot.estimators.score_function import _surrogate
+from khot.estimators.score_function import _baseline_values, _surrogate
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss, tuples
 
 
@@ -79,6 +79,15 @@ def test_constants_in_the_loss():
         torch.testing.assert_close(expected, torch.zeros(4).double(), rtol=0, atol=1e-10)
         (single,) = torch.autograd.grad(change[7], logits, retain_graph=True)
         assert (single.abs().max() < 1e-10) == (baseline == "leave_one_out")
+
+
+def test_baselines_are_the_means_that_they_are_documented_as():
+    losses = torch.tensor([[1.0, 10.0], [3.0, 20.0], [8.0, -30.0]], dtype=torch.float64)
+    before = [[0.0, 0.0], [1.0, 10.0], [2.0, 15.0]]
+    others = [[5.5, -5.0], [4.5, -10.0], [2.0, 15.0]]
+    for name, expected in (("moving_average", before), ("leave_one_out", others)):
+        assert _baseline_values(None, losses, name).tolist() == expected
+    assert _baseline_values(None, losses, "none") == 0
 
 
 def test_is_reinforce_of_the_categorical_for_one_of_n():

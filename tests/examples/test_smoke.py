@@ -33,15 +33,6 @@ def test_runs(name, tmp_path, capsys):
     assert (tmp_path / f"{name}.md").read_text() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_help(name, capsys):
-    module = importlib.import_module(name)
-    with pytest.raises(SystemExit):
-        module.main(["--help"])
-    shown = capsys.readouterr().out
-    assert "--seeds" in shown and module.__doc__.strip() in shown
-
-
 @pytest.mark.slow
 def test_scripts_find_what_lies_beside_them():
     subprocess.run([sys.executable, str(EXAMPLES / "knn.py"), "--help"], capture_output=True, check=True)

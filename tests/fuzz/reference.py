@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 HALVINGS = 66  # of the doubles, of which there are 2^64
-FAR = 1e300
+FAR = 8e307
 
 
 @dataclass(frozen=True)
@@ -266,12 +266,13 @@ def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, l
     if log:
         direct = torch.where(z == -torch.inf, 0.0, g * (log_slope - at.log_y).exp().nan_to_num(0.0))
         total = direct.sum(-1, keepdim=True)
-        dx = (direct - shares * total) / column
+        dz = direct - shares * total
         dk = (total / log_slope.exp().sum(-1, keepdim=True)).squeeze(-1)
         size = (direct.abs().amax(-1) + direct.abs().sum(-1) * shares.amax(-1)) / column.squeeze(-1)
     else:
         dk = (shares * g).sum(-1)
-        dx = log_slope.exp() * (g - dk.unsqueeze(-1)) / column
+        dz = log_slope.exp() * (g - dk.unsqueeze(-1))
         size = top.squeeze(-1).exp() / column.squeeze(-1) * g.abs().amax(-1)
-    lever = torch.where(dx == 0, 0.0, dx * z.clamp(-FAR, FAR))
-    return Gradients(dx, dk, -lever.sum(-1), size, top.squeeze(-1))
+    lever = torch.where(dz == 0, 0.0, dz * (z.clamp(-1.7e308, 1.7e308) * 2.0**-64)) / column.sqrt()
+    ds = -lever.sum(-1) * 2.0**64 / column.sqrt().squeeze(-1)
+    return Gradients(dz / column, dk, ds, size, top.squeeze(-1))

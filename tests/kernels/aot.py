@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.kernel_case import KernelCase
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -68,8 +70,18 @@ def resources(kernel: Any) -> Resources:
     return Resources(found["vgpr_count"], spills, kernel.metadata.shared)
 
 
-def compiled(targets: list[str], pattern: str) -> Iterator[tuple[str, str, Any, int]]:
-    """Target, case, kernel and warps, each once."""
+def selected(names: list[str], others: list[str]) -> list[KernelCase]:
+    """The cases named, all by default, without those in ``others``; a name that no case with sizes has is an error."""
+    from tests.kernels.kernel_cases import KERNELS  # imports Triton's kernels
+
+    cases = {case.name: case for case in KERNELS if case.compiled}
+    if missing := sorted({*names, *others} - set(cases)):
+        raise SystemExit(f"no such case: {', '.join(missing)}")
+    return [case for name, case in cases.items() if name not in others and (not names or name in names)]
+
+
+def compiled(targets: list[str], cases: list[KernelCase], one_size: bool) -> Iterator[tuple[str, str, Any, int]]:
+    """Target, case, kernel and warps, each once; an error where a case launches nothing."""
     launched: list[tuple[Any, int]] = []
     run = JITFunction.run
 
@@ -78,16 +90,16 @@ def compiled(targets: list[str], pattern: str) -> Iterator[tuple[str, str, Any, 
         return launched[-1][0]
 
     JITFunction.run = compile_only
-    from tests.kernels.kernel_cases import KERNELS
-
     for name in targets:
         driver.set_active(NoDevice(TARGETS[name]))
         seen = set()
-        for case in KERNELS:
-            for shape, dtype in case.compiled if re.search(pattern, case.name) else ():
+        for case in cases:
+            for shape, dtype in case.compiled[:1] if one_size else case.compiled:
                 launched.clear()
                 row = torch.empty(shape[:-1], dtype=torch.float64)
                 case.compile(torch.empty(shape, dtype=dtype), row, row)
+                if not launched:
+                    raise SystemExit(f"{case.name} launches no kernel at {shape}")
                 for kernel, warps in launched:
                     if kernel.hash not in seen:
                         seen.add(kernel.hash)
@@ -97,12 +109,15 @@ def compiled(targets: list[str], pattern: str) -> Iterator[tuple[str, str, Any, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
-    parser.add_argument("--cases", default="", help="regular expression of the names of cases")
+    parser.add_argument("--cases", nargs="*", default=[], help="names of cases (default: all)")
+    parser.add_argument("--others", nargs="*", default=[], help="names of cases to leave out")
+    parser.add_argument("--one-size", action="store_true", help="the first size of each case only")
     options = parser.parse_args()
+    cases = selected(options.cases, options.others)
     print(f"triton {triton.__version__}")
     print(f"{'target':7} {'case, n, dtype':36} {'kernel':20} warps registers spills shared")
     spilling = 0
-    for target, case, kernel, warps in compiled(options.targets, options.cases):
+    for target, case, kernel, warps in compiled(options.targets, cases, options.one_size):
         need = resources(kernel)
         spilling += need.spills > 0
         numbers = f"{warps:5} {need.registers:9} {need.spills:6} {need.shared:6}"

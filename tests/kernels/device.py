@@ -1,12 +1,19 @@
 """Where the tests of Triton kernels run: on an accelerator, or in the interpreter in a process made for it."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def mark_interpreted(value: Any) -> Any:
+    """A value for ``parametrize``, with which a test also runs in the interpreter."""
+    given = value if isinstance(value, type(pytest.param())) else pytest.param(value)
+    return given._replace(marks=[*given.marks, pytest.mark.interpreted])
 
 
 def kernel_marks() -> list[pytest.MarkDecorator]:

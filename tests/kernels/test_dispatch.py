@@ -101,7 +101,7 @@ def test_forest_plans_cover_every_tree():
 def test_the_fused_operators_are_the_map_and_its_derivative():
     """What accelerators without Triton run, or compiled graphs on them."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(7, 3, generator=generator, dtype=torch.float64).T.requires_grad_()
     k, scale, grad = torch.tensor([1.0, 2.5, 6.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.ones(3, 7)
     for log in (False, True):
         arguments = (x.detach(), k, scale, LOGISTIC.key, log, "temperature", True)

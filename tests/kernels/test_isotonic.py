@@ -4,7 +4,8 @@ import pytest
 import torch
 from scipy.optimize import isotonic_regression
 
-from khot.kernels import isotonic
+from khot import isotonic_l2, permutahedron_rank
+from khot.kernels import backend, dispatch, isotonic
 from khot.kernels.isotonic import Objective, block_minimiser, dual_ascent, pool_adjacent, pool_by_halves
 from tests.inputs import normal
 
@@ -44,7 +45,7 @@ def test_ties_are_not_pooled():
 
 
 def test_works_without_scipy(monkeypatch):
-    monkeypatch.setattr(isotonic, "_compiled_solver", lambda: None)
+    monkeypatch.setattr(dispatch, "_scipy_isotonic", lambda: None)
     s = normal(2, 50)
     problem = objective(s, torch.zeros_like(s))
     assert torch.equal(pool_adjacent(problem), pool_by_halves(problem))
@@ -87,3 +88,19 @@ def test_operator():
     s, w = normal(2, 6), normal(2, 6, seed=1)
     args = (s, w, torch.ones(2, dtype=torch.float64), 2.0, False, False, 0, "s,w")
     torch.library.opcheck(torch.ops.khot.isotonic.default, args)
+
+
+@pytest.mark.parametrize(("name", "calls"), [("auto", 4), ("torch", 0), ("triton", 0)])
+def test_the_backend_decides_about_scipy(name, calls, monkeypatch):
+    """One call for each long row, and plain torch where that is forced, with the same result."""
+    x, seen = normal(2, 40), []
+
+    def counted(*args, **kwargs):
+        seen.append(args)
+        return isotonic_regression(*args, **kwargs)
+
+    expected = isotonic_l2(x), permutahedron_rank(x)
+    monkeypatch.setattr(dispatch, "_scipy_isotonic", lambda: counted)
+    with backend(name):
+        torch.testing.assert_close((isotonic_l2(x), permutahedron_rank(x)), expected)
+    assert len(seen) == calls

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,34 +14,72 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
 ]
-# The longest formulas at the largest size everywhere, all families on one target; `python -m tests.kernels.aot` takes
-# all kernels at all sizes.
-LARGEST = "_(normal|clip_power|k10)$"
-ALL_SIZES = "_(logistic|normal|clip_power|exp|k10)$|exponential_draw"
-OTHERS = "tournament|duels|^(decayed_sums|order_gradient_(sort|permutation)|tree|pairs)$"
 
 
-def compile_for(target: str, cases: str, cache: Path) -> None:
+def masks(*links: str) -> list[str]:
+    return [f"{kind}_{link}" for kind in ("mask", "gradient") for link in links]
+
+
+# The longest formulas at the largest size everywhere, all families on one target, and there of all other cases one
+# size; `python -m tests.kernels.aot` takes all kernels at all sizes.
+LARGEST = [*masks("normal", "clip_power"), "transport_k10", "transport_gradient_k10"]
+ALL_SIZES = [*LARGEST, *masks("logistic", "exp"), "order_log_exponential_draw"]
+ORDERS = ["tournament", "ordered_duels", "decayed_sums", "order_gradient_sort", "order_gradient_permutation"]
+TREES = ["tree", "pairs"]
+
+
+def run_compiler(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.kernels.aot", "--targets", target, "--cases", cases]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    sys.stdout.write(result.stdout)
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_aot(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_compiler(cache, "tests.kernels.aot", *arguments)
+
+
+@pytest.mark.slow
+def test_links_and_noises_that_a_kernel_does_not_know_do_not_compile(tmp_path):
+    result = run_compiler(tmp_path, "tests.kernels.ladders")
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    assert target in result.stdout, "nothing was compiled"
+    lines = result.stdout.splitlines()
+    compiled = [line for line in lines if line.endswith(": known, compiled")]
+    why = ": unknown, .*(unknown (link|noise)|no logarithm of this link)$"
+    refused = [line for line in lines if re.search(why, line)]
+    assert len(compiled) > 60 and len(refused) > 50
+    assert [line for line in lines if line not in compiled + refused] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "cases"),
     [
-        ("sm_80", f"{LARGEST}|^forest"),
+        ("sm_80", [*LARGEST, "forest"]),
         ("sm_90", ALL_SIZES),
-        ("sm_90", OTHERS),
-        ("sm_100", f"{LARGEST}|_exp$|^pairs"),
-        ("gfx942", f"{LARGEST}|exponential_draw|^tree$"),
+        ("sm_90", [*ORDERS, *TREES]),
+        ("sm_100", [*LARGEST, *masks("exp"), "pairs"]),
+        ("gfx942", [*LARGEST, "order_log_exponential_draw", "tree"]),
     ],
+    ids=["sm_80", "sm_90-all_sizes", "sm_90-orders_and_trees", "sm_100", "gfx942"],
 )
 def test_no_kernel_spills(target, cases, tmp_path):
-    compile_for(target, cases, tmp_path)
+    result = run_aot(tmp_path, "--targets", target, "--cases", *cases)
+    sys.stdout.write(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    assert all(f"{target:7} {case} " in result.stdout for case in cases), "not all were compiled"
+
+
+@pytest.mark.slow
+def test_all_other_kernels_compile(tmp_path):
+    result = run_aot(tmp_path, "--targets", "sm_90", "--one-size", "--others", *ALL_SIZES, *ORDERS, *TREES, "forest")
+    sys.stdout.write(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    assert "sm_90 " in result.stdout, "nothing was compiled"
+
+
+@pytest.mark.slow
+def test_a_case_that_is_not_there_is_refused(tmp_path):
+    result = run_aot(tmp_path, "--cases", "mask_normal", "mask_gone")
+    assert result.returncode != 0 and "no such case: mask_gone" in result.stderr

@@ -1,10 +1,12 @@
-"""The kernel tests and the oracles in Triton's interpreter, on a machine without an accelerator.
+"""The kernel tests and others marked ``interpreted`` in Triton's interpreter, on a machine without an accelerator.
 
-In a process of its own: interpreted or compiled is decided once, when Triton is imported.
+In a process of its own: interpreted or compiled is decided once, when Triton is imported. A run fails unless a test
+passes in every file that it names.
 """
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+OF_KERNELS = [
+    "kernels/test_triton.py",
+    "kernels/test_triton_draws.py",
+    "kernels/test_triton_order.py",
+    "kernels/test_triton_tree.py",
+]
+MARKED = [
+    "distributions/test_order_sampling.py",
+    "distributions/test_pivotal.py",
+    "relaxations/test_capped_softmax.py",
+    "relaxations/test_contract.py",
+    "relaxations/test_lapsum.py",
+    "relaxations/test_order.py",
+    "relaxations/test_order_far.py",
+    "relaxations/test_sigmoid.py",
+    "relaxations/test_sorted_transport.py",
+    "relaxations/test_sparse.py",
+]
 
 
-def run_interpreted(*arguments: str) -> None:
+def run_interpreted(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "1",
@@ -24,63 +45,58 @@ def run_interpreted(*arguments: str) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels.interpreter", "-p", "no:cacheprovider"]
-    result = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    command += ["--each-file-runs", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def check_passes(*arguments: str) -> None:
+    result = run_interpreted(*arguments)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
-    assert " passed" in result.stdout
 
 
 def test_some_kernels():
-    some = (
-        "mask_logistic-2x33",
-        "gradient_clip-1x20000",
-        "gap_and_kink",
-        "tournament-3x1",
-        "order_gradient_sort-2x33",
-    )
-    run_interpreted("tests/kernels/test_triton.py", "-k", " or ".join(some))
+    """By their ids, so that pytest refuses one that is not there."""
+    compared = ("mask_logistic-2x33", "gradient_clip-1x20000", "tournament-3x1", "order_gradient_sort-2x33")
+    tests = [f"test_against_reference[{case}]" for case in compared]
+    tests += ["test_gap_and_kink", "test_a_wrong_kernel_is_rejected"]
+    check_passes(*(f"tests/kernels/test_triton.py::{test}" for test in tests))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["", "_draws", "_order", "_tree"])
-def test_kernels(family):
-    run_interpreted(f"tests/kernels/test_triton{family}.py")
+@pytest.mark.parametrize("file", OF_KERNELS)
+def test_kernels(file):
+    check_passes(f"tests/{file}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_oracles(dtype):
-    names = ("sigmoid", "lapsum", "sparse", *(["order"] if dtype == "float64" else []))  # order is float64 in any case
-    files = (f"tests/relaxations/test_{name}.py" for name in names)
-    run_interpreted(*files, "-k", f"oracle and {dtype}")
+@pytest.mark.parametrize("file", MARKED)
+def test_marked(file):
+    check_passes(f"tests/{file}", "-m", "interpreted and not slow and not gpu")
 
 
+@pytest.mark.parametrize(
+    ("files", "sign"),
+    [
+        (OF_KERNELS, r"^pytestmark = kernel_marks\(\)"),
+        (MARKED, r"mark\.interpreted\b|mark_interpreted\(|^INTERPRETED = "),
+    ],
+    ids=["of_kernels", "marked"],
+)
+def test_every_file_with_such_tests_is_run(files, sign):
+    texts = {file.relative_to(TESTS).as_posix(): file.read_text() for file in TESTS.rglob("test_*.py")}
+    found = {name for name, text in texts.items() if re.search(sign, text, flags=re.MULTILINE)}
+    assert sorted(found - {"kernels/test_triton_interpreter.py"}) == files
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tests/kernels/test_links.py", "-m", "interpreted"),
+        ("tests/kernels/test_triton.py::test_gap_and_kink", "tests/kernels/test_forest.py", "-k", "gap"),
+        ("tests/kernels/test_triton.py::test_against_reference[no_kernel-2x33]",),
+    ],
+    ids=["no_test", "none_in_one_of_two_files", "no_such_kernel"],
+)
 @pytest.mark.slow
-def test_order_maps_with_outliers():
-    run_interpreted("tests/relaxations/test_order_far.py", "-k", "several or among_many or 1e+17 or largest")
-
-
-@pytest.mark.slow
-def test_transport():
-    run_interpreted("tests/relaxations/test_sorted_transport.py", "-k", "oracle and sorted-00 or tied_items")
-
-
-@pytest.mark.slow
-def test_contract():
-    checks = ("range_and_sum", "half_types", "offset", "wide_gap", "exact_zeros", "masked", "first_derivative")
-    maps = "sigmoid_topk or sparse_topk_any_p-"
-    run_interpreted(
-        "tests/relaxations/test_contract.py", "-k", f"({' or '.join(checks)}) and ({maps}) and not odd_maps"
-    )
-
-
-@pytest.mark.slow
-def test_capped_softmax():
-    run_interpreted("tests/relaxations/test_capped_softmax.py", "-k", "all_units or extreme_gaps")
-
-
-@pytest.mark.slow
-def test_designs():
-    draws = "sample_indices_are_those or single_units or (half_precision_logits and random)"
-    run_interpreted("tests/distributions/test_order_sampling.py", "tests/distributions/test_pivotal.py", "-k", draws)
+def test_a_run_of_nothing_fails(arguments):
+    assert run_interpreted(*arguments).returncode != 0

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an accelerator", allow_module_level=True)
 
 from khot import sigmoid_topk
-from tests.maps import RELAXATIONS, RelaxationCase
+from tests.maps import RELAXATIONS, RelaxationCase, members
 from tests.relaxations import test_contract as contract
 
 CPU_ONLY = (
@@ -31,8 +31,7 @@ def on_accelerator(case: RelaxationCase) -> RelaxationCase:
     return replace(case, map=there(case.map), log=case.log and there(case.log))
 
 
-@pytest.mark.parametrize("check", [c for c in contract.CHECKS if c not in CPU_ONLY], ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", RELAXATIONS, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "check"), members(RELAXATIONS, [c for c in contract.CHECKS if c not in CPU_ONLY]))
 def test_contract(case, check):
     check(on_accelerator(case))
 

@@ -31,6 +31,7 @@ def take_all(size, k):
         certain = probs >= 1
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("k", [1, 7, 30, 49, 12.5])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 def test_is_proportional_to_size_beside_take_all_units(k, spread):
@@ -55,6 +56,7 @@ def test_maximises_the_regularised_score(temperature):
         assert (objective(y + step * (others - y)) <= objective(y) + 1e-14).all()
 
 
+@pytest.mark.interpreted
 def test_take_all_units_have_no_gradient():
     x = torch.tensor([0.0, 1.0, 5.0, 5.0], dtype=float64, requires_grad=True)
     y = capped_softmax(x, 3)
@@ -62,6 +64,7 @@ def test_take_all_units_have_no_gradient():
     assert torch.autograd.grad(y @ normal(4), x)[0][2:].tolist() == [0, 0]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, float64], ids=str)
 def test_where_all_units_are_taken_nothing_has_a_gradient(dtype):
     x, k = normal(6, dtype=dtype).requires_grad_(), torch.tensor(6.0, dtype=float64, requires_grad=True)
@@ -71,6 +74,7 @@ def test_where_all_units_are_taken_nothing_has_a_gradient(dtype):
     assert all((gradient == 0).all() for gradient in gradients)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, float64], ids=str)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4, 1e8])
 def test_extreme_gaps(dtype, scale):

@@ -69,6 +69,29 @@ def test_derivatives(p, kind):
     torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize(("p", "kind"), [(4 / 3, "mask"), (1.5, "magnitude")])
+def test_third_derivatives(p, kind):
+    """The value is what Newton's steps carry: one too few, or a frozen slope, shows at this order first."""
+    s, w = (torch.tensor(v, dtype=torch.float64) for v in ([1.2, 1.1, 0.2], [3.0, 0.1, 0.1]))
+    strength = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    direction = torch.tensor([0.7, -0.2, 1.0], dtype=torch.float64)
+
+    def along(step):
+        return (isotonic_lp(s + step * direction, w, p, strength * (1 + step), kind=kind) * direction).sum()
+
+    def derivative(step, order):
+        value = along(step)
+        for _ in range(order):
+            (value,) = torch.autograd.grad(value, step, create_graph=True)
+        return value
+
+    assert isotonic_lp(s, w, p, strength, kind=kind).unique().numel() < 3  # something is pooled
+    for order in (1, 2, 3):
+        assert gradcheck(
+            lambda step, order=order: derivative(step, order - 1), torch.zeros((), dtype=torch.float64).requires_grad_()
+        )
+
+
 def test_derivative_where_nothing_is_pooled_and_weights_vanish():
     s = torch.tensor([3.0, 2.0, 2.0, 1.0], dtype=torch.float64)
     w = torch.tensor([0.1, 0.0, 0.0, 0.0], dtype=torch.float64)

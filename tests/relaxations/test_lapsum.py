@@ -14,6 +14,7 @@ def check_gradients(case, grads, prefix, dtype, tolerance):
         assert ((grad.double() - reference).abs() <= tolerance * (1 + reference.abs())).all(), prefix + name
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", cases("lapsum_topk"))
 def test_oracle(case, dtype):

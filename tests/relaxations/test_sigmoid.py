@@ -8,6 +8,7 @@ from khot import log_sigmoid_topk, sigmoid_topk
 from tests.oracle import cases, sum_tolerance, tensor
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", cases("sigmoid_topk"))
 def test_oracle(case, dtype):

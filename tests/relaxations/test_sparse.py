@@ -9,6 +9,7 @@ from tests.oracle import cases, tensor
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", cases("sparse_topk_mask"))
 def test_oracle(case, dtype):

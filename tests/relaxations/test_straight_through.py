@@ -27,7 +27,7 @@ def test_defaults_and_errors():
     assert torch.equal(straight_through_topk(x, 2), topk_mask(x, 2))
     with pytest.raises(ValueError, match="`k` must satisfy 0 <= k <= n, but got k=7"):
         straight_through_topk(x, 7)
-    with pytest.raises(ValueError, match="`temperature` must be positive"):
+    with pytest.raises(ValueError, match="`softness` must be positive"):
         straight_through_topk(x, 2, -1.0)
     with pytest.raises(TypeError, match="`x` must be a torch.Tensor"):
         straight_through_topk([1.0, 2.0], 1)

@@ -6,28 +6,39 @@ import pytest
 import torch
 
 from khot import sigmoid_topk, topk_mask, transport_topk
+from khot.relaxations import engine
 from tests.oracle import cases, tensor
 
 UNSORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "unsorted"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", UNSORTED)
-def test_oracle(case, dtype):
-    eps, gradient_tolerance = torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+def inputs(case, dtype):
     x = tensor(case["x"], dtype).requires_grad_()
     k = torch.tensor(case["k"], dtype=torch.float64, requires_grad=True)
     # The listing divides the cost by its largest entry, which multiplies epsilon.
-    epsilon = torch.tensor(case["eps"] * case.get("cost_scale", 1.0), dtype=torch.float64, requires_grad=True)
-    y = transport_topk(x, k, epsilon)
+    return x, k, torch.tensor(case["eps"] * case.get("cost_scale", 1.0), dtype=torch.float64, requires_grad=True)
+
+
+@DTYPES
+@pytest.mark.parametrize("case", UNSORTED)
+def test_oracle(case, dtype):
+    x, k, epsilon = inputs(case, dtype)
     size = 1 + (2 * x[x.isfinite()].abs().max() / epsilon).item()
-    assert (y.double() - tensor(case["y"])).abs().max() <= 64 * eps * size
-    if "g" not in case:
-        return
-    grads = torch.autograd.grad(y, (x, k, epsilon), tensor(case["g"], dtype))
+    error = (transport_topk(x, k, epsilon).double() - tensor(case["y"])).abs().max()
+    assert error <= 64 * torch.finfo(dtype).eps * size
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [case for case in UNSORTED if "g" in case.values[0]])
+def test_oracle_of_derivatives(case, dtype):
+    leaves, tolerance = inputs(case, dtype), 1e-10 if dtype == torch.float64 else 1e-4
+    grads = torch.autograd.grad(transport_topk(*leaves), leaves, tensor(case["g"], dtype))
     for grad, name in zip(grads, ("vjp_x", "vjp_k", "vjp_eps"), strict=True):
         reference = tensor(case[name] if name == "vjp_x" else [case[name]]).reshape(grad.shape)
-        assert ((grad.double() - reference).abs() <= gradient_tolerance * (1 + reference.abs())).all(), name
+        assert ((grad.double() - reference).abs() <= tolerance * (1 + reference.abs())).all(), name
 
 
 def sinkhorn(x, k, epsilon, iterations):
@@ -67,3 +78,30 @@ def test_error_bound_of_the_paper(n, k, epsilon):
 def test_epsilon_is_absolute():
     x = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(transport_topk(4 * x, 3, 2.0), transport_topk(x, 3, 0.5), rtol=1e-13, atol=0)
+
+
+def test_is_sigmoid_topk_with_its_kernels(monkeypatch):
+    """Bit for bit, in x, k and epsilon: one piece of code for both."""
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    epsilon = torch.tensor([0.1, 1.0, 30.0], requires_grad=True)
+    k = torch.tensor([1.0, 2.5, 6.0], requires_grad=True)
+    temperature = (epsilon.detach() / 2).requires_grad_()
+    y, expected = transport_topk(x, k, epsilon), sigmoid_topk(x, k, temperature)
+    assert torch.equal(y, expected)
+    grads, others = (
+        torch.autograd.grad(y[:, 0].sum(), (x, k, epsilon)),
+        torch.autograd.grad(expected[:, 0].sum(), (x, k, temperature)),
+    )
+    assert torch.equal(grads[0], others[0]) and torch.equal(grads[1], others[1])
+    torch.testing.assert_close(2 * grads[2], others[2])
+    asked = []
+    monkeypatch.setattr(engine, "fused", lambda x, link, log=False: asked.append(link.kernel))
+    transport_topk(x, 3, 0.2)
+    assert asked and set(asked) == {"logistic"}
+
+
+def test_errors_name_epsilon_and_its_value():
+    x = torch.zeros(2, 3)
+    for wrong in (torch.tensor(-1.0), torch.tensor([1.0, -1.0]), -1.0):
+        with pytest.raises(ValueError, match="`epsilon` must be positive and finite, but got -1"):
+            transport_topk(x, 1, wrong)

@@ -4,10 +4,11 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
+from torch.types import _size as SizeLike
 
-from khot._validation import expanded
+from khot._validation import can_look, check_choice
 
 
 class Vector(constraints.Constraint):
@@ -37,6 +38,7 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 
 def checked_size(k: Any, param: Tensor) -> Tensor:
+    """An int as a tensor of the batch shape of ``param``, or a tensor of whatever shape on its device."""
     n = param.shape[-1]
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
@@ -46,18 +48,38 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     if isinstance(k, Tensor):
-        return expanded("k", k.to(param.device, torch.long), param.shape[:-1])
+        return k.to(param.device, torch.long)
     return torch.full(param.shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
 
 
+def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The parameter ``(*batch, n)`` and ``k``, both with the batch shape that the two have together."""
+    try:
+        batch_shape = torch.broadcast_shapes(param.shape[:-1], k.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"`k` must broadcast with the batch shape {tuple(param.shape[:-1])} of `{name}`, "
+            f"but got shape {tuple(k.shape)}"
+        ) from None
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]  # who is not to look at sizes
+    if tracing or batch_shape != param.shape[:-1]:
+        param = param.expand(*batch_shape, -1)
+    return param, k.expand(batch_shape)
+
+
+def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
+    """Batch and event shape for a parameter of this shape and what others there are, as ``infer_shapes`` wants them."""
+    batch_shape = torch.broadcast_shapes(param[:-1], others.get("k", Size()))
+    return batch_shape, Size(param[-1:])
+
+
 def checked_order(order: Any) -> str:
-    if order not in ("fixed", "random"):
-        raise ValueError(f"`order` must be 'fixed' or 'random', but got {order!r}")
-    return order
+    check_choice("order", order, ("fixed", "random"))
+    return str(order)
 
 
 def in_short(value: Any) -> Any:
     """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
-    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
+    if isinstance(value, Tensor) and (value.numel() != 1 or not can_look(value)):
         return tuple(value.shape)
     return getattr(value, "__name__", value)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._validation import can_look, check_generator
 from khot.kernels import brewer as kernel
 from khot.kernels.tournament import balance
 
@@ -27,7 +28,7 @@ class Brewer(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
         validate_args: Whether to check the contents of tensors.
@@ -47,18 +48,26 @@ class Brewer(SamplingDesign):
         tensor([0.5000, 0.4000, 0.1000])
     """
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         with torch.no_grad():
             probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
-            return kernel.sample(probs, self.k).to(self._param.dtype)
+            return kernel.sample(probs, self.k, self._largest_k(), generator).to(self._param.dtype)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        size = self._size if isinstance(self._size, int) else int(self.k.max()) if self.k.numel() else 0
+    def _log_prob(self, value: Tensor) -> Tensor:
+        size = self._largest_k()
         if size > kernel.MAX_SIZE:
+            known = isinstance(self._size, int) or can_look(self.k)
             raise NotImplementedError(
-                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size}; Sampford, whose law is "
-                "close, has one for any k"
+                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size if known else self._size}; "
+                "Sampford, whose law is close, has one for any k"
             )
         return kernel.log_prob(balance(self.probs, self.k), size, value).to(self.probs.dtype)
+
+    def _largest_k(self) -> int:
+        """The largest k of any row, or n where nobody can look at it."""
+        if isinstance(self._size, int):
+            return self._size
+        if not can_look(self.k):
+            return self.event_shape[0]
+        return int(self.k.max()) if self.k.numel() else 0

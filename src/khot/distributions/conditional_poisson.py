@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator, checked_shape
 from khot.kernels import conditional_poisson as kernel
 from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
 from khot.relaxations import topk_mask
@@ -27,7 +28,7 @@ class ConditionalPoisson(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Natural parameters ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -84,12 +85,12 @@ class ConditionalPoisson(SamplingDesign):
         """The k-hot vector of the k largest logits."""
         return topk_mask(self._param, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return kernel.sample(self.logits, self._size, tuple(sample_shape)).to(self._param.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        shape = checked_shape("sample_shape", sample_shape)
+        return kernel.sample(self.logits, self._size, shape, generator).to(self._param.dtype)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self.logits, self._size, value).to(self._param.dtype)
 
     def entropy(self) -> Tensor:

@@ -10,18 +10,25 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, looks_at_contents
+from khot._validation import (
+    can_look,
+    check_flag,
+    check_function,
+    checked_expansion,
+    checked_positive,
+    looks_at_contents,
+)
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
-from ._arguments import Vector, checked_param, checked_size, in_short
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from .base import KHotDistribution, draw
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -32,27 +39,37 @@ COMPLETE_DESIGNS = {  # who has what not all have
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
 
+POSTERIOR_ADVICE = (
+    "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
+    "can hold. There, sample the number of a vector, i ~ pyro.distributions.Categorical(logits=design.log_prob("
+    "support)) with support = design.enumerate_support(), and take support[i])"
+)
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 
-class SamplingDesign(TorchDistribution):
+class SamplingDesign(KHotDistribution):
     r"""A distribution over the k-hot vectors of length n; the base class, to which a subclass adds its law.
 
     Its parameter is either ``probs``, the inclusion probabilities :math:`\pi_i = P(x_i = 1)`, whose sum is k, or
     ``logits``, real scores of which ``probs = relaxation(logits, k, temperature)``, computed at first use. All results
     are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are drawn never and always.
 
-    A subclass defines ``sample`` and what it has of ``log_prob``, ``entropy`` and ``pairwise_inclusion``; the rest
-    raises NotImplementedError and names the designs that have it. One whose logits are natural parameters overrides the
-    lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with the
-    probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
-    without further ado as long as every tensor among the attributes starts with ``batch_shape``.
+    ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
+
+    A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
+    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose
+    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
+    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
+    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
+    ``batch_shape``.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``;
-            may be given with ``probs``, whose sum it must then equal.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter, which it
+            may extend, as an enumerated one does. Required with ``logits``; may be given with ``probs``, whose sum it
+            must then equal.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
         validate_args: Whether to check the contents of tensors, as in all of torch.distributions. Shapes, dtypes and
@@ -86,18 +103,20 @@ class SamplingDesign(TorchDistribution):
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self._given = "logits" if probs is None else "probs"
         param = checked_param(self._given, logits if probs is None else probs)
-        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
         if k is None and probs is None:
-            raise ValueError("`k`, the number of ones, is required with `logits`")
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
-        self.__dict__[self._given] = param
+            raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
+        check_function("relaxation", relaxation, "(logits, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.k = _sums(param) if k is None else checked_size(k, param)
+        if isinstance(k, Tensor):
+            param, self.k = broadcast_with_k(self._given, param, self.k)
+        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
+        self.__dict__[self._given] = param
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._validate_args:
+        if self._checks_contents():
             self._validate_contents()
 
     def __repr__(self) -> str:
@@ -156,7 +175,7 @@ class SamplingDesign(TorchDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_expansion(batch_shape, self._param, self.batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + value.shape[batch_dim:])
@@ -174,19 +193,18 @@ class SamplingDesign(TorchDistribution):
         try:
             super()._validate_sample(value)
         except ValueError as error:
-            if "support" not in str(error) or not ((value > 0) & (value < 1)).any():
+            if "support" not in str(error) or not can_look(value) or not ((value > 0) & (value < 1)).any():
                 raise
             message = "entries between 0 and 1 are relaxed; where the guide is, so must the model be"
             raise ValueError(f"{error}\n{message} (khot.infer.KHotReparam)") from None
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        shape = Size(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"])
-        return shape[:-1], shape[-1:]
+        return shapes_of(arg_shapes["probs"] if "probs" in arg_shapes else arg_shapes["logits"], arg_shapes)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(self.k)
+        return k_hot(self._size)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -229,21 +247,42 @@ class SamplingDesign(TorchDistribution):
         best = self.log_prob(values).argmax(0)
         return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws k-hot vectors, ``sample_shape + batch_shape + (n,)``.
+
+        Args:
+            sample_shape: Shape of the independent draws.
+            generator: As in :meth:`KHotDistribution.sample`.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
         )
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Draws as the k positions of the ones, in increasing order: ``sample_shape + batch_shape + (k,)``, long."""
         k = self._require_shared_k("sample_indices")
-        value = self.sample(sample_shape)
-        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
+        value = draw(self, sample_shape, generator)
+        return positions(value, k)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
+        if self._validate_args:
+            self._validate_sample(value)
+            if self._shared_k is not None:
+                return self._log_prob(value)
+        inside = self.support.check(value)
+        unit = torch.arange(self.event_shape[0], device=value.device)
+        some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
+        value = torch.where(inside.unsqueeze(-1), value, some_value)
+        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """That of k-hot values."""
         raise self._unavailable("log_prob")
 
     def entropy(self) -> Tensor:
@@ -266,14 +305,33 @@ class SamplingDesign(TorchDistribution):
 
     def _require_shared_k(self, wanted: str) -> int:
         if self._shared_k is None:
-            sizes = self.k.unique()
+            sizes = self.sizes(wanted)
             if len(sizes) != 1:
-                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes.tolist()}")
-            self._shared_k = int(sizes)
+                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}")
+            self._shared_k = sizes[0]
         return self._shared_k
+
+    def sizes(self, wanted: str) -> list[int]:
+        """The different k of the rows, in increasing order.
+
+        Raises:
+            NotImplementedError: For what is wanted, if nobody can look at the contents of k.
+        """
+        if self._shared_k is not None:
+            return [self._shared_k]
+        if not can_look(self.k):
+            raise NotImplementedError(f"{wanted} needs `k` as an int where contents of tensors cannot be looked at")
+        return cast(list[int], self.k.unique().tolist())
 
     def _unavailable(self, wanted: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS[wanted]} have it")
+
+
+def positions(value: Tensor, k: int) -> Tensor:
+    """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
+    if can_look(value):
+        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
+    return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds
 
 
 def _sums(probs: Tensor) -> Tensor:

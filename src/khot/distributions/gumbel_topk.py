@@ -24,7 +24,7 @@ class GumbelTopK(OrderSampling):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         validate_args: Whether to check the contents of tensors.
 
     Raises:

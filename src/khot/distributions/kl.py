@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
+from khot._validation import can_look
 from khot.kernels.conditional_poisson import log_prob
 
 from .conditional_poisson import ConditionalPoisson
@@ -43,7 +44,8 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
         return _enumerated(p, q)  # which says so
     possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
     larger, wrapped = possible & (p.k > q.k), p.wrapped
-    if larger.any():  # the only size of p is the larger one of q: p's phantom then stays out, rather than in
+    if not can_look(larger) or larger.any():
+        # Where the only size of p is the larger one of q, p's phantom stays out, rather than in.
         wrapped = wrapped.expand(larger.shape)
         phantom = wrapped.probs[..., -1:].masked_fill(larger.unsqueeze(-1), 0.0)
         probs, k = torch.cat((wrapped.probs[..., :-1], phantom), -1), wrapped.k - larger.long()
@@ -54,7 +56,7 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 @register_kl(SamplingDesign, SamplingDesign)
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     fixed = p.wrapped if isinstance(p, PhantomUnit) else p
-    terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.k.unique().tolist()), default=0)
+    terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.sizes("a divergence by enumeration")), default=0)
     if terms > MAX_TERMS:
         raise NotImplementedError(
             f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
@@ -67,7 +69,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     log_p = p.log_prob(value)
     unchecked = copy.copy(q)
     unchecked._validate_args = False  # what is impossible under q, infinite here, would raise
-    log_q = unchecked.log_prob(value).masked_fill(~q.support.check(value), -torch.inf)
+    log_q = unchecked.log_prob(value)
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)

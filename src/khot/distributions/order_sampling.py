@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
 from khot.kernels.dispatch import fuses_draws
 from khot.kernels.philox import draw_seed
+from khot.kernels.small_numbers import constant_if_tiny
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -63,41 +65,44 @@ class OrderSampling(SamplingDesign):
         """The k-hot vector of the k largest positions, as the noise has a log-concave density."""
         return topk_mask(self._positions, self._size).to(self._param.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         if self._fuses_draws(sample_shape):
-            return self._draw_fused(sample_shape)
-        ranks = self._ranks(sample_shape)
+            return self._draw_fused(sample_shape, generator)
+        ranks = self._ranks(sample_shape, generator)
         if isinstance(self._size, Tensor):
             return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
         return order_draw.smallest(ranks, self._size, self._param.dtype)
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        check_generator(generator, self._param.device)
         k = self._require_shared_k("sample_indices")
-        ranks = -self._draw_fused(sample_shape) if self._fuses_draws(sample_shape) else self._ranks(sample_shape)
+        fused = self._fuses_draws(sample_shape)
+        ranks = -self._draw_fused(sample_shape, generator) if fused else self._ranks(sample_shape, generator)
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
     def _fuses_draws(self, sample_shape: SizeLike) -> bool:
-        return fuses_draws(self._positions, math.prod(sample_shape))
+        return fuses_draws(self._positions, math.prod(checked_shape("sample_shape", sample_shape)))
 
-    def _draw_fused(self, sample_shape: SizeLike) -> Tensor:
+    def _draw_fused(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype
-        seed, draws = draw_seed(theta.device), math.prod(sample_shape)
+        seed, draws = draw_seed(theta.device, generator), math.prod(sample_shape)
         drawn = order_draw.order_draw(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
         return drawn.view(self._extended_shape(sample_shape))
 
-    def _ranks(self, sample_shape: SizeLike) -> Tensor:
-        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape))
+    def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
+        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
     """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""
     interior = (probs > 0) & (probs < 1)
-    return interior, probs.double().masked_fill(~interior, 0.5)
+    return interior, constant_if_tiny(probs.double()).masked_fill(~interior, 0.5)
 
 
 def with_certain(positions: Tensor, interior: Tensor, probs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
+from khot._validation import check_choice
 from khot.kernels import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
@@ -36,7 +37,7 @@ class ParetoSampling(OrderSampling):
     Args:
         probs: Target inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Real scores ``(..., n)``, from which ``probs = relaxation(logits, k, temperature)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         adjust: ``"analytic"``, ``"exact"`` or None.
         relaxation: Map onto the capped simplex.
         temperature: Softness of the relaxation.
@@ -74,8 +75,7 @@ class ParetoSampling(OrderSampling):
         temperature: float | Tensor = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        if adjust not in ("analytic", "exact", None):
-            raise ValueError(f"`adjust` must be 'analytic', 'exact' or None, but got {adjust!r}")
+        check_choice("adjust", adjust, ("analytic", "exact"), optional=True)
         self.adjust = adjust
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 

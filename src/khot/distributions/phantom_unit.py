@@ -1,6 +1,6 @@
 """Designs of a real-valued size: any inclusion probabilities, whose sum need not be an integer."""
 
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -8,9 +8,12 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._validation import can_look, check_generator
 from khot.constraints import k_hot
+from khot.kernels.small_numbers import log_odds
 
-from .design import SamplingDesign
+from .base import draw
+from .design import POSTERIOR_ADVICE, SamplingDesign
 
 INTEGER_TOLERANCE = 16.0  # in units of eps and of the sum, as in constraints.capped_simplex
 
@@ -62,7 +65,7 @@ class PhantomUnit(SamplingDesign):
 
     def __init__(
         self,
-        design_class: type[SamplingDesign],
+        design_class: type[SamplingDesign] | None = None,
         probs: Tensor | None = None,
         logits: Tensor | None = None,
         *,
@@ -70,7 +73,8 @@ class PhantomUnit(SamplingDesign):
         **design_kwargs: Any,
     ) -> None:
         if not _is_design_class(design_class):
-            raise TypeError(f"`design_class` must be a class of sampling designs, but got {design_class!r}")
+            advice = f". {POSTERIOR_ADVICE}" if design_class is None else ""
+            raise TypeError(f"`design_class` must be a class of sampling designs, but got {design_class!r}{advice}")
         for name in ("k", "relaxation", "temperature"):
             if name in design_kwargs:
                 raise TypeError(
@@ -120,7 +124,7 @@ class PhantomUnit(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Log-odds of ``probs``."""
-        return torch.logit(self.probs)
+        return log_odds(self.probs)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -145,21 +149,26 @@ class PhantomUnit(SamplingDesign):
         """The most probable vector, of either size."""
         return self.wrapped.mode[..., :-1].to(self.probs.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.wrapped.sample(sample_shape)[..., :-1].to(self.probs.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        return draw(self.wrapped, sample_shape, generator)[..., :-1].to(self.probs.dtype)
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
+        if not can_look(self.largest_k):
+            raise NotImplementedError("sample_indices needs sums that can be looked at; use sample")
         if (self.largest_k > self.k).any():
             raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
-        return super().sample_indices(sample_shape)
+        return super().sample_indices(sample_shape, generator=generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        value = self.with_phantom(value)
-        possible = (value[..., -1] == 0) | (value[..., -1] == 1)
-        return self.wrapped.log_prob(value).masked_fill(~possible, -torch.inf).to(self.probs.dtype)
+        # Where and only where a value is outside of the support, it is with its phantom outside of that of the wrapped
+        # design, or impossible there.
+        return self.wrapped.log_prob(self.with_phantom(value)).to(self.probs.dtype)
 
     def entropy(self) -> Tensor:
         return self.wrapped.entropy().to(self.probs.dtype)
@@ -171,6 +180,8 @@ class PhantomUnit(SamplingDesign):
             NotImplementedError: If rows differ in their sizes.
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
+        if not can_look(self.largest_k):
+            raise NotImplementedError("enumerate_support needs sums that can be looked at")
         sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")
@@ -181,5 +192,5 @@ class PhantomUnit(SamplingDesign):
         return values.expand(-1, *self.batch_shape, -1) if expand else values
 
 
-def _is_design_class(x: Any) -> bool:
+def _is_design_class(x: Any) -> TypeGuard[type[SamplingDesign]]:
     return isinstance(x, type) and issubclass(x, SamplingDesign)

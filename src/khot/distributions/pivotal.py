@@ -22,9 +22,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator
 from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
 from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed
+from khot.kernels.random_numbers import uniform
+from khot.kernels.small_numbers import TINY
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
@@ -47,7 +50,7 @@ class Pivotal(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         order: ``"random"`` or ``"fixed"``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
@@ -92,40 +95,40 @@ class Pivotal(SamplingDesign):
         # The eigenvalue of duel m is (1 - r_m) / (1 - r_{m-1}); with a crossing r stands in the place of 1 - r.
         before = torch.where(duels.crossing, duels.before, 1 - duels.before)
         after = torch.where(duels.crossing, duels.after, 1 - duels.after)
-        divisor = torch.where(before > 0, before, 1)
+        divisor = torch.where(before < TINY, 1, before)
+        kept, taken = (weight.minimum(divisor) / divisor for weight in (after, duels.take))  # no more, by rounding
         later = torch.ones(n, n, dtype=torch.bool, device=probs.device).triu(1)
-        eigenvalues = torch.where(later, (after / divisor).unsqueeze(-2), 1)
+        eigenvalues = torch.where(later, kept.unsqueeze(-2), 1)
         carried = pad(eigenvalues.cumprod(-1)[..., :-1], (1, 0), value=1.0)
-        covariance = -(after * duels.take).unsqueeze(-1) * carried * (duels.take / divisor).unsqueeze(-2)
+        covariance = -(after * duels.take).unsqueeze(-1) * carried * taken.unsqueeze(-2)
         pairs = (probs.unsqueeze(-1) * probs.unsqueeze(-2) + covariance).clamp(min=0) * later
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
-                drawn = self._sample_in_order(shape, draws)
+                drawn = self._sample_in_order(shape, draws, generator)
             elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
-                seed = draw_seed(self.probs.device)
+                seed = draw_seed(self.probs.device, generator)
                 drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
             else:
-                drawn = tournament(balance(self.probs, self.k).expand(shape))
+                drawn = tournament(balance(self.probs, self.k).expand(shape), generator)
             return drawn.to(self._param.dtype)
 
-    def _sample_in_order(self, shape: torch.Size, draws: int) -> Tensor:
+    def _sample_in_order(self, shape: torch.Size, draws: int, generator: torch.Generator | None) -> Tensor:
         duels = self._duels("sample")
         total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
         kind = kinds(duels.crossing, empty, duels.certain)
         if fuses_draws(total, draws):
-            seed = draw_seed(total.device)
+            seed = draw_seed(total.device, generator)
             return ordered_duels_draw(duels.take, total, kind, seed, draws, self._param.dtype).view(shape)
-        u = torch.rand(shape, dtype=total.dtype, device=total.device)
+        u = uniform(shape, total.dtype, total.device, generator)
         return draw_in_order(duels.take, total, kind, u)
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _log_prob(self, value: Tensor) -> Tensor:
         duels = self._duels("log_prob")
-        if self._validate_args:
-            self._validate_sample(value)
         seat = (value.double() - duels.certain.double()).cumsum(-1) - duels.chosen  # s
         changes = seat != pad(seat[..., :-1], (1, 0))
         decides = changes | (seat == (~duels.crossing).double())

@@ -11,25 +11,34 @@ From z, up to a constant, to the first n - 1 entries of y, whose sum is given, i
 """
 
 import math
-from numbers import Real
+import operator
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive, expanded
+from khot._validation import (
+    check_draw,
+    check_flag,
+    check_function,
+    check_generator,
+    checked_expansion,
+    checked_positive,
+)
 from khot.constraints import capped_simplex
+from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
 
-from ._arguments import Vector, checked_param, checked_size, in_short
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from .base import KHotDistribution
 from .design import Relaxation
 
 
-class RelaxedKHot(TorchDistribution):
+class RelaxedKHot(KHotDistribution):
     r"""A random point of the capped simplex: ``relaxation(logits + g, k, temperature)`` with standard Gumbel noise g.
 
     ``rsample`` is reparametrised: differentiable in ``logits``, ``temperature`` and ``k``. As the temperature falls to
@@ -44,12 +53,13 @@ class RelaxedKHot(TorchDistribution):
     the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their density is
     exact, and differentiable through the scores. The density of other values, such as detached samples, is as accurate
     as the values are. At an exact 0 or 1 there is none (its limit is 0 or infinite): ``log_prob`` raises ValueError, or
-    is ``-inf`` without validation. With other relaxations it raises NotImplementedError.
+    is ``-inf`` without validation, as for values outside of the capped simplex. With other relaxations it raises
+    NotImplementedError.
 
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
         logits: Finite log-weights ``(..., n)``.
-        k: Sum of a sample, a number in [0, n] or a tensor that broadcasts to the batch shape. At 0 and n samples are
+        k: Sum of a sample, a number in [0, n] or a tensor that broadcasts with the batch shape. At 0 and n samples are
             constant and have no density.
         relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex.
         validate_args: Whether to check the contents of tensors.
@@ -82,15 +92,16 @@ class RelaxedKHot(TorchDistribution):
         relaxation: Relaxation = sigmoid_topk,
         validate_args: bool | None = None,
     ) -> None:
-        self.logits = checked_param("logits", logits)
-        batch_shape, event_shape = logits.shape[:-1], logits.shape[-1:]
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (scores, k, temperature), but got {relaxation!r}")
+        logits, self.k = checked_param("logits", logits), _checked_sum(k, logits)
+        if isinstance(self.k, Tensor):
+            logits, self.k = broadcast_with_k("logits", logits, self.k)
+        self.logits, batch_shape, event_shape = logits, logits.shape[:-1], logits.shape[-1:]
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
+        check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
-        self.k = _checked_sum(k, logits)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._validate_args:
+        if self._checks_contents():
             self._validate_contents()
 
     def _validate_contents(self) -> None:
@@ -104,7 +115,7 @@ class RelaxedKHot(TorchDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "RelaxedKHot":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape = Size(batch_shape)
+        batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
         new.logits, new.relaxation = self.logits.expand(batch_shape + self.event_shape), self.relaxation
         new.temperature, new.k = (
             value.expand(batch_shape) if isinstance(value, Tensor) else value for value in (self.temperature, self.k)
@@ -119,21 +130,49 @@ class RelaxedKHot(TorchDistribution):
 
     @classmethod
     def infer_shapes(cls, **arg_shapes: Size) -> tuple[Size, Size]:
-        shape = Size(arg_shapes["logits"])
-        return shape[:-1], shape[-1:]
+        return shapes_of(arg_shapes["logits"], arg_shapes)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
         return capped_simplex(self.k)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self._relaxed(self._scores(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self.logits.device)
+        return self._draw(self._scores(sample_shape, generator))
 
-    def _scores(self, sample_shape: SizeLike) -> Tensor:
+    def from_scores(self, scores: Tensor) -> Tensor:
+        r"""The draw that perturbed scores make: ``rsample`` for noise of your own, kept fixed or shared, say.
+
+        .. math:: \text{scores} = \theta + g, \quad g \text{ standard Gumbel noise}
+
+        Args:
+            scores: Perturbed logits ``(*sample_shape, *batch_shape, n)``. Derivatives go through them; scores without
+                a gradient get that of ``logits``, as if the noise had been added to these.
+
+        Returns:
+            Tensor like ``scores``, with the dtype of ``logits`` and the gradient that ``rsample`` has.
+
+        Raises:
+            TypeError: If ``scores`` is no floating-point tensor.
+            ValueError: If it has another shape.
+
+        Example:
+            >>> RelaxedKHot(0.5, logits=torch.zeros(3), k=1.5).from_scores(torch.tensor([-0.5, 0.0, 0.5]))
+            tensor([0.2689, 0.5000, 0.7311])
+        """
+        check_draw("scores", scores, self)
+        if self.logits.requires_grad and not scores.requires_grad:
+            scores = scores + (self.logits - self.logits.detach())
+        return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        return self._relaxed(scores)
+
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.logits.device)
-        exponential = -uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()
+        u = uniform(shape, torch.float64, self.logits.device, generator)
+        exponential = -u.clamp(min=torch.finfo(u.dtype).tiny).log()
         return self.logits.to(dtype) - exponential.log().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
@@ -157,20 +196,20 @@ class RelaxedKHot(TorchDistribution):
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
         if self._validate_args:
             self._validate_sample(value)
-            if not self._varies.all():
-                raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
-        z = log_odds(value)
-        on_boundary = z.isinf().any(-1) | ~self._varies
-        if self._validate_args and on_boundary.any():
+        checks = self._checks_contents(value)
+        if checks and not self._varies.all():
+            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        inside = self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
+        if checks and not inside.all():
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
-        n, z = z.shape[-1], z.masked_fill(on_boundary.unsqueeze(-1), 0.0)
+        n, z = self.event_shape[0], log_odds(value, inside)
         temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
         log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)
         log_prob = math.lgamma(n) + (n - 1) * temperature.log() + log_share.sum(-1) - log_volume(z)
-        return log_prob.masked_fill(on_boundary, -torch.inf).to(self.logits.dtype)
+        return log_prob.masked_fill(~inside, -torch.inf).to(self.logits.dtype)
 
 
 class RelaxedKHotStraightThrough(RelaxedKHot):
@@ -185,7 +224,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
     Args:
         temperature: Positive softness, a number or a tensor that broadcasts to the batch shape.
         logits: Finite log-weights ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
         relaxation: Map ``relaxation(scores, k, temperature)`` onto the capped simplex; one that keeps the order.
         validate_args: Whether to check the contents of tensors.
 
@@ -215,8 +254,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
         k = checked_size(k, checked_param("logits", logits))
         super().__init__(temperature, logits, k, relaxation=relaxation, validate_args=validate_args)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        scores = self._scores(sample_shape)
+    def _draw(self, scores: Tensor) -> Tensor:
         relaxed = self._relaxed(scores)
         # Of the scores, which tell apart what rounds to the same number.
         hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())
@@ -232,9 +270,9 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
     if isinstance(k, Tensor):
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
-        return expanded("k", k, logits.shape[:-1])
+        return k
     if isinstance(k, bool) or not isinstance(k, Real):
         raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-    return float(k)
+    return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take integers only

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._validation import check_generator, checked_shape
 from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
 from khot.relaxations import topk_mask
@@ -26,7 +27,7 @@ class Sampford(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
         validate_args: Whether to check the contents of tensors.
@@ -60,12 +61,12 @@ class Sampford(SamplingDesign):
         """The k-hot vector of the k largest probabilities."""
         return topk_mask(self.probs, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return kernel.sample(self._balanced.detach(), self._size, tuple(sample_shape)).to(self._param.dtype)
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
+        shape = checked_shape("sample_shape", sample_shape)
+        return kernel.sample(self._balanced.detach(), self._size, shape, generator).to(self._param.dtype)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return kernel.log_prob(self._balanced, self._size, value).to(self.probs.dtype)
 
     @property

@@ -24,7 +24,7 @@ class SequentialPoisson(OrderSampling):
     Args:
         probs: Target inclusion probabilities :math:`\lambda` ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``, from which ``probs = relaxation(logits, k, temperature)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         relaxation: Map onto the capped simplex.
         temperature: Softness of the relaxation.
         validate_args: Whether to check the contents of tensors.

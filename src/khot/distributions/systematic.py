@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
+from khot._validation import can_look, check_generator
+from khot.kernels import random_numbers
 from khot.kernels.tournament import balance
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import checked_order
-from .design import Relaxation, SamplingDesign
+from .design import Relaxation, SamplingDesign, positions
 
 TOLERANCE = 16 * torch.finfo(torch.float64).eps  # fractional parts of partial sums closer than this count as equal
 
@@ -42,7 +44,7 @@ class Systematic(SamplingDesign):
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
         logits: Real scores ``(..., n)``.
-        k: Number of ones, an int or an integer tensor that broadcasts to the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
         order: ``"fixed"`` or ``"random"``.
         relaxation: Map ``relaxation(logits, k, temperature)`` to the inclusion probabilities.
         temperature: Softness of the relaxation.
@@ -101,37 +103,39 @@ class Systematic(SamplingDesign):
         u = cuts.gather(-1, length.argmax(-1, keepdim=True))
         return _choose(line, u).to(self.probs.dtype)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        check_generator(generator, self._param.device)
         shape = self._extended_shape(sample_shape)
         with torch.no_grad():
             if self.order == "fixed":
-                drawn = _choose(self._line("sample"), self._uniform(shape))
+                drawn = _choose(self._line("sample"), self._uniform(shape, generator))
             else:
                 probs = balance(self.probs, self.k).expand(shape)
-                order = torch.randint(2**62, shape, device=probs.device).argsort(-1)
-                shuffled = _choose(_lay_out(probs.gather(-1, order), self.k), self._uniform(shape))
+                order = random_numbers.shuffled(shape, probs.device, generator)
+                shuffled = _choose(_lay_out(probs.gather(-1, order), self.k), self._uniform(shape, generator))
                 drawn = torch.empty_like(shuffled).scatter(-1, order, shuffled)
             return drawn.to(self._param.dtype)
 
-    def sample_indices(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
+    def sample_indices(
+        self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """The draws of ``sample`` as the k positions of the ones, ``sample_shape + batch_shape + (k,)``, long.
 
         In the given order O(n) work for each row of parameters and O(k log n) for each draw.
         """
+        check_generator(generator, self._param.device)
         k = self._require_shared_k("sample_indices")
-        if self.order != "fixed":
-            return super().sample_indices(sample_shape)
+        if self.order != "fixed" or not can_look(self._param):
+            return super().sample_indices(sample_shape, generator=generator)
         with torch.no_grad():
-            line, u = self._line("sample"), self._uniform(self._extended_shape(sample_shape))
+            line, u = self._line("sample"), self._uniform(self._extended_shape(sample_shape), generator)
             indices = _find(line, u, k)
             if line.certain.any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of the points
-                indices = _choose(line, u).nonzero()[:, -1].view(indices.shape)
+                indices = positions(_choose(line, u), k)
         return indices
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def _log_prob(self, value: Tensor) -> Tensor:
         line = self._line("log_prob")
-        if self._validate_args:
-            self._validate_sample(value)
         excess = (value.double() - line.certain.double()).cumsum(-1) - line.whole
         below, above = excess == 1, excess == 0
         upper = torch.where(below, line.fraction, 1).amin(-1)
@@ -143,8 +147,8 @@ class Systematic(SamplingDesign):
         _, length = _intervals(self._line("entropy").fraction)
         return -(length * torch.where(length > 0, length, 1).log()).sum(-1).to(self.probs.dtype)
 
-    def _uniform(self, shape: torch.Size) -> Tensor:
-        return torch.rand(*shape[:-1], 1, dtype=torch.float64, device=self._param.device)
+    def _uniform(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return random_numbers.uniform((*shape[:-1], 1), torch.float64, self._param.device, generator)
 
     def _line(self, wanted: str) -> "_Line":
         if self.order != "fixed":

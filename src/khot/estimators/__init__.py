@@ -1,8 +1,10 @@
 """Gradient estimators through k-hot draws: wrappers that are Pyro distributions, and functions for custom loops.
 
 The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values ``(num_samples,
-*batch_shape, n)`` to losses ``(num_samples, *batch_shape)``. The surrogate, of shape ``batch_shape``, is differentiated
-in place of E[f(x)], with respect to the parameters of the design and of f. Each function has the attributes
+*batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``. An event is a vector ``(n,)``, or several under
+one loss where the design is made independent over dimensions of its batch, by ``design.to_event(1)``. The surrogate, of
+shape ``batch_shape``, is differentiated in place of E[f(x)], with respect to the parameters of the design and of f;
+``score_function_surrogate`` makes it of draws and losses that are there already. Each function has the attributes
 ``unbiased``, whether the expected gradient is exact for every f and design, and ``min_samples``.
 """
 
@@ -14,7 +16,7 @@ from .pathwise import pathwise, reinmax, straight_through
 from .perturbed_topk import PerturbedTopK, perturbed_topk
 from .rao_blackwell import RaoBlackwellStraightThrough
 from .reinmax import ReinMax
-from .score_function import MovingAverage, score_function
+from .score_function import MovingAverage, score_function, score_function_surrogate
 from .straight_through import StraightThrough
 from .unordered_set import unordered_set
 
@@ -32,6 +34,11 @@ __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put
     "perturbed_topk",
     "reinmax",
     "score_function",
+    "score_function_surrogate",
     "straight_through",
     "unordered_set",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

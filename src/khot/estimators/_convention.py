@@ -1,16 +1,18 @@
 """The calling convention of the estimators for custom loops: ``surrogate = estimator(design, f, num_samples=1)``.
 
-Each is three steps. Draw: ``values`` of shape ``(S, *batch_shape, n)``. Evaluate: ``losses = f(values)``, ``(S,
-*batch_shape)``. Estimate: a pure function ``_surrogate(design, values, losses, ...)`` of shape ``batch_shape``, whose
-gradient is the estimate of that of E[f(x)]; a test sums it over all values that could have been drawn.
+Each is three steps. Draw: ``values`` of shape ``(S, *batch_shape, *event_shape)``, where the event is a vector ``(n,)``
+or, of a law made independent by ``to_event``, several of them. Evaluate: ``losses = f(values)``, ``(S, *batch_shape)``.
+Estimate: a pure function ``_surrogate(design, values, losses, ...)`` of shape ``batch_shape``, whose gradient is the
+estimate of that of E[f(x)]; a test sums it over all values that could have been drawn.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution
+
+from khot._validation import check_function, checked_index
 
 Loss = Callable[[Tensor], Tensor]
 Estimator = TypeVar("Estimator", bound=Callable[..., Tensor])
@@ -31,27 +33,33 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     return mark
 
 
-def check_call(design: Any, num_samples: Any, min_samples: int = 1) -> None:
-    """``design`` is a distribution over vectors and ``num_samples`` an int of at least ``min_samples``."""
-    if not isinstance(design, Distribution):
-        raise TypeError(f"`design` must be a torch or Pyro distribution, but got {type(design).__name__}")
-    if len(design.event_shape) != 1:
-        raise ValueError(f"`design` must have event_shape (n,), but got event_shape {tuple(design.event_shape)}")
-    if isinstance(num_samples, bool) or not hasattr(num_samples, "__index__"):
-        raise TypeError(f"`num_samples` must be an int, but got {num_samples!r}")
-    if operator.index(num_samples) < min_samples:
+def check_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> None:
+    """``design`` is a distribution over vectors, f a function, ``num_samples`` an int of at least ``min_samples``."""
+    check_design(design)
+    check_function("f", f, "the values")
+    if checked_index("num_samples", num_samples) < min_samples:
         raise ValueError(f"`num_samples` must be at least {min_samples} here, but got {num_samples}")
 
 
-def evaluate(f: Loss, values: Tensor) -> Tensor:
-    """``f(values)``, which must be one real number for each vector."""
+def check_design(design: Any) -> None:
+    """``design`` is a distribution over vectors, one or several."""
+    if not isinstance(design, Distribution):
+        raise TypeError(f"`design` must be a torch or Pyro distribution, but got {type(design).__name__}")
+    if not design.event_shape:
+        raise ValueError("`design` must be a law of vectors, with event_shape (n,), but got event_shape ()")
+
+
+def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:
+    """``f(values)``, which must be one real number for each event."""
     losses: Any = f(values)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")
-    if losses.shape != values.shape[:-1]:
+    shape = values.shape[: values.dim() - len(design.event_shape)]
+    if losses.shape != shape:
+        one = "vector" if len(design.event_shape) == 1 else f"event of shape {tuple(design.event_shape)}"
         raise ValueError(
-            f"`f` must return one loss for each vector, of shape (num_samples, *batch_shape) = "
-            f"{tuple(values.shape[:-1])} for values of shape {tuple(values.shape)}, but got {tuple(losses.shape)}"
+            f"`f` must return one loss for each {one}, of shape (num_samples, *batch_shape) = "
+            f"{tuple(shape)} for values of shape {tuple(values.shape)}, but got {tuple(losses.shape)}"
         )
     return losses

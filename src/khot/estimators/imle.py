@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import (
+    check_choice,
+    check_draw,
+    check_fraction,
+    check_positive_contents,
+    checked_positive,
+    is_dry_run,
+    is_mapped,
+)
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
 from .wrapper import Scorer, column, substitute_gradient
@@ -46,19 +54,25 @@ class AdaptiveStep:
     def __init__(self, initial: float = 1.0, increment: float = 1e-3, target: float = 1.0, decay: float = 0.9) -> None:
         for name, value in (("initial", initial), ("increment", increment), ("target", target)):
             checked_positive(name, value, torch.Size())
-        if not 0 <= decay < 1:
-            raise ValueError(f"`decay` must satisfy 0 <= decay < 1, but got {decay}")
+            check_positive_contents(name, value)
+        check_fraction("decay", decay)
         self.alpha, self.increment, self.target, self.decay = float(initial), increment, target, decay
         self.entries = float(target)  # running mean
 
     def step(self, scores: Tensor, g: Tensor) -> float:
         """The step for these perturbed scores and this cotangent; 0 where that is 0."""
+        if is_mapped(scores) or is_mapped(g):
+            raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: name a number")
+        if is_dry_run(scores, g):
+            return 0.0
         norm = torch.linalg.vector_norm(g).item()
         size = torch.linalg.vector_norm(scores.masked_fill(scores.isinf(), 0)).item()
         return self.alpha * size / norm if norm > 0 else 0.0
 
     def update(self, gradient: Tensor) -> None:
         """Adapts to a gradient ``(..., n)`` of many draws."""
+        if is_dry_run(gradient):
+            return
         draws = max(gradient.shape[:-1].numel(), 1)
         self.entries = self.decay * self.entries + (1 - self.decay) * int(gradient.count_nonzero()) / draws
         change = self.increment if self.entries < self.target else -self.increment
@@ -81,7 +95,7 @@ class IMLE(PerturbedWrapper):
     Differentiable once.
 
     ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
@@ -120,18 +134,17 @@ class IMLE(PerturbedWrapper):
         log_prob: Scorer = None,
         validate_args: bool | None = None,
     ) -> None:
-        if noise not in NOISES:
-            raise ValueError(f"`noise` must be 'gumbel' or 'sum_of_gamma', but got {noise!r}")
+        check_choice("noise", noise, NOISES)
         design = PerturbedScores(logits, k, NOISES[noise], temperature, "temperature", validate_args)
         super().__init__(design, log_prob, validate_args)
-        adaptive = isinstance(step, AdaptiveStep)
-        self.step = step if adaptive else checked_positive("step", step, self.batch_shape)
+        self.step = step if isinstance(step, AdaptiveStep) else self._checked_softness("step", step)
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator))
 
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        check_draw("scores", scores, self)
         value = self.design.top(scores)
         if not self.needs_gradient:
             return value

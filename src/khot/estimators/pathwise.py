@@ -1,18 +1,24 @@
 """Pathwise gradients: those that ``rsample`` carries, relaxed, straight-through or of any other kind."""
 
+from functools import partial
+
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot.distributions import SamplingDesign
+from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
 from .reinmax import ReinMax
 from .straight_through import StraightThrough
+from .wrapper import wrap_latents
 
 
 @declares(unbiased=False)
-def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
+def pathwise(
+    design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
     r"""The mean of f over draws by ``rsample``, whose gradient is whatever these draws carry.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \nabla f(x_s), \qquad x_s = x(\theta, \text{noise}_s)
@@ -23,8 +29,9 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
 
     Args:
         design: A distribution over vectors with ``has_rsample``.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -41,26 +48,29 @@ def pathwise(design: Distribution, f: Loss, num_samples: int = 1) -> Tensor:
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([-0.5000, -0.1667,  0.1667,  0.5000])
     """
-    check_call(design, num_samples)
+    check_call(design, f, num_samples)
     if not design.has_rsample:
         raise NotImplementedError(
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
             "StraightThrough(design), or use score_function, which needs only log_prob"
         )
-    return evaluate(f, design.rsample((num_samples,))).mean(0)
+    return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
 
 
 @declares(unbiased=False)
-def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> Tensor:
+def straight_through(
+    design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
     """:func:`pathwise` through :class:`~khot.StraightThrough`: f at hard samples, backward through ``design.mean``.
 
     The gradient is exact for linear f and biased to first order in the curvature of f. On
     :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -75,26 +85,29 @@ def straight_through(design: SamplingDesign, f: Loss, num_samples: int = 1) -> T
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    return pathwise(StraightThrough(design), f, num_samples)
+    check_call(design, f, num_samples)
+    return pathwise(wrap_latents(design, StraightThrough), f, num_samples, generator=generator)
 
 
 @declares(unbiased=False)
 def reinmax(
-    design: SamplingDesign,
+    design: Distribution,
     f: Loss,
     num_samples: int = 1,
     *,
     temperature: float | Tensor = 1.0,
     relaxation: Relaxation | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """:func:`pathwise` through :class:`~khot.ReinMax`: f at hard samples, backward with second-order accuracy.
 
     Args:
-        design: A sampling design; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws.
         temperature: As in :class:`~khot.ReinMax`.
         relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -110,4 +123,6 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    return pathwise(ReinMax(design, temperature, relaxation=relaxation), f, num_samples)
+    check_call(design, f, num_samples)
+    wrap = partial(ReinMax, temperature=temperature, relaxation=relaxation)
+    return pathwise(wrap_latents(design, wrap), f, num_samples, generator=generator)

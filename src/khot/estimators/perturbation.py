@@ -4,36 +4,33 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Gamma
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import check_generator, check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
+from khot.kernels.random_numbers import exponential, gamma, normal
 from khot.relaxations import topk_mask
 
 from .wrapper import DesignWrapper, column
 
 GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit falls as 1 / terms
 
-Noise = Callable[["PerturbedScores", torch.Size], Tensor]
+Noise = Callable[["PerturbedScores", torch.Size, torch.Generator | None], Tensor]
 
 
-def exponential(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Standard exponential noise; also inside a vmap, which lets nobody fill what is the same for all of a batch."""
-    return torch.rand(shape, dtype=like.dtype, device=like.device).exponential_()
-
-
-def gaussian_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+def gaussian_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard normal noise."""
-    return torch.randn(shape, dtype=design.logits.dtype, device=design.logits.device)
+    return normal(shape, design.logits.dtype, design.logits.device, generator)
 
 
-def gumbel_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+def gumbel_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise."""
-    return -exponential(shape, design.logits).log_()
+    return -exponential(shape, design.logits.dtype, design.logits.device, generator).log_()
 
 
-def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
+def sum_of_gamma_noise(
+    design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None
+) -> Tensor:
     r"""Noise whose sum over k units tends to standard Gumbel noise (Niepert, Minervini, Franceschi 2021).
 
     .. math:: \frac1k \Big(\sum_{i=1}^s \gamma_i - \log s\Big), \qquad \gamma_i \sim \mathrm{Gamma}(1/k, k/i)
@@ -43,8 +40,7 @@ def sum_of_gamma_noise(design: "PerturbedScores", shape: torch.Size) -> Tensor:
     dtype = torch.promote_types(design.logits.dtype, torch.float32)  # gamma variables do not come in half precision
     k = design.k.clamp(min=1).to(dtype)[..., None, None]
     term = torch.arange(1, GAMMA_TERMS + 1, dtype=dtype, device=k.device)
-    gamma = Gamma((1 / k).expand(*design.shape(), GAMMA_TERMS), term / k, validate_args=False)
-    total = gamma.sample(shape[: len(shape) - len(design.shape())]).sum(-1)
+    total = (gamma((1 / k).expand(*shape, GAMMA_TERMS), generator) / (term / k)).sum(-1)
     return ((total - torch.log(term[-1])) / k.squeeze(-1)).to(design.logits.dtype)
 
 
@@ -71,6 +67,8 @@ class PerturbedScores(SamplingDesign):
     ) -> None:
         super().__init__(logits=logits, k=k, validate_args=validate_args)
         self.noise, self.scale = noise, checked_positive(name, scale, self.batch_shape)
+        if self._validate_args:
+            check_positive_contents(name, self.scale)
 
     def _validate_contents(self) -> None:
         super()._validate_contents()
@@ -89,16 +87,17 @@ class PerturbedScores(SamplingDesign):
         return self.top(self.logits)
 
     @torch.no_grad()
-    def perturb(self, shape: torch.Size) -> Tensor:
+    def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient."""
-        return self.logits + column(self.scale) * self.noise(self, shape)
+        check_generator(generator, self.logits.device)
+        return self.logits + column(self.scale) * self.noise(self, shape, generator)
 
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors of the largest scores."""
         return topk_mask(scores, self._size)
 
-    def sample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.top(self.perturb(self._extended_shape(sample_shape)))
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.top(self.perturb(self._extended_shape(sample_shape), generator))
 
 
 class PerturbedWrapper(DesignWrapper):

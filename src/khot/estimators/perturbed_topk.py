@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, check_scores, checked_positive
+from khot._validation import (
+    check_count,
+    check_draw,
+    check_generator,
+    check_positive_contents,
+    check_scores,
+    checked_positive,
+)
+from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
@@ -19,7 +27,13 @@ from .wrapper import Scorer, column, substitute_gradient
 
 
 def perturbed_topk(
-    x: Tensor, k: int | Tensor, scale: float | Tensor = 1.0, num_samples: int = 100, dim: int = -1
+    x: Tensor,
+    k: int | Tensor,
+    scale: float | Tensor = 1.0,
+    num_samples: int = 100,
+    dim: int = -1,
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Relaxes top-k by the mean over Gaussian perturbations of the scores.
 
@@ -37,6 +51,7 @@ def perturbed_topk(
         scale: Standard deviation of the noise, a positive number or a tensor that broadcasts with the batch shape.
         num_samples: Number of perturbations, M.
         dim: Axis of the ground set.
+        generator: Source of randomness on the device of ``x``, torch's default one if None.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim`` up to rounding.
@@ -55,9 +70,11 @@ def perturbed_topk(
     """
     check_scores(x, dim)
     check_count("num_samples", num_samples)
+    check_generator(generator, x.device)
     x = x.movedim(dim, -1)
     scale = checked_positive("scale", scale, x.shape[:-1])
-    noise = torch.randn((num_samples, *x.shape), dtype=x.dtype, device=x.device).masked_fill(x.isinf(), 0)
+    check_positive_contents("scale", scale)
+    noise = normal((num_samples, *x.shape), x.dtype, x.device, generator).masked_fill(x.isinf(), 0)
     drawn = topk_mask(x + column(scale) * noise, k)
     y = substitute_gradient(drawn.mean(0), x, _pull_back, drawn - topk_mask(x, k), noise / column(scale))
     return y.movedim(-1, dim)
@@ -78,7 +95,7 @@ class PerturbedTopK(PerturbedWrapper):
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw.
 
     ``mean`` and ``log_prob`` of the law are not known. Under an ELBO name what scores a draw: ``log_prob=`` a design of
-    the same shape, or ``"none"``, which scores 0 and drops the entropy.
+    the same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         logits: Real scores ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
@@ -119,15 +136,17 @@ class PerturbedTopK(PerturbedWrapper):
         )
         self.num_samples = num_samples
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.attach_gradient(self.design.sample(sample_shape, generator=generator), generator)
 
-    def attach_gradient(self, value: Tensor) -> Tensor:
+    def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         if not self.needs_gradient:
             return value
         design, logits = self.design, self.design.logits.detach()
         scale = column(design.scale)
-        noise = gaussian_noise(design, torch.Size((self.num_samples, *value.shape))).masked_fill(logits.isinf(), 0)
+        shape = torch.Size((self.num_samples, *value.shape))
+        noise = gaussian_noise(design, shape, generator).masked_fill(logits.isinf(), 0)
         difference = design.top(logits + scale * noise) - design.top(logits)
         return substitute_gradient(value, design.logits, _pull_back, difference, noise / scale)

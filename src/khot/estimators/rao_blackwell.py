@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, checked_positive
+from khot._validation import check_count, check_draw, check_function
 from khot.distributions.design import Relaxation
+from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
 
-from .perturbation import PerturbedScores, PerturbedWrapper, exponential, gumbel_noise
+from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
 from .wrapper import Scorer
 
 
@@ -25,7 +26,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
 
     ``rsample`` returns exact k-hot vectors; asked for a gradient it costs O(M n) time and memory a draw. ``mean`` and
     ``log_prob`` of the law are not known here. Under an ELBO name what scores a draw: ``log_prob=`` a design of the
-    same shape, or ``"none"``, which scores 0 and drops the entropy.
+    same shape and size, or ``"none"``, which scores 0 and drops the entropy.
 
     Args:
         temperature: Softness of the relaxation, T, with gradient; a positive number, or a tensor that broadcasts to the
@@ -63,29 +64,31 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         validate_args: bool | None = None,
     ) -> None:
         check_count("num_conditional", num_conditional)
-        if not callable(relaxation):
-            raise TypeError(f"`relaxation` must be a function of (logits, k, temperature), but got {relaxation!r}")
+        check_function("relaxation", relaxation, "(scores, k, temperature)")
         design = PerturbedScores(logits, k, gumbel_noise, validate_args=validate_args)
         super().__init__(design, log_prob, validate_args)
-        self.temperature = checked_positive("temperature", temperature, self.batch_shape)
+        self.temperature = self._checked_softness("temperature", temperature)
         self.num_conditional, self.relaxation = num_conditional, relaxation
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape)))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator), generator)
 
-    def from_scores(self, scores: Tensor) -> Tensor:
+    def from_scores(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
+        check_draw("scores", scores, self)
         value, logits = self.design.top(scores), self.design.logits
         if not torch.is_grad_enabled():
             return value
-        others = resample_scores(logits, scores, self.design.k, self.num_conditional)
+        others = resample_scores(logits, scores, self.design.k, self.num_conditional, generator)
         zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
         relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
         return value + (relaxed - relaxed.detach())
 
 
 @torch.no_grad()
-def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Tensor:
+def resample_scores(
+    logits: Tensor, scores: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None
+) -> Tensor:
     r"""Gumbel-perturbed logits given that their k largest are those of ``scores``, in the same order.
 
     :math:`e^{-u_i}` of perturbed logits u are independent exponential arrival times of rates :math:`e^{\theta_i}`. Who
@@ -97,6 +100,7 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
         scores: Perturbed logits ``(*sample, *batch, n)``.
         k: Integer tensor of the batch shape.
         count: Number of draws.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
         ``(count, *sample, *batch, n)``.
@@ -104,7 +108,7 @@ def resample_scores(logits: Tensor, scores: Tensor, k: Tensor, count: int) -> Te
     order = scores.argsort(-1, descending=True)
     rate = logits.expand(scores.shape).gather(-1, order)  # in logarithms, as all that follows
     rate_left = rate.flip(-1).logcumsumexp(-1).flip(-1)
-    wait = exponential((count, *scores.shape), scores).log_()
+    wait = exponential((count, *scores.shape), scores.dtype, scores.device, generator).log_()
     arrival = (wait - rate_left).logcumsumexp(-1)
 
     size = k.unsqueeze(-1)

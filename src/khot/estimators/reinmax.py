@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import checked_positive
+from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
+from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
 from khot.kernels.conditional_poisson_inverse import solve_logits
@@ -54,15 +55,18 @@ class ReinMax(DesignWrapper):
         design: The design to draw from.
         temperature: Softness of :math:`\pi_\tau` as a multiple of the design's own; a positive number, or a tensor that
             broadcasts to the batch shape.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+            probabilities, or ``"none"`` for 0.
         relaxation: The map whose Jacobian is meant, for designs that do not know it: those made from ``probs``, such as
             ``probs=relaxation(logits, k, T)``, and those whose mean is no relaxation of their logits. The gradient wrt
             ``probs`` is such that through that relaxation it is the one above. Overrides what the design knows.
-        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
+            setting if None.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If ``temperature`` is out of range or a shape does not fit.
+        ValueError: If ``temperature`` is out of range, a shape does not fit, or with validation on the two designs
+            differ in size or inclusion probabilities.
         NotImplementedError: If the design knows no relaxation and none is given, or its slope at given probabilities is
             not known: that takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
             slope vanishes at the cap.
@@ -88,7 +92,9 @@ class ReinMax(DesignWrapper):
         validate_args: bool | None = None,
     ) -> None:
         super().__init__(design, log_prob, validate_args)
-        self.temperature = checked_positive("temperature", temperature, design.batch_shape)
+        self.temperature = self._checked_softness("temperature", temperature)
+        if relaxation is not None:
+            check_function("relaxation", relaxation, "(scores, k, temperature)")
         if isinstance(design, PhantomUnit):
             if relaxation is None and design.relaxes_logits and not isinstance(design.wrapped, ConditionalPoisson):
                 relaxation = sigmoid_topk  # its logits are the log-odds
@@ -97,11 +103,12 @@ class ReinMax(DesignWrapper):
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # whose errors are due now
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         value = value.detach()
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._convention import Loss, check_call, declares, evaluate
+from khot._validation import check_fraction
+from khot.distributions.base import draw
+
+from ._convention import Loss, check_call, check_design, declares, evaluate
 
 NAMES = ("none", "moving_average", "leave_one_out")
 Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distribution], float | Tensor]
@@ -22,7 +25,8 @@ class MovingAverage:
         decay: Weight in [0, 1) of what is remembered against the losses of the latest call.
 
     Raises:
-        ValueError: If ``decay`` is out of range.
+        TypeError: If ``decay`` is no number.
+        ValueError: If it is out of range.
 
     Example:
         >>> baseline = MovingAverage(decay=0.9)
@@ -34,8 +38,7 @@ class MovingAverage:
     """
 
     def __init__(self, decay: float = 0.99) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"`decay` must satisfy 0 <= decay < 1, but got {decay}")
+        check_fraction("decay", decay)
         self.decay = decay
         self.mean: float | Tensor = 0.0
         self._weight = 0.0  # of all losses so far; the rest is the initial 0, which `mean` leaves out
@@ -50,7 +53,14 @@ class MovingAverage:
 
 
 @declares(unbiased=True)
-def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline: Baseline = "none") -> Tensor:
+def score_function(
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Baseline = "none",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Unbiased gradients for any f, differentiable or not: each draw is made likelier by how much better it is.
 
     .. math:: \nabla E[f(x)] \approx \frac1S \sum_s \big(f(x_s) - b_s\big) \nabla \log p(x_s) + \nabla f(x_s)
@@ -71,10 +81,11 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
     itself is estimated like this; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of the site.
 
     Args:
-        design: A distribution over vectors with ``log_prob``.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
+        design: A distribution over vectors with ``log_prob``, or several of them made independent by ``to_event``.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
         num_samples: Number of independent draws, S; at least 2 for ``"leave_one_out"``.
         baseline: What is subtracted from the losses; no gradient goes through it.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
@@ -98,12 +109,81 @@ def score_function(design: Distribution, f: Loss, num_samples: int = 1, baseline
         >>> bool(gradient[0] > 0.05 and gradient[3] < -0.05)  # about 1/12 and -1/12
         True
     """
-    if not callable(baseline) and baseline not in NAMES:
+    _check_baseline(baseline)
+    check_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
+    values = draw(design, (num_samples,), generator)
+    losses = evaluate(f, values, design)
+    return _learn(baseline, losses, _surrogate(design, values, losses, baseline))
+
+
+def score_function_surrogate(
+    design: Distribution, value: Tensor, losses: Tensor, baseline: Baseline = "none"
+) -> Tensor:
+    r"""The surrogate of :func:`score_function` from draws and losses that are there already.
+
+    .. math:: \frac1S \sum_s f_s + (f_s - b_s) \big(\log p(x_s) - \overline{\log p(x_s)}\big)
+
+    up to second order, the bar for what is taken as a constant. For clients that keep sampler and loss apart::
+
+        value = design.sample((S,))                                  # here
+        losses = f(value)                                            # elsewhere
+        score_function_surrogate(design, value, losses).sum().backward()
+
+    Unbiased, to any order, if the draws are independent ones of ``design``.
+
+    Args:
+        design: The law that the draws are of, with ``log_prob``.
+        value: Draws ``(S, *batch_shape, *event_shape)``, taken as constants.
+        losses: f at the draws, ``(S, *batch_shape)``; a gradient that they carry of their own is added.
+        baseline: As of :func:`score_function`; ``"leave_one_out"`` needs at least 2 draws.
+
+    Returns:
+        Surrogate of shape ``batch_shape``: its value is the mean of the losses, its gradient the estimate.
+
+    Raises:
+        TypeError: If ``design`` is no distribution, ``value`` no tensor or ``losses`` no floating-point tensor, or the
+            baseline returns something else than it has to.
+        ValueError: If a shape is wrong, there are too few draws, or the baseline is unknown.
+        NotImplementedError: If ``design`` has no ``log_prob``.
+
+    Example:
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> design = ConditionalPoisson(logits=logits, k=2)
+        >>> value = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
+        >>> surrogate = score_function_surrogate(design, value, losses=torch.tensor([3.0]))
+        >>> surrogate, torch.autograd.grad(surrogate, logits)[0]
+        (tensor(3., grad_fn=<...>), tensor([ 1.5000,  1.5000, -1.5000, -1.5000]))
+    """
+    _check_baseline(baseline)
+    check_design(design)
+    _check_draws(design, value, losses, min_samples=2 if baseline == "leave_one_out" else 1)
+    return _learn(baseline, losses, _surrogate(design, value.detach(), losses, baseline))
+
+
+def _check_baseline(baseline: Any) -> None:
+    if not callable(baseline) and not (isinstance(baseline, str) and baseline in NAMES):
         raise ValueError(f"`baseline` must be a function of the design or one of {NAMES}, but got {baseline!r}")
-    check_call(design, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
-    values = design.sample((num_samples,))
-    losses = evaluate(f, values)
-    surrogate = _surrogate(design, values, losses, baseline)
+
+
+def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`value` must be a tensor, but got {type(value).__name__}")
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise TypeError(f"`losses` must be a floating-point tensor, but got {got}")
+    shape = design.batch_shape + design.event_shape
+    if value.dim() != len(shape) + 1 or value.shape[1:] != shape:
+        wanted = ", ".join(map(str, ("S", *shape)))
+        raise ValueError(f"`value` must have shape ({wanted}), S draws of `design`, but got {tuple(value.shape)}")
+    if len(value) < min_samples:
+        raise ValueError(f"`value` must hold at least {min_samples} draws here, but got {len(value)}")
+    if losses.shape != value.shape[:1] + design.batch_shape:
+        shape = value.shape[:1] + design.batch_shape
+        raise ValueError(f"`losses` must have shape (S, *batch_shape) = {tuple(shape)}, but got {tuple(losses.shape)}")
+
+
+def _learn(baseline: Baseline, losses: Tensor, surrogate: Tensor) -> Tensor:
+    """The surrogate, once the baseline has seen the losses, which is not to be before it was asked."""
     if update := getattr(baseline, "update", None):
         update(losses.detach())
     return surrogate

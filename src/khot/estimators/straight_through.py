@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._validation import check_draw
+from khot.distributions.base import draw
+
 from .wrapper import DesignWrapper
 
 
@@ -25,12 +28,14 @@ class StraightThrough(DesignWrapper):
 
     Args:
         design: The design to draw from.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
-        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+            probabilities, or ``"none"`` for 0.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
+            setting if None.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape.
+        ValueError: If the two designs differ in shape, or with validation on in size or inclusion probabilities.
 
     References:
         [1] Bengio, Leonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons",
@@ -45,10 +50,11 @@ class StraightThrough(DesignWrapper):
         tensor([ 0.2500, -0.0833, -0.0833, -0.0833])
     """
 
-    def rsample(self, sample_shape: SizeLike = torch.Size()) -> Tensor:
-        return self.attach_gradient(self.design.sample(sample_shape))
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.attach_gradient(draw(self.design, sample_shape, generator))
 
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
+        check_draw("value", value, self)
         mean = self.design.mean
         return value + (mean - mean.detach())

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._validation import all_true, can_look, check_choice, check_generator, has_contents
+from khot.distributions.base import draw
+from khot.distributions.design import MAX_SUPPORT
+from khot.kernels.random_numbers import exponential
+
 from ._convention import Loss, check_call, declares, evaluate
+from .support import Support
 
 STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
 LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integral
@@ -15,7 +21,12 @@ LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integ
 
 @declares(unbiased=True)
 def unordered_set(
-    design: Distribution, f: Loss, num_samples: int = 1, baseline: Literal["built_in", "none"] = "built_in"
+    design: Distribution,
+    f: Loss,
+    num_samples: int = 1,
+    baseline: Literal["built_in", "none"] = "built_in",
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Unbiased gradients from a set B of S distinct draws, so that no evaluation of f is spent twice on one vector.
 
@@ -30,13 +41,16 @@ def unordered_set(
     The ratios come by quadrature from :math:`p^{D'}(C) = \int_0^\infty e^{-v} \prod_{x \in C} (1 - e^{-v p(x) / W})
     dv`, W the mass of :math:`D' \setminus C`. Derivatives of the surrogate of every order are unbiased.
 
-    The draws are the S largest of log p plus Gumbel noise over the enumerated support: for small C(n, k).
+    The draws are the S largest of log p plus Gumbel noise over the enumerated support: for small C(n, k), or for
+    several latents a small product of them.
 
     Args:
-        design: A distribution over vectors with ``log_prob`` and ``enumerate_support``.
-        f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
-        num_samples: Number of distinct draws, S; no more than there are vectors of positive probability.
+        design: A distribution over vectors with ``log_prob`` and ``enumerate_support``, or several of them made
+            independent by ``to_event``, whose values are all combinations.
+        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        num_samples: Number of distinct draws, S; no more than there are values of positive probability.
         baseline: ``"built_in"`` for :math:`b_x`, or ``"none"``.
+        generator: Source of randomness on the device of the parameters, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and with it the gradient for
@@ -47,7 +61,7 @@ def unordered_set(
         TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
         ValueError: If the support is too large to be listed, ``num_samples`` is out of range, the baseline is unknown,
             or f returns the wrong shape.
-        NotImplementedError: If ``design`` has no ``log_prob``, or its rows differ in k.
+        NotImplementedError: If ``design`` has no ``log_prob``, or rows of its batch differ in k.
 
     References:
         [1] Kool, van Hoof, Welling (2020), "Estimating gradients for discrete random variables by sampling without
@@ -60,28 +74,34 @@ def unordered_set(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
     """
-    if baseline not in ("built_in", "none"):
-        raise ValueError(f"`baseline` must be 'built_in' or 'none', but got {baseline!r}")
-    check_call(design, num_samples)
-    values, log_rest = _draw(design, num_samples)
-    return _surrogate(design, values, evaluate(f, values), log_rest, baseline)
+    check_choice("baseline", baseline, ("built_in", "none"))
+    check_call(design, f, num_samples)
+    values, log_rest = _draw(design, num_samples, generator)
+    return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 
 
 @torch.no_grad()
-def _draw(design: Distribution, num_samples: int) -> tuple[Tensor, Tensor]:
-    """S distinct vectors ``(S, *batch_shape, n)`` and the log-probability of all others, ``batch_shape``."""
-    support = design.enumerate_support(expand=False)
-    log_prob = design.log_prob(support)
-    possible = int((log_prob > -torch.inf).sum(0).min()) if log_prob.numel() else len(support)
-    if num_samples > possible:
+def _draw(design: Distribution, num_samples: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """S distinct values ``(S, *batch_shape, *event_shape)`` and the log-probability of all others, ``batch_shape``."""
+    if 0 in design.batch_shape:  # no row, whose size the support would follow from
+        values = draw(design, (num_samples,), generator)
+        return values, values.new_zeros(design.batch_shape)
+    support = Support(design, f"unordered_set lists at most {MAX_SUPPORT} k-hot vectors")
+    values = support.values(0, support.count)
+    log_prob = design.log_prob(values)
+    check_generator(generator, log_prob.device)
+    possible = (log_prob > -torch.inf).sum(0)
+    if num_samples > support.count or (has_contents(log_prob) and not all_true(possible >= num_samples)):
+        most = int(possible.min()) if can_look(possible) else f"at most {support.count}"
         raise ValueError(
-            f"`num_samples` must not exceed the number of vectors of positive probability, {possible}, "
+            f"`num_samples` must not exceed the number of vectors of positive probability, {most}, "
             f"but got {num_samples}: unordered_set draws distinct ones"
         )
-    gumbel = -torch.empty_like(log_prob).exponential_().log()
+    gumbel = -exponential(log_prob.shape, log_prob.dtype, log_prob.device, generator).log()
     drawn = (log_prob + gumbel).topk(num_samples, dim=0).indices
     log_rest = log_prob.scatter(0, drawn, -torch.inf).logsumexp(0)
-    return support.expand(-1, *design.batch_shape, -1).take_along_dim(drawn.unsqueeze(-1), 0), log_rest
+    values = values.expand(-1, *design.batch_shape, *design.event_shape)
+    return values.take_along_dim(drawn.view(*drawn.shape, *(1,) * len(design.event_shape)), 0), log_rest
 
 
 def _surrogate(

@@ -4,30 +4,41 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pyro.distributions import TorchDistribution
-from torch import Size, Tensor
+from pyro.distributions import MaskedDistribution, TorchDistribution
+from torch import Tensor
 from torch.autograd import Function
-from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
+from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
+from khot.distributions.base import KHotDistribution
+
+# How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
+# less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
+ROUNDING = 64.0
+SMALLEST_TOLERANCE = 1e-6
+LARGEST_TOLERANCE = 0.05
 
 Scorer = SamplingDesign | Literal["none"] | None
 
 
-class DesignWrapper(TorchDistribution):
+class DesignWrapper(KHotDistribution):
     """A sampling design whose draws carry a gradient: a Pyro distribution with ``rsample``.
 
-    A subclass defines ``rsample``. A tensor among its own attributes starts with ``batch_shape``.
+    A subclass defines ``rsample(sample_shape, *, generator=None)``. A tensor among its own attributes starts with
+    ``batch_shape``.
 
     Args:
         design: The design to draw from.
-        log_prob: What scores a draw: None for the design itself, another design of the same shape, or ``"none"`` for 0.
-        validate_args: Whether to check values given to ``log_prob``; the designs' own setting if None.
+        log_prob: What scores a draw: None for the design itself, another design of the same shape, size and inclusion
+            probabilities, or ``"none"`` for 0.
+        validate_args: Whether to check that the two designs agree, and values given to ``log_prob``; the designs' own
+            setting if None.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or ``log_prob`` is none of the above.
-        ValueError: If the two designs differ in shape.
+        ValueError: If the two designs differ in shape, or with validation on in size or inclusion probabilities.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -37,27 +48,39 @@ class DesignWrapper(TorchDistribution):
 
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
-            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+            advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
+            got = f"{type(design).__name__}{advice}"
+            raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {got}")
         if isinstance(log_prob, SamplingDesign):
             if log_prob.shape() != design.shape():
                 raise ValueError(
                     f"`log_prob` must have the shape of `design`, {tuple(design.shape())}, "
                     f"but has {tuple(log_prob.shape())}"
                 )
-        elif log_prob not in (None, "none"):
+        elif not _is_name(log_prob):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
+        check_flag("validate_args", validate_args, optional=True)
         self.design = design
-        self.scorer = None if log_prob == "none" else design if log_prob is None else log_prob
+        self.scorer = design if log_prob is None else None if isinstance(log_prob, str) else log_prob
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
+        if self._validate_args and isinstance(log_prob, SamplingDesign) and log_prob is not design:
+            _check_scorer(design, log_prob)
+
+    def _checked_softness(self, name: str, value: float | Tensor) -> float | Tensor:
+        """A positive number, or a tensor that broadcasts to the batch shape."""
+        softness = checked_positive(name, value, self.batch_shape)
+        if self._validate_args:
+            check_positive_contents(name, softness)
+        return softness
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.design})"
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = Size(batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, SamplingDesign):
                 value = value.expand(batch_shape)
@@ -109,6 +132,63 @@ class DesignWrapper(TorchDistribution):
                 f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
                 f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
+
+
+def _is_name(log_prob: Any) -> bool:
+    return log_prob is None or (isinstance(log_prob, str) and log_prob == "none")
+
+
+def _check_scorer(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    """Whether one law may score the draws of another, where contents of tensors can be looked at."""
+    if looks_at_contents(design.k, scorer.k):
+        _check_sizes(design, scorer)
+        _check_marginals(design, scorer)
+
+
+def _check_sizes(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    for wanted, got in zip(_sizes(design), _sizes(scorer), strict=True):
+        got = got.to(wanted.device)
+        wrong = wanted != got
+        if wrong.any():
+            raise ValueError(
+                f"`log_prob` must have the k of `design`, {wanted[wrong][0]}, but has {got[wrong][0]} in the same row"
+            )
+
+
+def _sizes(design: SamplingDesign) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest number of ones."""
+    return design.k, getattr(design, "largest_k", design.k)
+
+
+def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
+    """Compares inclusion probabilities where both laws know them, which none of the library has to solve for."""
+    try:
+        wanted, got = design.mean.detach(), scorer.mean.detach()
+    except NotImplementedError:
+        return
+    if not looks_at_contents(wanted, got):
+        return
+    eps = max(torch.finfo(wanted.dtype).eps, torch.finfo(got.dtype).eps)
+    relative = min(max(ROUNDING * eps, SMALLEST_TOLERANCE), LARGEST_TOLERANCE)
+    wanted, got = wanted.double(), got.double().to(wanted.device)
+    difference = (wanted - got).abs()
+    # Of each entry and of the row's mean, k / n: on long rows all probabilities are small.
+    wrong = ~(difference <= relative * (wanted + wanted.mean(-1, keepdim=True)))
+    if wrong.any():
+        raise ValueError(
+            f"`log_prob` must have the inclusion probabilities of `design`, but they differ by up to "
+            f"{difference[wrong].max():.3g} (more than {relative:.1g} of their size, which is left for rounding); "
+            "ConditionalPoisson(probs=design.mean) has them"
+        )
+
+
+def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) -> TorchDistribution:
+    """``wrap`` of the design inside of a law that is made independent over batch dimensions, or masked."""
+    if isinstance(law, Independent):
+        return wrap_latents(law.base_dist, wrap).to_event(law.reinterpreted_batch_ndims)
+    if isinstance(law, MaskedDistribution):
+        return wrap_latents(law.base_dist, wrap).mask(law._mask)
+    return wrap(law)
 
 
 @register_kl(DesignWrapper, Distribution)

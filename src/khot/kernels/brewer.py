@@ -27,6 +27,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from khot._validation import can_look
+
+from .random_numbers import uniform
+
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
@@ -36,24 +40,36 @@ def _ratio(rest: Tensor, m: int, c: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(probs: Tensor, k: Tensor) -> Tensor:
-    """Draws one k-hot vector for each row: bool like ``probs``; k has the shape of its batch. O(nk) time.
+def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draws one k-hot vector for each row: bool like ``probs``. O(nk) time.
 
     Never a unit of probability 0, always those of probability 1.
+
+    Args:
+        probs: Inclusion probabilities.
+        k: Number of ones, of the shape of the batch.
+        size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
+        generator: Source of randomness, torch's default one if None.
     """
     probs = probs.contiguous()
     drawn = probs >= 1
     left = (k - drawn.sum(-1)).unsqueeze(-1)
+    if left.numel() and can_look(left):
+        size = int(left.max())
     free, rest = probs.masked_fill(drawn, 0.0), (1 - probs).masked_fill(drawn, 1.0)
     c = torch.zeros_like(probs[..., :1])
-    for m in range(int(left.max()) if left.numel() else 0, 0, -1):
+    for m in range(size, 0, -1):
         active = left >= m  # rows with fewer units to draw join later
         cumulative = (free * _ratio(rest, m, c)).cumsum(-1)
-        target = torch.rand_like(c) * cumulative[..., -1:]
-        unit = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.shape[-1] - 1)
-        drawn.scatter_(-1, unit, drawn.gather(-1, unit) | active)
-        free.scatter_(-1, unit, free.gather(-1, unit) * ~active)
-        c += rest.gather(-1, unit) * active
+        target = uniform(c.shape, c.dtype, c.device, generator) * cumulative[..., -1:]
+        if can_look(target):
+            unit, put = torch.searchsorted(cumulative, target, right=True), Tensor.scatter_
+        else:  # in a vmap, which writes nothing into what all rows share, and where the search wants another layout
+            unit, put = (cumulative <= target).sum(-1, keepdim=True), Tensor.scatter
+        unit = unit.clamp(max=probs.shape[-1] - 1)
+        drawn = put(drawn, -1, unit, drawn.gather(-1, unit) | active)
+        free = put(free, -1, unit, free.gather(-1, unit) * ~active)
+        c = c + rest.gather(-1, unit) * active
     return drawn
 
 
@@ -89,6 +105,7 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     slot_free = free.gather(-1, unit).masked_fill(filled, 0.0)
     outside = (free * (1 - value)).unsqueeze(-1)
     outside_sum = outside.sum(-2, keepdim=True)
+    contradicted = ((certain & (value == 0)) | ((probs <= 0) & (value == 1))).any(-1)
 
     per_weight = f = probs.new_zeros(*probs.shape[:-1], 1)
     ratio = probs.new_zeros(*probs.shape[:-1], 1, size)
@@ -104,7 +121,8 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
             # Of the units outside of the value, the sum of pi r, with what they share in front of it.
             total = (outside_sum + (m - 1) * (m + c) * ((c + m * rest.unsqueeze(-2)).reciprocal() @ outside)) / m
             total = total.squeeze(-1) + (ratio * slot_free.unsqueeze(-2) * (1 - member)).sum(-1)
-            per_weight = f / total.masked_fill(total == 0, 1.0)  # no unit is left to draw in impossible values
-    contradicted = ((certain & (value == 0)) | ((probs <= 0) & (value == 1))).any(-1)
+            # Where T is drawn on the way to a possible value, a weight of one unit is left. Elsewhere there may be next
+            # to none, or nothing; f is 0, or the result does not count.
+            per_weight = f / total.masked_fill((f == 0) | (total == 0) | contradicted.unsqueeze(-1), 1.0)
     chosen = torch.where((value == 1) & (probs > 0), probs, 1).log().sum(-1)
     return (chosen + f.squeeze(-1).masked_fill(contradicted, 1.0).log()).masked_fill(contradicted, -torch.inf)

@@ -9,7 +9,7 @@ from torch import Tensor
 from .links import Link, TailSums
 
 
-class CappedExponential(Link):
+class CappedExponential(Link, name="capped_exponential"):
     """F(z) = min(1, exp z): compact above, exponential below."""
 
     compact = True

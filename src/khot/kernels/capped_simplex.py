@@ -38,7 +38,6 @@ from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
-GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
 NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
@@ -86,12 +85,13 @@ def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
 
 
 def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
-    """:func:`standardise` without a fresh buffer and without overflow on the way."""
+    """:func:`standardise` into a buffer, rounded in the same way as :func:`distances_of` the threshold once split."""
     high = threshold.to(x.dtype)
-    torch.add((-0.5 * high)[:, None], x, alpha=0.5, out=out)
+    torch.add((-0.5 * high)[:, None], x, alpha=0.5, out=out).mul_((2 / scale).to(x.dtype)[:, None])
     if x.dtype != threshold.dtype:
-        out.sub_((0.5 * (threshold - high)).to(x.dtype)[:, None])
-    return out.mul_((2 / scale).to(x.dtype)[:, None])
+        farthest = FARTHEST[x.dtype]
+        out.sub_(((threshold - high) / scale).clamp(-farthest, farthest).to(x.dtype)[:, None])
+    return out
 
 
 def mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
@@ -264,7 +264,7 @@ class _Rows(NamedTuple):
 
     def at_kink(self, sums: TailSums, excess: Tensor) -> Tensor:
         """Where a compact link's root seems to consist of zeros and ones, with t at the end of its free interval."""
-        leaving = (excess == 0) & (sums.total > 0)
+        leaving = (excess == 0) & (sums.slope > 0)
         # All z = 1 shows in F' = condition * F, and in what is missing from k.
         reaching = self.link.condition * sums.total >= (1 - NEAR) * sums.slope
         reaching &= (excess < 0) & ((sums.signed + excess).abs() <= NEAR * sums.total)
@@ -278,7 +278,8 @@ class _Rows(NamedTuple):
             found = residual.abs() <= rounding * (sums.total + excess.abs())
             # Where the doubles are too far apart for that, a step to between them that crosses no kink.
             between = (RESOLUTION * t.abs() / self.scale).clamp(max=COARSEST)
-            return step * self.scale, residual, found | ((step.abs() <= between) & (sums.slope > 0))
+            step = step.masked_fill(found, 0.0)  # a kink is where it is to be seen, not a step further
+            return step * self.scale, residual, found | ((step.abs() <= between) & (sums.slope > 0) & (excess < 0))
         gap = self.underflow(sums, excess)
         found = gap | (residual == 0) | (step.abs() <= self.tolerance())
         return (step * self.scale).masked_fill(gap, torch.nan), residual, found
@@ -290,8 +291,8 @@ class _Rows(NamedTuple):
 
 def _split(rows: _Rows, t: Tensor, rest: Tensor) -> Threshold:
     """t + rest as a :class:`Threshold`."""
-    anchor = _nearest(t, rows.x.dtype)
-    return Threshold(anchor, ((t - anchor) + rest) / rows.scale)
+    anchor, farthest = _nearest(t, rows.x.dtype), FARTHEST[rows.x.dtype]
+    return Threshold(anchor, (((t - anchor) + rest) / rows.scale).clamp(-farthest, farthest))
 
 
 def _nearest(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -356,7 +357,6 @@ def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
     if not bool(root.done.all()):
         raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and its functions not be NaN")
     at = _split(rows, root.t, root.rest)
-    at = at._replace(offset=at.offset.clamp(-FARTHEST[dtype], FARTHEST[dtype]))
     if not bool(root.found.all()):
         lost = (~root.found).nonzero().squeeze(-1)
         again = _search_offset(rows.take(lost), at.anchor[lost], root.low[lost], root.high[lost], width[lost])
@@ -391,17 +391,20 @@ def _search_offset(rows: _Rows, anchor: Tensor, low: Tensor, high: Tensor, width
     x, k, scale, link = rows
     one, none, start = torch.ones_like(k), torch.zeros_like(k, dtype=torch.bool), torch.zeros_like(k)
     farthest = FARTHEST[x.dtype]
-    for _ in range(REANCHORINGS):
+    for remaining in reversed(range(REANCHORINGS)):
         unit = _Rows(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link)
         first, last = (((end - anchor) / scale).clamp(-farthest, farthest) for end in (low, high))
         first, last = first - 2**-10 * first.abs() - width, last + 2**-10 * last.abs() + width
         root, _ = _search(unit, torch.maximum(torch.minimum(start, last), first), first, last, none)
         offset = root.t + root.rest
-        t = torch.where(offset > farthest, high, torch.where(offset < -farthest, low, anchor + offset * scale))
+        above, below = offset > farthest, offset < -farthest
+        t = torch.where(above, high, torch.where(below, low, anchor + offset * scale))
         nearest = _nearest(t, x.dtype)
-        if not bool((nearest != anchor).any()):
+        start = ((anchor - nearest) / scale + offset).masked_fill(above | below, 0.0)
+        nearer = start.abs() < 0.9 * offset.abs()  # by enough not to go back and forth
+        if not (remaining and bool(nearer.any())):
             break
-        start, anchor = (anchor - nearest) / scale + offset, nearest
+        start, anchor = torch.where(nearer, start, offset), torch.where(nearer, nearest, anchor)
     return Threshold(anchor, offset)
 
 
@@ -429,14 +432,17 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
-    z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    z = distances_of(x.double(), Threshold(anchor, torch.zeros_like(anchor)), scale)
     farthest = FARTHEST[x.dtype]
     left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
-    offset = 0.5 * (left + right)
-    for _ in range(GAP_STEPS):
-        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(z - offset.to(z.dtype)[:, None]))
-        offset = offset + (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
-        offset = torch.maximum(torch.minimum(offset, right), left)
+
+    def evaluate(offset: Tensor) -> Evaluation:
+        _, signed, total, slope = link.scaled_tail_sums(z - offset[:, None])
+        step = torch.atanh(signed / total) * total / slope
+        return step, signed, signed.isnan() | (step.abs() <= RESOLUTION * (right - left))
+
+    one = torch.ones_like(left)
+    offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 
 

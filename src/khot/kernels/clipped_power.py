@@ -4,13 +4,15 @@ argmax of <x, y> - (s / p) sum y^p over the capped simplex has y_i^(p-1) = (x_i 
 q = 1 / (p - 1).
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from .links import Link, TailSums
 
 
-class ClippedPower(Link):
+class ClippedPower(Link, name="clipped_power"):
     r"""F(z) = clip(z, 0, 1)^q with q = 1 / (p - 1), the link of sparse top-k; for p = 2 it is linear between 0 and 1.
 
     Args:
@@ -23,10 +25,19 @@ class ClippedPower(Link):
     def __init__(self, p: float) -> None:
         q = 1 / (p - 1)
         self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 is meant to give the integer 3
-        self.condition = q
-        if type(self) is ClippedPower:
-            self.kernel = "clip" if self.q == 1 else "clip_power"
-        self.moments = (q / (q + 1), q / ((q + 1) ** 2 * (q + 2)))
+
+    @property
+    def condition(self) -> float:  # type: ignore[override]
+        return self.q
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        return "clip" if self.q == 1 else "clip_power"
+
+    @property
+    def moments(self) -> tuple[float, float]:  # type: ignore[override]
+        q = self.q
+        return q / (q + 1), q / ((q + 1) ** 2 * (q + 2))
 
     def value(self, z: Tensor) -> Tensor:
         return z.clamp(0, 1).pow_(self.q)
@@ -73,21 +84,11 @@ class ClippedPower(Link):
         return torch.where(sums.slope > 0, step, residual)
 
 
-_clipped_powers: dict[float, ClippedPower] = {}
+_kept_clipped_power = lru_cache(maxsize=None)(ClippedPower)
 
 
 def clipped_power(p: float) -> ClippedPower:
-    """The one link of this p, alive as long as the process: compiled graphs find it by its key whenever they run."""
-    p = next(iter({p}))  # what is hashed becomes a constant of the compiled graph, even if it was an input
-    _make_clipped_power(p)
-    return _clipped_powers[p]
-
-
-def _make_clipped_power(p: float) -> None:
-    if p not in _clipped_powers:
-        _clipped_powers[p] = ClippedPower(p)
-
-
-# Dynamo can look the link up, but not trace how it is made. This is torch.compiler.assume_constant_result without
-# importing the compiler, and with it Triton, where nothing is compiled.
-_make_clipped_power._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    """The link of this p."""
+    if torch.compiler.is_compiling():
+        return ClippedPower(next(iter({p})))  # what is hashed becomes a constant of the graph, even if it was an input
+    return _kept_clipped_power(p)

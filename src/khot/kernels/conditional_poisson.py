@@ -22,8 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._validation import can_look
+
 from .capped_simplex import solve_threshold
 from .product_tree import ProductTree
+from .small_numbers import TINY, log_of_small
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
@@ -59,7 +62,7 @@ def _bound(k: int | Tensor, n: int) -> int:
     """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
     if isinstance(k, int):
         return max(1, min(k, n - k))
-    if k.device.type == "cpu" and k.numel() and not torch._C._functorch.is_functorch_wrapped_tensor(k):
+    if k.device.type == "cpu" and k.numel() and can_look(k):
         return max(1, int(k.minimum(n - k).max()))
     return max(1, n // 2)
 
@@ -148,9 +151,10 @@ def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
 
 def _log_odds(tilted: _Tilted) -> Tensor:
     out, included = _masses(tilted)
-    sure = (out == 0) | (included == 0)
-    log_odds = included.masked_fill(sure, 1.0).log() - out.masked_fill(sure, 1.0).log()
-    return log_odds + torch.where(included == 0, -torch.inf, 0.0) + torch.where(out == 0, torch.inf, 0.0)
+    excluded, certain = included < TINY, out < TINY
+    sure = excluded | certain
+    log_odds = log_of_small(included.masked_fill(sure, 1.0)) - log_of_small(out.masked_fill(sure, 1.0))
+    return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
 def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:

@@ -14,7 +14,7 @@ another scale in the place of the log-odds, and D its slope.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch.autograd import Function
 from .capped_simplex import solve_threshold
 from .conditional_poisson import entropy, inclusion_log_odds, inclusion_probabilities, pull_back
 from .forward_mode import with_forward_mode
+from .operator import operator
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -38,6 +39,7 @@ ROUNDING = 0.01  # of the precision of given probabilities: more digits than the
 class Family(NamedTuple):
     """Designs with one parameter per unit, by what the solution needs to know about them."""
 
+    name: str  # by which graphs call them
     mean: Callable[[Tensor, int | Tensor], Tensor]  # inclusion probabilities at (logits, k)
     scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
@@ -49,7 +51,16 @@ def _logistic_slope(log_odds: Tensor) -> Tensor:
     return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
 
 
-CONDITIONAL_POISSON = Family(inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope)
+CONDITIONAL_POISSON = Family(
+    "conditional_poisson", inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope
+)
+_families = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
+
+
+def register_family(family: Family) -> Family:
+    """Lets :func:`solve_logits` and the graphs that hold it find these designs."""
+    _families[family.name] = family
+    return family
 
 
 def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
@@ -77,7 +88,7 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    return _apply_solve(probs.double(), k, family._replace(goal=goal))
+    return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal))
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
@@ -113,19 +124,19 @@ class _LargestEntropy(Function):
 
 class _SolveLogits(Function):
     @staticmethod
-    def forward(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
-        return _solve(probs, k, family)
+    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
+        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
-        _, ctx.k, ctx.family = inputs
+        _, ctx.k, ctx.family, ctx.goal = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         (logits,) = ctx.saved_tensors
-        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family), None, None
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -136,22 +147,20 @@ class _CovarianceSolve(Function):
     """The pseudo-inverse of C applied to b: over the finite logits C v = b - mean(b), mean(v) = 0; v = 0 elsewhere."""
 
     @staticmethod
-    def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: Family) -> Tensor:
-        interior = logits.isfinite()
-        weight, product = _covariance(logits, k, family)
-        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, family.goal))
+    def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
+        return cast(Tensor, _solve_covariance(logits, b, *_tensor_or_int(k), family, goal))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, ctx.k, ctx.family = inputs
+        logits, _, ctx.k, ctx.family, ctx.goal = inputs
         ctx.save_for_backward(logits, output)
         ctx.save_for_forward(logits, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         logits, v = ctx.saved_tensors
-        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family)
-        return -_third_order(ctx, logits, v)(u), u, None, None  # d(C^+ b) = C^+ (db - dC v)
+        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal)
+        return -_third_order(ctx, logits, v)(u), u, None, None, None  # d(C^+ b) = C^+ (db - dC v)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -160,7 +169,8 @@ class _CovarianceSolve(Function):
 
 def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
     """The derivative of C v in the logits, a symmetric matrix, as a map."""
-    return pull_back(lambda t, k: pull_back(ctx.family.mean, t, k)[1](v), logits, ctx.k)[1]
+    mean = _families[ctx.family].mean
+    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, ctx.k)[1]
 
 
 def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
@@ -169,7 +179,7 @@ def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tens
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
-    return _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family)
+    return cast(Tensor, _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family, ctx.goal))
 
 
 def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
@@ -177,7 +187,7 @@ def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None,
     change = torch.zeros_like(v) if db is None else db
     if dlogits is not None:
         change = change - _third_order(ctx, logits, v)(dlogits)
-    return _apply_covariance_solve(logits, change, ctx.k, ctx.family)
+    return cast(Tensor, _apply_covariance_solve(logits, change, ctx.k, ctx.family, ctx.goal))
 
 
 _apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
@@ -220,7 +230,47 @@ def _target(probs: Tensor, k: int | Tensor) -> Tensor:
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
 
-def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
+def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
+    """k as two arguments of an operator, of which one is None."""
+    return (k, None) if isinstance(k, Tensor) else (None, k)
+
+
+@operator("covariance_solve")
+def _solve_covariance(
+    logits: Tensor,
+    b: Tensor,
+    k: Tensor | None,
+    size: int | None,
+    family: str,
+    goal: float,
+) -> Tensor:
+    """v of :class:`_CovarianceSolve`."""
+    interior = logits.isfinite()
+    weight, product = _covariance(logits, _either(k, size), _families[family])
+    return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+
+
+@_solve_covariance.register_fake
+def _(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
+
+
+@operator("solve_logits")
+def _solve(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
+    """:func:`solve_logits`, not differentiable."""
+    return _newton(probs, _either(k, size), _families[family]._replace(goal=goal))
+
+
+@_solve.register_fake
+def _(probs: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(probs, memory_format=torch.contiguous_format)
+
+
+def _either(k: Tensor | None, size: int | None) -> int | Tensor:
+    return cast(int, size) if k is None else k
+
+
+def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
@@ -258,11 +308,19 @@ def _solve(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0."""
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
+
+    The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
+    v can take away: it is left out of the preconditioned residual z.
+    """
     interior = weight > 0
     inverse = torch.where(interior, 1 / weight, 0.0)
+
+    def preconditioned(r: Tensor) -> Tensor:
+        return _centre(inverse * r, interior, weight)
+
     v, r = torch.zeros_like(b), b
-    z = inverse * r
+    z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
     goal = tolerance**2 * rz
     for _ in range(MAX_CG_STEPS):
@@ -273,7 +331,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c
-        z = inverse * r
+        z = preconditioned(r)
         previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
         d = z + torch.where(active, rz / previous, 0.0) * d
     raise RuntimeError("conjugate gradients on the Jacobian of the inclusion probabilities did not converge")

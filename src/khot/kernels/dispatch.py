@@ -2,9 +2,11 @@
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, forces one:
 
-    auto     Triton on accelerators that it supports, where it is installed; torch elsewhere (the default)
+    auto     Triton on accelerators that it supports, and SciPy for isotonic regression on a CPU, where they are
+             installed; torch elsewhere (the default)
     torch    plain torch everywhere
-    triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``)
+    triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``); plain
+             torch for what has no kernel
 
 Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room
 for beside the root finder's numbers, so that nothing spills; a row of 16384 has a multiprocessor to itself and 64
@@ -16,9 +18,9 @@ import functools
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +63,8 @@ MOST_PLACES = {torch.float32: 16, torch.float64: 8}
 TRANSPORT_WARPS = ((256, 2), (MAX_N, 4))
 LONE_ROW = 2**15  # entries; longer rows want FEW_ROWS of them at least
 FEW_ROWS = 16
+
+MIN_SCIPY = 32  # length of row from which SciPy's loop is worth a call per row
 
 
 class TransportPlan(NamedTuple):
@@ -199,6 +203,22 @@ def triton_runs(x: Tensor) -> bool:
     if obstacle and _backend == "triton":
         raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
     return obstacle is None
+
+
+def isotonic_solver(x: Tensor) -> Callable[..., Any] | None:
+    """SciPy's isotonic regression, if that is to run on the rows of ``x (..., n)``."""
+    if _backend != "auto" or x.device.type != "cpu" or x.shape[-1] < MIN_SCIPY:
+        return None
+    return _scipy_isotonic()
+
+
+@functools.cache
+def _scipy_isotonic() -> Callable[..., Any] | None:
+    try:
+        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
+    except ImportError:  # no SciPy, or one before 1.12
+        return None
+    return isotonic_regression
 
 
 def use_triton_transport(x: Tensor, k: int) -> bool:

@@ -13,7 +13,8 @@ of the usual stack algorithm (PAV), and find the same blocks. For p = 2, G is pi
 prefix sums taken outwards from the middle, and a guarded Newton method walks them in a few steps. Pairs of halves that
 are in order already cost one comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, though it
 takes row by row (pooling noise in one thread, 1 x 10^6 items: 41 ms against 1.4 s; 128 x 1000: 8 ms against 83 ms;
-1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed.
+1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed and the
+backend is "auto".
 
 Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
 ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
@@ -31,7 +32,6 @@ References:
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -40,10 +40,10 @@ from torch import Tensor
 from khot._validation import check_softness_contents
 
 from .capped_simplex import move_batch_first
+from .dispatch import isotonic_solver
 from .guarded_newton import guarded_newton
 from .operator import operator
 
-MIN_COMPILED = 32  # length of row from which SciPy's loop is worth a call per row
 NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
 
@@ -152,19 +152,9 @@ def block_minimiser(objective: Objective, blocks: Tensor) -> Tensor:
 
 def pool_adjacent(objective: Objective) -> Tensor:
     """The blocks of the solution, numbered from 0 along each row: int64 (rows, n)."""
-    compiled = objective.p == 2 and objective.s.device.type == "cpu" and objective.s.shape[-1] >= MIN_COMPILED
-    if compiled and (solver := _compiled_solver()):
+    if objective.p == 2 and (solver := isotonic_solver(objective.s)):
         return _pool_row_by_row(objective, solver)
     return pool_by_halves(objective)
-
-
-@cache
-def _compiled_solver() -> Callable[..., Any] | None:
-    try:
-        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
-    except ImportError:  # no SciPy, or one before 1.12
-        return None
-    return isotonic_regression
 
 
 def _pool_row_by_row(objective: Objective, solver: Callable[..., Any]) -> Tensor:

@@ -8,15 +8,12 @@ certainly chosen.
 
 import math
 from abc import ABC, abstractmethod
-from itertools import count
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-_links: "WeakValueDictionary[str, Link]" = WeakValueDictionary()
-_counter = count()
+from .link_names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
 SQRT_HALF = math.sqrt(0.5)
@@ -63,6 +60,11 @@ class Link(ABC):
         kernel: Its name in :mod:`khot.kernels.links_triton`; None, also for subclasses, if it is not there.
         q: The parameter of the kernel, if it has one.
 
+    Links of one class are equal, and the same to compiled graphs, if their attributes are. To be part of an exported
+    program (``torch.export``) a link needs a name of its own, by which the process that loads the program finds the
+    class: ``class Cauchy(Link, name="mypackage.cauchy")``, in a module that is imported there, too; its attributes
+    must be plain numbers, strings, None or tuples of them. A subclass does not inherit the name.
+
     Example:
         >>> class Cauchy(Link):
         ...     def value(self, z): return torch.atan2(torch.ones_like(z), -z) / torch.pi
@@ -78,22 +80,37 @@ class Link(ABC):
     moments: tuple[float, float] = (0.0, math.pi**2 / 3)  # of the logistic distribution
     kernel: str | None = None
     q: float = 1.0
-    key: str
+    class_name: str
+    exportable: bool
+    has_slots: bool = False
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, name: str | None = None, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
         cls.kernel = cls.__dict__.get("kernel")
+        cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
+        register(cls, name)
 
     def __new__(cls, *args: object, **kwargs: object) -> "Link":
-        # A compiled graph cannot hold a Python object: it names the link by this key and finds it again when it runs.
         self = super().__new__(cls)
-        self.key = f"{cls.__module__}.{cls.__qualname__}.{next(_counter)}"
-        _links[self.key] = self
+        if not torch.compiler.is_compiling():
+            remember(self)
         return self
+
+    @property
+    def key(self) -> str:
+        """The name by which a graph refers to it, see :mod:`khot.kernels.link_names`."""
+        return name_of(self)
 
     @staticmethod
     def find(key: str) -> "Link":
-        """The living link with this key."""
-        return _links[key]
+        """The link with this key, or one that equals it."""
+        return find_link(key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Link) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
@@ -162,7 +179,7 @@ class Link(ABC):
         return TailSums(above.sum(-1), signed.sum(-1), tail.sum(-1), (self.log_slope(z) - shift).exp().sum(-1))
 
 
-class Logistic(Link):
+class Logistic(Link, name="logistic"):
     """F(z) = 1 / (1 + exp(-z)): the link of sigmoid top-k and of unsorted SOFT top-k."""
 
     reach = 800.0  # exp(-800) is 0 in double precision
@@ -209,7 +226,7 @@ class Logistic(Link):
         return TailSums(count, total - 2 * tail.mul_(above).sum(-1), total, slope)
 
 
-class Laplace(Link):
+class Laplace(Link, name="laplace"):
     """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above: the link of LapSum."""
 
     reach = 800.0
@@ -256,7 +273,7 @@ class Laplace(Link):
         return TailSums(count, total - tail.mul_(above).sum(-1), total, total)
 
 
-class Normal(Link):
+class Normal(Link, name="normal"):
     """F(z) = erfc(-z / sqrt 2) / 2, the standard normal distribution function."""
 
     reach = 40.0  # erfc(40 / sqrt 2) is 0 in double precision

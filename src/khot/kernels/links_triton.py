@@ -13,6 +13,21 @@ import triton.language as tl
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
+@triton.constexpr_function
+def is_smooth(link):
+    return link in ("logistic", "laplace", "normal")
+
+
+@triton.constexpr_function
+def is_power(link):
+    return link in ("clip", "clip_power")
+
+
+@triton.constexpr_function
+def is_compact(link):
+    return is_power(link) or link == "exp"
+
+
 @triton.jit
 def _horner4(p, u, a, b, c, d):
     return (((p * u + a) * u + b) * u + c) * u + d
@@ -54,6 +69,7 @@ def tails(a, LINK: tl.constexpr):
         tail = 0.5 * tl.exp(-a)
         slope = tail
     else:
+        tl.static_assert(LINK == "normal", "unknown link")
         density = tl.exp(-0.5 * a * a)
         tail = density * _mills(a)
         slope = density * INV_SQRT_2PI
@@ -72,6 +88,7 @@ def shifted_tails(a, nearest, LINK: tl.constexpr):
         tail = 0.5 * tl.exp(nearest - a)
         slope = tail
     else:
+        tl.static_assert(LINK == "normal", "unknown link")
         density = tl.exp(-0.5 * (a - nearest) * (a + nearest))
         tail = density * _mills(a)
         slope = density * INV_SQRT_2PI
@@ -86,12 +103,8 @@ def shift_factor(nearest, LINK: tl.constexpr):
     elif LINK == "logistic" or LINK == "laplace" or LINK == "exp":
         return tl.exp(-nearest)
     else:
+        tl.static_assert(is_power(LINK), "unknown link")
         return nearest * 0.0 + 1.0
-
-
-@triton.constexpr_function
-def is_compact(link):
-    return link in ("clip", "clip_power", "exp")
 
 
 @triton.jit
@@ -100,6 +113,7 @@ def below_cap(z, LINK: tl.constexpr):
     if LINK == "exp":
         return z < 0.0
     else:
+        tl.static_assert(is_power(LINK), "unknown link")
         return z < 1.0
 
 
@@ -109,18 +123,21 @@ def uncapped(z, q, LINK: tl.constexpr):
     if LINK == "exp":
         tail = tl.where(z < 0.0, tl.exp(tl.minimum(z, 0.0)), 0.0)
         return tail, tail
-    base = tl.where(z < 1.0, tl.maximum(z, 0.0), 0.0)
-    if LINK == "clip":
-        return base, tl.where((z > 0) & (z < 1.0), 1.0, 0.0).to(z.dtype)
     else:
-        power = tl.exp2((q - 1.0) * tl.log2(base))  # 0 where the base is: q > 1
-        return base * power, q * power
+        base = tl.where(z < 1.0, tl.maximum(z, 0.0), 0.0)
+        if LINK == "clip":
+            return base, tl.where((z > 0) & (z < 1.0), 1.0, 0.0).to(z.dtype)
+        else:
+            tl.static_assert(LINK == "clip_power", "unknown link")
+            power = tl.exp2((q - 1.0) * tl.log2(base))  # 0 where the base is: q > 1
+            return base * power, q * power
 
 
 @triton.jit
 def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
     """F(z), or log F(z)."""
     if is_compact(LINK):
+        tl.static_assert(not LOG, "no logarithm of this link")
         below, _ = uncapped(z, q, LINK)
         return tl.where(below_cap(z, LINK), below, 1.0)
     else:
@@ -132,6 +149,7 @@ def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
             if LINK == "logistic":
                 low = tl.log(1.0 - tail) - a
             else:
+                tl.static_assert(LINK == "laplace", "no logarithm of this link")
                 low = -0.6931471805599453 - a
             return tl.where(z > 0, high, low)
         else:
@@ -157,6 +175,7 @@ def log_slope_ratio(z, LINK: tl.constexpr):
     if LINK == "logistic":
         return tl.where(z > 0, tail, 1.0 - tail)
     else:
+        tl.static_assert(LINK == "laplace", "no logarithm of this link")
         return tl.where(z > 0, tail / (1.0 - tail), 1.0)
 
 

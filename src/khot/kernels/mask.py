@@ -31,21 +31,31 @@ from .operator import operator
 
 def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
-    bound, infinite = torch.finfo(x.dtype).max / 2**24, x.isinf()
-    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-bound, bound)
-    return torch.where(infinite, x.clamp(-bound, bound), z)
+    largest, infinite = torch.finfo(x.dtype).max, x.isinf()
+    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-0.125 * largest, 0.125 * largest)
+    return torch.where(infinite, x.clamp(-0.25 * largest, 0.25 * largest), z)  # further out than all others
 
 
-def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def local_shape(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
     z = bounded_distances(x.to(compute_dtype(x)), at, scale)
-    slope = link.slope(z)
-    return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
+    slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
+    # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
+    density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
+    return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
 
 
 def log_ratio(link: Link, z: Tensor) -> Tensor:
     """F'(z) / F(z), the derivative of log F."""
     return (link.log_slope(z) - link.log_value(z)).exp()
+
+
+def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
+    root = scale.sqrt()
+    return -(grad_z.double() * (z.double() * 2.0**-64)).sum(-1) / root * 2.0**64 / root
 
 
 def derivative(
@@ -58,7 +68,7 @@ def derivative(
     log: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, at)
+    z, share, slope, density = local_shape(link, x, scale, at, log)
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)
@@ -71,7 +81,7 @@ def derivative(
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset / density
     grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
-    grad_scale = -(grad_z * z).sum(-1).double() / scale
+    grad_scale = _lever(grad_z, z, scale)
     if grad_offset is not None:  # which is (t - anchor) / s
         grad_scale = grad_scale - grad_offset * (at.offset / scale)
     return grad_x, grad_k, grad_scale
@@ -97,7 +107,7 @@ def fused_mask(
         return launch_checked(x, k, scale, found, log, softness, check)
     k, scale = k.to(x.device), scale.to(x.device)
     anchor, offset = capped_simplex_threshold(x, k, scale, link, softness, check)
-    return mask_values(x, scale, Threshold(anchor, offset), found, log), anchor, offset
+    return mask_values(x, scale, Threshold(anchor, offset), found, log).contiguous(), anchor, offset
 
 
 @fused_mask.register_fake
@@ -128,7 +138,7 @@ def fused_derivative(
 
         return launch_backward(x, scale, at, grad, str(found.kernel), found.q, log)
     grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad, None, found, log)
-    return grad_x.to(x.dtype), grad_k, grad_scale
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
 
 
 @fused_derivative.register_fake

@@ -13,6 +13,9 @@ from torch._C import _functorch as functorch
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+# What is on and off in torch's dispatcher for code that nobody traces or transforms.
+EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
 
 def _is_plain(argument: Any) -> bool:
     """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
@@ -34,14 +37,22 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        definition = torch.library.custom_op(f"khot::{name}", function, mutates_args=())
+        @functools.wraps(function)
+        def without_grad(*args: Any) -> Any:
+            with torch.no_grad():
+                return function(*args)
+
+        @functools.wraps(function)
+        def below_dispatcher(*args: Any) -> Any:
+            # Who calls has switched off parts of the dispatcher that transforms of torch.func in the function need.
+            with torch._C._ForceDispatchKeyGuard(*EAGER):
+                return without_grad(*args)
+
+        definition = torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=())
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            if not is_eager(*args):
-                return definition(*args)
-            with torch.no_grad():
-                return function(*args)
+            return without_grad(*args) if is_eager(*args) else definition(*args)
 
         vars(call).update(register_fake=definition.register_fake, register_vmap=definition.register_vmap)
         return call

@@ -15,6 +15,7 @@ from .dispatch import triton_runs
 from .draw_operator import draw_operator
 from .order_sampling import FAMILIES, LOG_UNIFORM, Noise
 from .philox import uniform_rows
+from .random_numbers import uniform
 
 NOISES = {noise.name: noise for noise in (*FAMILIES, LOG_UNIFORM)}
 SMALLEST = 2.0**-54  # half the distance of the random numbers
@@ -37,9 +38,9 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
     return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
 
 
-def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
     """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
-    ranks = _exp_noise(noise, torch.rand(shape, dtype=scale.dtype, device=scale.device))
+    ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
     if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(scale):
         return ranks * scale
     return ranks.mul_(scale)

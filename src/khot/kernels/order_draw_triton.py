@@ -37,6 +37,7 @@ def _exp_noise(u, rest, NOISE: tl.constexpr):
         series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * 0.2))))
         return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
     else:
+        tl.static_assert(NOISE == "log_uniform", "unknown noise")
         return u
 
 

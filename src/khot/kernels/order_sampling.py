@@ -38,7 +38,7 @@ from torch import Tensor
 
 from .capped_simplex import solve_threshold
 from .conditional_poisson import count_law
-from .conditional_poisson_inverse import Family, solve_logits
+from .conditional_poisson_inverse import Family, register_family, solve_logits
 from .quadrature import gauss, integration_range, trapezoidal
 
 MARGIN = 60.0  # further than this from all positions nothing happens
@@ -274,7 +274,9 @@ def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
         law = noise.law(z)
         return law.log_cdf.exp() * law.ahead
 
-    return Family(partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
+    return register_family(
+        Family(noise.name, partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
+    )
 
 
 FAMILIES: dict[Noise, Family] = {

@@ -15,9 +15,9 @@ from torch import Tensor
 WORD = 2**32 - 1
 
 
-def draw_seed(device: torch.device) -> Tensor:
-    """An int64 seed ``(1,)`` from torch's generator of the device, where it stays: nobody waits for it."""
-    return torch.randint(2**63 - 1, (1,), device=device)
+def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """An int64 seed ``(1,)`` from a generator, or torch's own, of the device, where it stays: nobody waits for it."""
+    return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
 def random_words(seed: Tensor, draws: int, places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .dispatch import forest_plan
 from .launch_triton import on_device
 from .product_tree_triton import lanes, level_shape, load_units, merge_level, scratch_size
+from .random_numbers import uniform
 
 DRAWN = 16  # entries of the lowest level that a thread draws
 
@@ -139,7 +140,7 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     programs = min(how.programs, tasks)
     parity = abreast * chunk * full  # counts of a level, of which there are two in turn
     size = abreast * scratch_size(full, levels, bound)
-    noise = torch.rand(tasks * parity, dtype=leaf.dtype, device=leaf.device, generator=generator)
+    noise = uniform((tasks * parity,), leaf.dtype, leaf.device, generator)
     out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)
     scratch = torch.empty(programs * size, dtype=leaf.dtype, device=leaf.device)
     drawn = torch.empty(programs * 2 * parity, dtype=torch.int32, device=leaf.device)

@@ -32,6 +32,7 @@ from torch import Tensor
 from .dispatch import triton_runs
 from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
+from .random_numbers import uniform
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
 RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
@@ -246,5 +247,5 @@ def _draw_left(x: Tensor, total: Tensor, generator: torch.Generator | None) -> T
     inside = (other >= 0) & (other < width)
     right = x[:, 1, ..., None].expand(*other.shape)
     cumulative = (right.gather(0, other.clamp(0, width - 1)) * inside * x[:, 0, ..., None]).cumsum(0)
-    u = torch.rand(total.shape, dtype=x.dtype, device=x.device, generator=generator)
+    u = uniform(total.shape, x.dtype, x.device, generator)
     return (cumulative <= u * cumulative[-1]).sum(0)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from khot._validation import all_true, is_dry_run, is_mapped
+
 DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
 EPS = 1e-15  # rounding of its logarithm
 GRID = 10  # points of one trial
@@ -17,24 +19,18 @@ TRIALS = 600  # each narrows the range to a quarter at best
 STEP = 0.3  # of the trapezoidal rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
 RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
-MAPPED_TRIALS, MAPPED_NODES = 6, 256  # inside a vmap, where it cannot be seen how many it takes
+MAPPED_NODES = 256  # inside a vmap, where the numbers cannot be seen, but whether they are enough
 ROUNDING = 1e-9  # relative to a range, what its ends may be off by
 
 
-def _is_mapped(x: Tensor) -> bool:
-    """Whether x is inside a vmap, which does not let its contents decide."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
-
-
 def _largest(x: Tensor, limit: int, mapped: int) -> int:
-    """The largest integer in x, up to a limit, as a Python number; inside a vmap ``mapped``."""
-    if _is_mapped(x):
+    """An integer not below those in x, up to a limit; it is the largest of them, or inside a vmap one that will do."""
+    if is_dry_run(x):
         return mapped
+    if is_mapped(x):
+        while mapped < limit and not all_true(x <= mapped):
+            mapped *= 2
+        return min(mapped, limit)
     return min(max(int(x.amax()), 0), limit) if x.numel() else 0
 
 
@@ -56,10 +52,10 @@ def integration_range(
         first, last = index.where(inside, GRID).amin(0), index.where(inside, -1).amax(0)
         return grid.gather(0, torch.stack((first - 1, first, last, last + 1)).clamp(0, GRID - 1))
 
-    for trial in range(TRIALS if low.numel() else 0):
+    for _ in range(TRIALS if low.numel() else 0):
         width = high - low
         low, inner_low, inner_high, high = narrowed(low + fraction * width)
-        if trial == MAPPED_TRIALS if _is_mapped(low) else bool((high - low >= width / 2).all()):
+        if is_dry_run(low) or all_true(high - low >= width / 2):
             half = fraction[: GRID // 2] * (GRID - 1) / (GRID // 2 - 1)
             for _ in range(passes):
                 ends = low + half * (inner_low - low), inner_high + half * (high - inner_high)

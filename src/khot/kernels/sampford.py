@@ -22,21 +22,20 @@ import math
 import torch
 from torch import Tensor
 
+from khot._validation import can_look
+
 from . import conditional_poisson
 from .conditional_poisson import COVARIANCE_CHUNK, pull_back
+from .random_numbers import uniform
+from .small_numbers import TINY, log_odds, log_of_small, quotient
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
 
 
-def _logits(probs: Tensor) -> Tensor:
-    interior = (probs > 0) & (probs < 1)
-    return probs.masked_fill(~interior, 0.5).logit() + torch.where(interior, 0.0, (probs - 0.5) * torch.inf).detach()
-
-
 def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """E_Q[|x_i - pi_i|] in its two parts, that of x_i = 1 and that of x_i = 0."""
-    log_odds = conditional_poisson.inclusion_log_odds(logits, k)
-    return (1 - probs) * torch.sigmoid(log_odds), probs * torch.sigmoid(-log_odds)
+    z = conditional_poisson.inclusion_log_odds(logits, k)
+    return (1 - probs) * torch.sigmoid(z), probs * torch.sigmoid(-z)
 
 
 def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
@@ -46,12 +45,12 @@ def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor
 
 def _log_or_zero(x: Tensor) -> Tensor:
     """The logarithm; 0 where x is 0, as D is for the only value of a row without a choice."""
-    return x.masked_fill(x == 0, 1.0).log()
+    return log_of_small(x.masked_fill(x == 0, 1.0))
 
 
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
-    logits, value = _logits(probs), value.double()
+    logits, value = log_odds(probs), value.double()
     distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
     ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k))
     return conditional_poisson.log_prob(logits, k, value) + ratio
@@ -59,14 +58,14 @@ def log_prob(probs: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
-    logits = _logits(probs)
+    logits = log_odds(probs)
     certain = logits.isinf()
 
     def mean(tilted: Tensor) -> Tensor:
-        log_odds, pulled_back = pull_back(conditional_poisson.inclusion_log_odds, tilted, k)
-        p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+        z, pulled_back = pull_back(conditional_poisson.inclusion_log_odds, tilted, k)
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
         distance = ((1 - probs) * p + probs * q).sum(-1, keepdim=True)
-        shift = pulled_back((1 - 2 * probs) * p * q) / distance.masked_fill(distance == 0, 1.0)
+        shift = quotient(pulled_back((1 - 2 * probs) * p * q), distance.masked_fill(distance < TINY, 1.0))
         return (p + shift).masked_fill(certain, 0.0)
 
     _, product = torch.func.vjp(mean, logits)[:2]
@@ -77,21 +76,25 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = ()) -> Tensor:
+def sample(
+    probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
-    logits, count = _logits(probs), math.prod(sample_shape)
+    logits, count = log_odds(probs), math.prod(sample_shape)
     marks = torch.cat(_mark_weights(probs, logits, k), -1).cumsum(-1).view(math.prod(batch), 2 * n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []
     for start in range(0, max(1, count), slab):
         size = min(slab, count - start)
-        u = torch.rand(marks.shape[0], size, dtype=marks.dtype, device=marks.device)
-        mark = torch.searchsorted(marks, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
+        u = uniform((marks.shape[0], size), marks.dtype, marks.device, generator)
+        target = u * marks[:, -1:]
+        of_each = marks if can_look(u) else marks + 0 * u.sum(-1, keepdim=True)  # a vmap searches in one row for each
+        mark = torch.searchsorted(of_each, target, right=True).clamp(max=2 * n - 1)
         mark = mark.T.reshape(size, *batch, 1)
         given, unit = logits.expand(size, *logits.shape), mark % n
         old = given.gather(-1, unit)
         fixed = torch.where(mark < n, torch.inf, -torch.inf)
         fixed = torch.where(old.isinf(), old, fixed)  # in rows without a choice all weights are 0
-        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k))
+        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k, generator=generator))
     return torch.cat(parts).view(*sample_shape, *batch, n)

@@ -17,21 +17,24 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
 
     Ranks are below C(n, k), which has to fit into 63 bits.
     """
-    values = torch.zeros(stop - start, n, dtype=like.dtype, device=like.device)
+    return k_hot_vectors_of_rank(n, k, torch.arange(start, stop, device=like.device), like)
+
+
+def k_hot_vectors_of_rank(n: int, k: int, rank: Tensor, like: Tensor) -> Tensor:
+    """The vectors of these ranks, ``(*rank.shape, n)``, with the dtype and device of ``like``."""
+    values = torch.zeros(*rank.shape, n, dtype=like.dtype, device=like.device)
     if k == 0:
         return values
     if 2 * k > n:  # complements come in the opposite order
-        count = math.comb(n, k)
-        return 1 - k_hot_vectors(n, n - k, count - stop, count - start, like).flip(0)
+        return 1 - k_hot_vectors_of_rank(n, n - k, math.comb(n, k) - 1 - rank, like)
     # Column j: how many of the vectors that are still possible contain unit i, if j units are left to choose.
     counts = [[0, *(min(math.comb(n - 1 - i, j), MAX_RANK) for j in range(k))] for i in range(n)]
     containing_unit = torch.tensor(counts, dtype=torch.long, device=like.device)
-    rank = torch.arange(start, stop, device=like.device)
     left = torch.full_like(rank, k)
     for i in range(n):
         containing = containing_unit[i][left]
         inside = rank < containing
-        values[:, i] = inside
+        values[..., i] = inside
         rank = rank - containing.masked_fill_(inside, 0)
         left = left - inside.long()
     return values

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from . import random_numbers
 from .dispatch import triton_runs
 from .draw_operator import draw_operator
 from .philox import random_words, uniform
+from .small_numbers import constant_if_tiny
 
 SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
 
@@ -35,7 +37,8 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
     spread = probs * (1 - probs)
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
     share = missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    return probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
+    balanced = probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
+    return constant_if_tiny(balanced)
 
 
 @draw_operator("pivotal_draw")
@@ -62,19 +65,19 @@ def pivotal_draw(probs: Tensor, k: Tensor, seed: Tensor, draws: int, dtype: torc
     return _play(units, order.view(units.shape), uniform(c, d).view(units.shape))[..., :n].to(dtype)
 
 
-def tournament(probs: Tensor) -> Tensor:
+def tournament(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draws one k-hot vector for each row of ``probs`` by a tournament in random order.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], float64; each row sums to an integer up to rounding.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
         Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
         probability 0, always those of probability 1.
     """
-    # Random 62-bit keys do not tie, and sort faster than floats.
-    order = torch.randint(2**62, probs.shape, device=probs.device).argsort(-1)
-    return _play(probs, order, torch.rand(probs.shape, dtype=probs.dtype, device=probs.device))
+    order = random_numbers.shuffled(probs.shape, probs.device, generator)
+    return _play(probs, order, random_numbers.uniform(probs.shape, probs.dtype, probs.device, generator))
 
 
 def _play(probs: Tensor, order: Tensor, u: Tensor) -> Tensor:

@@ -48,3 +48,7 @@ __all__ = [
     "topk_mask",
     "transport_topk",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

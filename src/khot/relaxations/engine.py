@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._validation import check_k, check_scores, check_softness, checks_contents
+from khot._validation import check_k, check_scores, check_softness, checks_contents, has_contents
 from khot.kernels.capped_simplex import (
     Threshold,
     capped_simplex_threshold,
@@ -67,7 +67,7 @@ class _CappedSimplexMap(Function):
             if fused(x, link, log) and (compiling or not graph):
                 grads = fused_derivative(x, scale, anchor, offset, grad_y, link.key, log)
                 return *grads, *(None,) * 4
-            if not (graph or compiling or needs_scale or log or x.is_cuda):
+            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, anchor, offset):
                 dtype = compute_dtype(x)
                 short = mask_gradient(x.to(dtype), scale, at, grad_y.to(dtype), link)
                 if short is not None:
@@ -92,7 +92,7 @@ def _jvp(
 ) -> tuple[Tensor, None, Tensor]:
     x, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset))
+    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
@@ -117,7 +117,7 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
-        return torch.full((), value, dtype=torch.float64).expand(batch)
+        return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
@@ -153,7 +153,8 @@ def capped_simplex_map(
             selects it.
         k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
         scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
-        link: The link function.
+        link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
+            exported program only one that has a name, see :class:`Link`.
         dim: Axis of the ground set.
 
     Returns:

@@ -50,9 +50,9 @@ def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
     return v
 
 
-def _check(s: Tensor, w: Tensor | None) -> Tensor:
-    """Checks types and shapes; returns w, zeros if None, expanded to the shape of s."""
-    w = torch.zeros_like(s) if w is None and isinstance(s, Tensor) else w
+def _check(s: Tensor, w: Tensor, max_iter: int) -> Tensor:
+    """Checks types and shapes; returns w, expanded to the shape of s."""
+    check_count("max_iter", max_iter)
     for name, value in (("s", s), ("w", w)):
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
@@ -84,7 +84,8 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
     Args:
         s: Finite values with ``n`` entries along the last axis.
         w: Finite values that broadcast to ``s``; zeros if not given, for the isotonic regression of ``s``.
-        solver: ``"pav"`` is exact; compiled on CPU if SciPy is installed, and in log2(n) batched levels elsewhere.
+        solver: ``"pav"`` is exact; compiled on CPU if SciPy is installed and ``KHOT_BACKEND`` leaves the choice, and in
+            log2(n) batched levels elsewhere.
             ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
             pairs at once; it needs about as many sweeps as the square of the longest block.
         max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate and a
@@ -106,8 +107,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
         >>> isotonic_l2(torch.tensor([1.0, 3.0, 2.0, 0.0]))
         tensor([2., 2., 2., 0.])
     """
-    w = _check(s, w)
-    check_count("max_iter", max_iter)
+    w = _check(s, torch.zeros_like(s) if w is None and isinstance(s, Tensor) else w, max_iter)
     objective = Objective(s.double(), w.double(), column(1.0, s), 2.0, magnitude=False)
     return _solve(objective, _is_dual(solver, "dykstra"), max_iter).to(s.dtype)
 
@@ -160,8 +160,7 @@ def isotonic_lp(
         >>> (s - isotonic_lp(s, torch.tensor([1.0, 0.0, 0.0]), 4 / 3, 1.0)) ** 3
         tensor([0.8993, 0.1007, 0.0000])
     """
-    w = _check(s, w)
-    check_count("max_iter", max_iter)
+    w = _check(s, w, max_iter)
     check_softness("strength", strength, s, s.shape[:-1])
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")

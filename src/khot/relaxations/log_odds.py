@@ -42,13 +42,18 @@ def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float 
     setattr(y, _ATTRIBUTE, ((x, k, temperature), _version(y)))
 
 
-def log_odds(y: Tensor) -> Tensor:
-    """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries."""
+def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
+    """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries.
+
+    They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything.
+    """
+    if wanted is None:
+        wanted = torch.ones_like(y[..., 0], dtype=torch.bool)
     scores, version = getattr(y, _ATTRIBUTE, (None, None))
     if scores is None or version != _version(y):
-        return y.double().logit()
+        return torch.where(wanted.unsqueeze(-1), y.double(), 0.5).logit()
     x, k, temperature = scores
-    return sigmoid_topk_log_odds(x.double(), k, temperature)
+    return sigmoid_topk_log_odds(x.double(), k, temperature).masked_fill(~wanted.unsqueeze(-1), 0.0)
 
 
 def _version(y: Tensor) -> int:

@@ -8,7 +8,7 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 import torch
 from torch import Tensor
 
-from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
 
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_on_chip import OrderMap
@@ -24,6 +24,7 @@ def _sorted(
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
+    check_flag("descending", descending)
     values, order = x.sort(-1, descending=descending)
     if looks_at_contents(values):
         _check_contents(values, scale)

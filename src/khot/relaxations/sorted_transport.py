@@ -88,7 +88,7 @@ _apply = with_forward_mode(_SortedTransport, _jvp)
 def _check_sorted(k: object, tol: object, max_iter: object) -> None:
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
         raise TypeError(f"`k` must be an int, the number of columns of the result, but got {type(k).__name__}")
-    if tol is not None and not (isinstance(tol, (int, float)) and 0 < tol < math.inf):
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < math.inf):
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
     if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
         raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")

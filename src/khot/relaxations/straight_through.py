@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from khot._validation import check_scores
+from khot._validation import check_function, check_positive_contents, check_scores, check_softness
 
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
@@ -53,9 +53,10 @@ def straight_through_topk(
         ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
     """
     check_scores(x, dim)
-    if not callable(relaxation):
-        raise TypeError(f"`relaxation` must be a function of (x, k, softness), but got {relaxation!r}")
+    check_function("relaxation", relaxation, "(x, k, softness)")
     x = x.movedim(dim, -1)
+    check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
+    check_positive_contents("softness", softness)
     relaxed = relaxation(x, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
     return (topk_mask(x, size) + (relaxed - relaxed.detach())).movedim(-1, dim)

@@ -1,58 +1,40 @@
 """Unsorted SOFT top-k: entropic optimal transport to two anchors, which is sigmoid top-k at half the epsilon."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from khot.kernels.links import Logistic, TailSums
+from khot._validation import check_scores, check_softness, looks_at_contents
+from khot.kernels.links import LOGISTIC, Link, Logistic
 
 from .engine import relaxed_mask
 from .linked import with_link
 
 
-class _TwoAnchors(Logistic):
-    """F(z) = 1 / (1 + exp(-2 z)), the logistic link at half the scale: exp(-2 x / eps) is what the two costs leave."""
+class _TwoAnchors(Link):
+    """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for those who need its slope; the map takes the logistic.
+
+    exp(-2 x / epsilon) is what the two costs leave.
+    """
 
     reach = Logistic.reach / 2
-    moments = (0.0, math.pi**2 / 12)
 
     def value(self, z: Tensor) -> Tensor:
-        return super().value(2 * z)
+        return LOGISTIC.value(2 * z)
 
     def complement(self, z: Tensor) -> Tensor:
-        return super().complement(2 * z)
+        return LOGISTIC.complement(2 * z)
 
     def slope(self, z: Tensor) -> Tensor:
-        return 2 * super().slope(2 * z)
+        return 2 * LOGISTIC.slope(2 * z)
 
     def inverse(self, p: Tensor) -> Tensor:
-        return torch.logit(p) / 2
+        return LOGISTIC.inverse(p) / 2
 
     def slope_at(self, p: Tensor) -> Tensor:
-        return 2 * super().slope_at(p)
-
-    def log_value(self, z: Tensor) -> Tensor:
-        return super().log_value(2 * z)
-
-    def log_complement(self, z: Tensor) -> Tensor:
-        return super().log_complement(2 * z)
-
-    def log_slope(self, z: Tensor) -> Tensor:
-        return self.log_value(z) + self.log_value(-z) + math.log(2)
-
-    def slope_(self, z: Tensor) -> Tensor:
-        return super().slope_(z.mul_(2)).mul_(2)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        sums = super().tail_sums(z.mul_(2))
-        return sums._replace(slope=2 * sums.slope)
+        return 2 * LOGISTIC.slope_at(p)
 
 
-_TWO_ANCHORS = _TwoAnchors()
-
-
-@with_link(_TWO_ANCHORS)
+@with_link(_TwoAnchors())
 def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
@@ -90,4 +72,11 @@ def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, 
         >>> transport_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5, 2.0)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    return relaxed_mask(x, k, epsilon, dim, link=_TWO_ANCHORS, name="epsilon")
+    check_scores(x, dim)
+    check_softness("epsilon", epsilon, x, x.movedim(dim, -1).shape[:-1])
+    if isinstance(epsilon, Tensor):
+        if looks_at_contents(epsilon) and not bool(((epsilon > 0) & (epsilon < torch.inf)).all()):
+            wrong = epsilon[~((epsilon > 0) & (epsilon < torch.inf))][0].item()
+            raise ValueError(f"`epsilon` must be positive and finite, but got {wrong:g}")
+        epsilon = epsilon.double()
+    return relaxed_mask(x, k, epsilon / 2, dim, link=LOGISTIC, name="epsilon / 2")

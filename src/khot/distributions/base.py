@@ -1,0 +1,103 @@
+"""What designs, relaxed laws and the estimators that wrap designs have in common: their checks, and their draws."""
+
+from inspect import signature
+from typing import Any, cast
+
+import torch
+from pyro.distributions import MaskedDistribution, TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import Distribution, Independent
+from torch.distributions.constraints import Constraint
+from torch.types import _size as SizeLike
+
+from khot._validation import can_look, checked_shape, has_contents
+
+
+class KHotDistribution(TorchDistribution):
+    """A distribution over vectors of n units, whose shapes and values are checked in one place.
+
+    With validation on, contents are checked where there are any: not of meta and fake tensors, nor of those that a
+    compiler traces.
+    """
+
+    def __init__(
+        self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
+    ) -> None:
+        if self._has_contents():
+            super().__init__(batch_shape, event_shape, validate_args=validate_args)
+            return
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        if validate_args is None:
+            del self._validate_args
+        else:
+            self._validate_args = validate_args
+
+    def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws without gradient, ``sample_shape + batch_shape + event_shape``.
+
+        Args:
+            sample_shape: Shape of the independent draws.
+            generator: Source of randomness on the device of the parameters, torch's default one if None. Inside of a
+                vmap its numbers follow ``randomness`` as those of the default one do; ``torch.compile`` has no
+                generators in its graphs, which break here.
+        """
+        with torch.no_grad():
+            return draw(self, sample_shape, generator, "rsample")
+
+    def _tensors(self) -> list[Tensor]:
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
+    def _has_contents(self, *tensors: Tensor) -> bool:
+        """Whether these tensors and the parameters have contents, see :func:`khot._validation.has_contents`."""
+        return has_contents(*tensors, *self._tensors())
+
+    def _checks_contents(self, *tensors: Tensor) -> bool:
+        """Whether validation is on, and the checks of this library can look at these tensors and the parameters."""
+        return bool(self._validate_args) and can_look(*tensors, *self._tensors())
+
+    def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
+        return Size(checked_shape("sample_shape", sample_shape) + self.batch_shape + self.event_shape)
+
+    def _validate_sample(self, value: Tensor) -> None:
+        """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
+        if not self._has_contents(value):
+            self._validate_shape(value)
+            return
+        try:
+            super()._validate_sample(value)
+        except ValueError as error:
+            if "within the support" not in str(error) or not can_look(value, *self._tensors()):
+                raise
+            fits = cast(Constraint, self.support).check(value)
+            if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
+                raise
+
+    def _validate_shape(self, value: Tensor) -> None:
+        try:
+            shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
+        except RuntimeError:
+            shape = Size()
+        if value.shape[-1:] != self.event_shape or not shape:
+            raise ValueError(
+                f"a value must have a shape that broadcasts with batch_shape + event_shape, "
+                f"{tuple(self.batch_shape + self.event_shape)}, and ends as it does, but got {tuple(value.shape)}"
+            )
+
+
+def draw(
+    design: Distribution, sample_shape: SizeLike, generator: torch.Generator | None = None, method: str = "sample"
+) -> Tensor:
+    """``design.sample`` or ``design.rsample``, from a generator if one is given: of any distribution that takes one.
+
+    Raises:
+        TypeError: If the distribution takes no generator.
+    """
+    if generator is None:
+        return cast(Tensor, getattr(design, method)(sample_shape))
+    source: Any = design
+    while isinstance(source, Independent | MaskedDistribution):  # which draw as what they wrap does
+        source = source.base_dist
+    drawn_by = getattr(source, method)
+    if "generator" not in signature(drawn_by).parameters:
+        raise TypeError(f"`generator` must be None here: {type(source).__name__}.{method} takes none")
+    return cast(Tensor, drawn_by(sample_shape, generator=generator))

@@ -1,0 +1,131 @@
+"""All values that a law can take, numbered; of several independent latents, the product of what each can take."""
+
+import math
+from collections import Counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from khot._validation import can_look
+from khot.constraints import k_hot
+from khot.distributions.design import MAX_SUPPORT
+from khot.kernels.subsets import k_hot_vectors_of_rank
+
+
+class Support:
+    """The values of a law, any stretch of which is made without the others.
+
+    They come in the order of the latents' own values, those of the last latent next to each other.
+
+    Args:
+        design: A law with ``enumerate_support``, or one over k-hot vectors; either may be made independent over batch
+            dimensions (``to_event``).
+        limit: Start of the error message where there are too many values.
+
+    Raises:
+        NotImplementedError: If k-hot vectors of a latent differ in their number of ones from row to row of the batch.
+        ValueError: If there are more than ``MAX_SUPPORT`` values.
+    """
+
+    def __init__(self, design: Distribution, limit: str) -> None:
+        law = design
+        while isinstance(law, Independent):
+            law = law.base_dist
+        self.design = design
+        latents = math.prod(design.event_shape[: len(design.event_shape) - len(law.event_shape)])
+        self._factor = (_KHot if isinstance(law.support, k_hot) else _Listed)(law, latents)
+        counts = self._factor.counts
+        if sum(math.log10(max(count, 1)) for count in counts) > math.log10(MAX_SUPPORT) + 1e-9:
+            raise ValueError(f"{limit}, but {self._factor.terms()} = {_in_words(counts)}; score_function draws some")
+        self.count = math.prod(counts)
+        # A value is numbered in a mixed radix: by those of its latents, each times how many the later ones have.
+        place = [math.prod(counts[latent + 1 :]) for latent in range(len(counts))]
+        self._place, self._radix = (
+            torch.tensor(v, dtype=torch.long, device=self._factor.like.device) for v in (place, counts)
+        )
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """Those numbered ``start`` to ``stop - 1``: ``(stop - start, *1 for each batch dimension, *event_shape)``."""
+        number = torch.arange(start, stop, device=self._place.device).unsqueeze(-1)
+        values = self._factor.values(number // self._place % self._radix)
+        return values.view(stop - start, *(1,) * len(self.design.batch_shape), *self.design.event_shape)
+
+
+class _KHot:
+    """Latents that are k-hot vectors, each of one size or of a few; values of smaller sizes come first."""
+
+    def __init__(self, law: Distribution, latents: int) -> None:
+        self.n, self.sizes = law.event_shape[0], _sizes(law, cast(k_hot, law.support), latents)
+        self.like = law.mean.detach()
+        self.counts = [sum(math.comb(self.n, k) for k in sizes) for sizes in self.sizes]
+
+    def terms(self) -> str:
+        return _product({sizes: [f"C({self.n}, {k})" for k in sizes] for sizes in self.sizes}, self.sizes)
+
+    def values(self, ranks: Tensor) -> Tensor:
+        """Of ranks ``(m, latents)``: ``(m, latents, n)``."""
+        values = self.like.new_empty(*ranks.shape, self.n)
+        for sizes in set(self.sizes):
+            columns = [latent for latent, own in enumerate(self.sizes) if own == sizes]
+            values[:, columns] = self._of_sizes(ranks[:, columns], sizes)
+        return values
+
+    def _of_sizes(self, ranks: Tensor, sizes: range) -> Tensor:
+        if len(sizes) == 1:
+            return k_hot_vectors_of_rank(self.n, sizes[0], ranks, self.like)
+        values = self.like.new_empty(*ranks.shape, self.n)
+        for k in sizes:
+            count = math.comb(self.n, k)
+            own = (ranks >= 0) & (ranks < count)
+            values[own] = k_hot_vectors_of_rank(self.n, k, ranks[own], self.like)
+            ranks = ranks - count
+        return values
+
+
+class _Listed:
+    """Latents of a law that lists its own values."""
+
+    def __init__(self, law: Distribution, latents: int) -> None:
+        self.like = law.enumerate_support(expand=False)
+        self.counts = [len(self.like)] * latents
+
+    def terms(self) -> str:
+        return _product({len(self.like): [str(len(self.like))]}, self.counts)
+
+    def values(self, ranks: Tensor) -> Tensor:
+        return self.like[ranks]
+
+
+def _sizes(law: Distribution, support: k_hot, latents: int) -> list[range]:
+    """The numbers of ones that each latent may have, which all rows of the batch have to share."""
+    shape = (math.prod(law.batch_shape) // max(latents, 1), latents)
+    ends = []
+    for k in (support.k, support.upper):
+        if not isinstance(k, Tensor):
+            ends.append([k] * latents)
+            continue
+        if not can_look(k):
+            raise NotImplementedError("enumeration needs `k` as an int where contents of tensors cannot be looked at")
+        rows = k.cpu().expand(law.batch_shape).reshape(shape)
+        if len(rows) and not bool((rows == rows[0]).all()):
+            sizes = sorted({*rows.unique().tolist()})
+            raise NotImplementedError(f"enumeration needs the same k in all rows, but got k in {sizes}")
+        ends.append(rows[0].tolist() if len(rows) else [0] * latents)
+    return [range(low, high + 1) for low, high in zip(*ends, strict=True)]
+
+
+def _product(terms: dict[Any, list[str]], factors: list[Any]) -> str:
+    """As ``C(10, 5)^10 * (C(4, 1) + C(4, 2))``, the latents of the same terms together."""
+    parts = []
+    for key, power in Counter(factors).items():
+        term = " + ".join(terms[key])
+        parts.append(f"({term})" if len(terms[key]) > 1 and len(factors) > 1 else term)
+        parts[-1] += f"^{power}" if power > 1 else ""
+    return " * ".join(parts)
+
+
+def _in_words(counts: list[int]) -> str:
+    digits = sum(math.log10(max(count, 1)) for count in counts)
+    return str(math.prod(counts)) if digits < 15 else f"about 1e{math.floor(digits)}"

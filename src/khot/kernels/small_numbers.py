@@ -1,0 +1,36 @@
+"""Logarithms and quotients of probabilities near the end of the floating-point range, with derivatives that stay in it.
+
+The derivative of log x is 1 / x, and that of 1 / x would be 1 / x², which overflows long before x underflows, although
+what it multiplies is as small. Taken relative to its own value, as a constant, x is 1, and so are the powers of it in
+all derivatives. A number below ``TINY`` keeps its value and counts as a constant: its derivative is out of range.
+"""
+
+import torch
+from torch import Tensor
+
+TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may overflow
+
+
+def constant_if_tiny(x: Tensor) -> Tensor:
+    """Cuts the gradient of entries whose reciprocals, of the order of derivatives of logarithms, are out of range."""
+    return torch.where(x < torch.finfo(x.dtype).tiny, x.detach(), x)
+
+
+def log_of_small(x: Tensor) -> Tensor:
+    """The logarithm of positive numbers, ``TINY`` or larger, with derivatives of every order in range."""
+    size = x.detach()
+    return (x / size).log() + size.log()
+
+
+def quotient(a: Tensor, b: Tensor) -> Tensor:
+    """``a / b`` for positive b, ``TINY`` or larger, with derivatives of every order in range."""
+    size = b.detach()
+    return (a / size) / (b / size)
+
+
+def log_odds(probs: Tensor) -> Tensor:
+    """``logit(probs)``; infinite, without gradient, where they are 0 or 1."""
+    interior = (probs > 0) & (probs < 1)
+    inner = constant_if_tiny(probs.masked_fill(~interior, 0.5))
+    certain = torch.where(interior, 0.0, (probs.detach() - 0.5) * torch.inf)
+    return log_of_small(inner) - (1 - inner).log() + certain

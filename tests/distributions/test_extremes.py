@@ -1,0 +1,151 @@
+"""Parameters at the ends of the floating-point range: everything that a design computes is finite, gradients too."""
+
+import math
+
+import pytest
+import torch
+
+from khot import ConditionalPoisson, PhantomUnit, Sampford, StraightThrough, sigmoid_topk
+from tests.inputs import normal
+from tests.registry import DESIGNS, DesignCase
+
+float64 = torch.float64
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=float64)
+
+
+# Scores and k.
+LOGITS = {
+    "signs": (tensor(1e3, -1e3, 1e3, -1e3, -1e3), 2),
+    "tie_across_k": (tensor(1e3, 1e3, 1e3, -1e3), 2),
+    "lone_unit_between": (tensor(1e3, -1e3, 0.0, 5.0), 2),
+    "smallest_normal_numbers": (tensor(700.0, -700.0, 0.0, 0.0, 1.0, 690.0), 3),
+    "subnormal_numbers": (tensor(0.0, -708.0, -709.0, -740.0, -30.0), 1),
+    "far_apart": (tensor(0.0, 40.0, 80.0, 120.0, 160.0), 3),
+    "random": (1e3 * normal(7), 4),
+    "all_equal_but_one": (tensor(0.0, 0.0, 0.0, -1e6), 2),
+}
+PROBS = {
+    "tiny": tensor(1e-300, 0.3, 0.7, 1e-300),
+    "tiny_and_nearly_certain": tensor(1e-300, 1 - 2**-53, 1.0, 0.5, 0.5),
+    "nearly_certain": tensor(1 - 2**-53, 1 - 2**-53, 2**-52),
+    "nearly_one_vector": tensor(1e-12, 1e-12, 1 - 2e-12),
+    "nearly_one_vector_of_three": tensor(1e-14, 1 - 1e-14, 1e-14, 1 - 1e-14, 0.5, 0.5),
+    "next_to_nothing_beside_one": tensor(1e-160, 1e-160, 1.0),
+    "subnormal": tensor(5e-324, 1e-310, 0.5, 0.5),
+    "many_scales": tensor(1e-200, 1e-100, 1e-30, 1e-16, 1 - 1e-16, 0.5, 0.5),
+    "certain": tensor(0.0, 1.0, 1.0, 0.0),
+    "one_choice": tensor(1.0, 1.0, 0.5, 0.5, 0.0),
+}
+
+
+def phantom(case):
+    keywords = getattr(case.make, "keywords", {})
+
+    def make(probs=None, logits=None, k=None):
+        return PhantomUnit(getattr(case.make, "func", case.make), probs=probs, logits=logits, **keywords)
+
+    return DesignCase(f"phantom_of_{case.name}", make, None, has_log_prob=case.has_log_prob)
+
+
+EXACT = [case for case in DESIGNS if case.exact_probs and not case.slow and case.name != "gumbel_topk"]
+MEMBERS = [*DESIGNS, *map(phantom, EXACT)]
+
+
+def every_member(*quick):
+    marks = {case.name: [] if case.name in quick else [pytest.mark.slow] for case in MEMBERS}
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marks[c.name]) for c in MEMBERS])
+
+
+def scores(design):
+    """Log-probabilities of all vectors, with 0 for the impossible ones."""
+    try:
+        value = design.enumerate_support()
+    except NotImplementedError:
+        value = design.sample((20,))
+    log_prob = design.log_prob(value)
+    assert not log_prob.isnan().any()
+    return log_prob.masked_fill(log_prob == -math.inf, 0.0)
+
+
+OUTPUTS = {
+    "mean": lambda design: design.mean,
+    "log_prob": scores,
+    "entropy": lambda design: design.entropy(),
+    "pairwise_inclusion": lambda design: design.pairwise_inclusion,
+    "covariance_matrix": lambda design: design.covariance_matrix,
+    "straight_through": lambda design: StraightThrough(design, log_prob="none").rsample((3,)),
+}
+
+
+def check_finite(case, given, x, **kwargs):
+    for name, output in OUTPUTS.items():
+        leaf = x.clone().requires_grad_()
+        design = case.make(**{given: leaf}, **kwargs)
+        try:
+            y = output(design)
+        except NotImplementedError:
+            continue
+        assert y.isfinite().all(), name
+        for weight in (torch.ones_like(y), normal(*y.shape).to(y.dtype)):
+            (gradient,) = torch.autograd.grad(
+                (y * weight).sum(), leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            assert gradient.isfinite().all(), name
+
+
+@every_member("brewer", "pivotal_fixed")
+@pytest.mark.parametrize("row", LOGITS)
+def test_logits(case, row):
+    logits, k = LOGITS[row]
+    check_finite(case, "logits", logits, k=k)
+    check_finite(case, "logits", logits.float(), k=k)
+
+
+@every_member("sampford", "brewer", "pivotal_fixed")
+@pytest.mark.parametrize("row", PROBS)
+def test_probs(case, row):
+    check_finite(case, "probs", PROBS[row])
+
+
+@pytest.mark.parametrize("row", [name for name in PROBS if name != "subnormal"])
+def test_logits_of_a_phantom_unit(row):
+    probs = PROBS[row].clone().requires_grad_()
+    logits = PhantomUnit(Sampford, probs=probs).logits
+    certain = (probs == 0) | (probs == 1)
+    torch.testing.assert_close(logits, probs.logit())
+    (gradient,) = torch.autograd.grad(logits.masked_fill(certain, 0.0).sum(), probs)
+    torch.testing.assert_close(gradient, torch.where(certain, 0.0, 1 / (probs * (1 - probs))).detach())
+
+
+@pytest.mark.parametrize("row", ["tiny", "nearly_one_vector", "nearly_one_vector_of_three", "many_scales"])
+def test_pairs_of_sampford_have_the_gradient_of_the_enumerated_ones(row):
+    """Along directions that keep the sum and are in proportion to the entries' distance from 0 and 1."""
+    probs = PROBS[row].clone().requires_grad_()
+    design = Sampford(probs=probs)
+    support = design.enumerate_support()
+    enumerated = torch.einsum("s,si,sj->ij", design.log_prob(support).exp(), support, support)
+    torch.testing.assert_close(design.pairwise_inclusion, enumerated, rtol=1e-9, atol=1e-14)
+    spread = probs.detach() * (1 - probs.detach())
+    direction = spread * normal(*probs.shape)
+    direction = direction - spread * direction.sum() / spread.sum()
+    weight = normal(*enumerated.shape)
+    slopes = [
+        (torch.autograd.grad((pairs * weight).sum(), probs, retain_graph=True)[0] * direction).sum()
+        for pairs in (design.pairwise_inclusion, enumerated)
+    ]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-14)
+
+
+def test_conditional_poisson_solves_for_noise():
+    """Where the exact derivative is 0, what rounding leaves of it has no solution, and needs none."""
+    torch.manual_seed(0)
+    rows = [PROBS[name] for name in ("nearly_one_vector", "tiny", "one_choice", "certain")]
+    for row in (*rows, *(sigmoid_topk(10**s * torch.randn(6, dtype=float64), 3) for s in (0, 1))):
+        probs = row.clone().requires_grad_()
+        design = ConditionalPoisson(probs=probs)
+        (gradient,) = torch.autograd.grad(design.pairwise_inclusion.sum(), probs)  # of k times the sum of probs, k²
+        interior = (probs > 0) & (probs < 1)
+        torch.testing.assert_close(gradient[interior], (2.0 * design.k).double().expand(int(interior.sum())))

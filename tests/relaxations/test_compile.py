@@ -1,0 +1,79 @@
+"""Maps in one compiled graph, forward and backward, for any shape; a few of them through Inductor's C++, too.
+
+The masks, the order maps and the baselines have tests of their own of the first.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.every_map import MAPS
+from tests.inputs import normal
+
+COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+FAMILIES = ("isotonic", "permutahedron_projection", "straight_through", "sorted_transport", "topk_mask")
+INDUCED = (
+    "sigmoid_topk",
+    "sparse_topk_any_p",
+    "sparse_topk_magnitude_two",
+    "soft_rank",
+    "permutahedron_projection",
+    "isotonic_l2",
+)
+
+
+def check_compiled(case, compiled, x, softness, tolerance):
+    """Values and gradients as without a compiler."""
+    y, expected = compiled(x, softness), case.call(x, softness)
+    torch.testing.assert_close(y, expected, **tolerance)
+    if not case.differentiable:
+        return
+    leaves, g = [v for v in (x, softness) if isinstance(v, torch.Tensor)], torch.rand_like(expected)
+    grads, others = (torch.autograd.grad(v, leaves, g, allow_unused=True) for v in (y, expected))
+    assert [v is None for v in grads] == [v is None for v in others]
+    for grad, other in zip(grads, others, strict=True):
+        if grad is not None:
+            torch.testing.assert_close(grad, other, **tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in MAPS if case.name.startswith(FAMILIES)], ids=lambda case: case.name)
+def test_compiles_into_one_graph(case):
+    torch._dynamo.reset()
+    compiled = torch.compile(case.call, backend="aot_eager", fullgraph=True, dynamic=True)
+    for shape in ((3, 6), (2, 9)):
+        x, softness = normal(*shape).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        check_compiled(case, compiled, x, softness, {"rtol": 1e-10, "atol": 1e-12})
+
+
+def without_compiler():
+    """Why Inductor cannot compile for a CPU here."""
+    if shutil.which(COMPILER) is None:
+        return f"Inductor needs a C++ compiler, and there is no {COMPILER}"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Inductor needs the headers of Python, which are not installed"
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(without_compiler()), reason=without_compiler())
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch about itself
+@pytest.mark.parametrize("case", [case for case in MAPS if case.name in INDUCED], ids=lambda case: case.name)
+def test_inductor(case):
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(compile_threads=1):  # in this process
+        compiled = torch.compile(case.call, fullgraph=True)
+        x = normal(4, 40, dtype=torch.float32).requires_grad_()
+        softness = torch.tensor(0.3, requires_grad=True)
+        check_compiled(case, compiled, x, softness, {"rtol": 1e-5, "atol": 1e-6})
+
+
+def test_the_names_here_are_those_of_maps():
+    names = {case.name for case in MAPS}
+    assert set(INDUCED) <= names
+    assert all(any(name.startswith(family) for name in names) for family in FAMILIES)

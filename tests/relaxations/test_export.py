@@ -1,0 +1,105 @@
+"""Exported programs mean in a fresh process what they mean here, whatever links that process has made before."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import khot.relaxations
+from khot import capped_simplex_map
+from tests.every_map import MAPS
+from tests.inputs import normal
+from tests.maps import Cauchy
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_public_map_is_under_test():
+    names = {name for name in khot.relaxations.__all__ if name.islower()}
+    assert {name for name in names if not any(case.name.startswith(name) for case in MAPS)} == set()
+
+
+LOADS = """
+import sys, torch
+import khot
+x = torch.zeros(3)
+for p in (1.9, 1.1, 2.0, 1.3):  # links in another order, of other values and of the same names
+    khot.sparse_topk(x, 1, p=p)
+class Cauchy(khot.Link):
+    value = complement = slope = inverse = None
+others = [Cauchy() for _ in range(20)]
+import tests.every_map  # whose link some programs need
+
+inputs, results = torch.load(sys.argv[1])
+for name, expected in results.items():
+    program = torch.export.load(f"{sys.argv[2]}/{name}.pt2").module()
+    for x, y in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(program(x), y, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")
+print(len(results), "programs")
+"""
+
+
+class Program(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x, 0.7)
+
+
+def in_fresh_process(code, *arguments):
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+def test_every_map_is_the_same_in_a_fresh_process(tmp_path, strict):
+    inputs, results = [normal(3, 6, seed=seed) for seed in (0, 1)], {}
+    for case in MAPS:
+        program = torch.export.export(Program(case.call), (inputs[0],), strict=strict)
+        torch.export.save(program, tmp_path / f"{case.name}.pt2")
+        results[case.name] = [case.call(x, 0.7) for x in inputs]
+    torch.save((inputs, results), tmp_path / "results")
+    loaded = in_fresh_process(LOADS, tmp_path / "results", tmp_path)
+    assert loaded.stdout.strip() == f"{len(MAPS)} programs", loaded.stderr[-4000:]
+
+
+RUNS = "import sys, torch, khot; print(torch.export.load(sys.argv[1]).module()(torch.tensor([0.0, 1.0, 2.0])))"
+
+
+@pytest.mark.slow
+def test_a_program_whose_link_is_not_imported_says_so(tmp_path):
+    case = next(case for case in MAPS if case.name == "capped_simplex_map")
+    torch.export.save(torch.export.export(Program(case.call), (torch.zeros(3),)), tmp_path / "program.pt2")
+    result = in_fresh_process(RUNS, tmp_path / "program.pt2")
+    assert result.returncode == 1
+    assert "no link is registered as 'tests.named_cauchy'" in result.stderr and "to be imported" in result.stderr
+
+
+class TensorCauchy(Cauchy, name="tests.tensor_cauchy"):
+    def __init__(self):
+        self.location = torch.zeros(())
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(Cauchy, 'registered name.*`class Cauchy.Link, name="..."'), (TensorCauchy, "TensorCauchy are not: location")],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_link_that_another_process_could_not_make_is_not_exported(make, message, strict, inside):
+    link = make()
+    program = Program(lambda x, s: capped_simplex_map(x, 2, s, link=make() if inside else link))
+    with pytest.raises(Exception, match=message):
+        torch.export.export(program, (normal(3, 6),), strict=strict)

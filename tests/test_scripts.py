@@ -1,0 +1,131 @@
+"""Every script in examples/, benchmarks/ and docs/ starts; every example is run by a test; the gallery is drawn."""
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.test_smoke import NAMES
+
+ROOT = Path(__file__).parents[1]
+MAIN = re.compile(r'^if __name__ == "__main__":\n    main\(\)', flags=re.MULTILINE)
+OWN_TESTS = {  # of the examples that test_smoke.py does not run
+    "beam_search": "test_beam_search.py",
+    "compare_estimators": "test_compare_estimators.py",
+    "feature_selection_methods": "test_feature_selection_methods.py",
+    "learned_k": "test_feature_selection_methods.py",
+    "moe_router": "test_moe_router.py",
+    "sparse_autoencoder": "test_sparse_autoencoder.py",
+    "spike_and_slab": "test_spike_and_slab.py",
+    "topk_attention": "test_topk_attention.py",
+    "vae": "test_vae.py",
+}
+HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no examples; tested by what they return
+
+
+def scripts(folder: str) -> list[Path]:
+    return [file for file in sorted((ROOT / folder).glob("*.py")) if MAIN.search(file.read_text())]
+
+
+def modules(folder: str) -> set[str]:
+    return {file.stem for file in (ROOT / folder).glob("*.py")}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a script by its path, with what lies beside it."""
+    before = set(sys.modules)
+
+    def load(file: Path):
+        monkeypatch.syspath_prepend(file.parent)
+        spec = importlib.util.spec_from_file_location(f"script_{file.stem}", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(sys, "argv", [str(file), "--help"])
+        return module
+
+    yield load
+    for name in set(sys.modules) - before:
+        if "benchmarks" in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def test_every_example_is_run_by_a_test():
+    assert modules("examples") == {*NAMES, *OWN_TESTS, *HELPERS}
+    assert not set(NAMES) & OWN_TESTS.keys()
+
+
+@pytest.mark.parametrize("name", OWN_TESTS)
+def test_own_test_runs_the_example(name):
+    assert smoke_tests(name, (ROOT / "tests" / "examples" / OWN_TESTS[name]).read_text())
+
+
+def smoke_tests(name: str, source: str) -> list[str]:
+    """The tests of a file that call ``main`` of a module with ``--smoke``, itself or as a parameter."""
+    tree = ast.parse(source)
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    own = {alias.asname or alias.name for alias in aliases if alias.name == name}
+    found = []
+    for test in (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")):
+        nodes = list(ast.walk(test))
+        mains = [
+            node.func.value for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func)[-5:] == ".main"
+        ]
+        called = {node.id for node in mains if isinstance(node, ast.Name)}
+        given = {node.id for part in test.decorator_list for node in ast.walk(part) if isinstance(node, ast.Name)}
+        by_parameter = called & {argument.arg for argument in test.args.args} and own & given
+        smoke = any(isinstance(node, ast.Constant) and node.value == "--smoke" for node in nodes)
+        asserts = any(isinstance(node, ast.Assert) for node in nodes)
+        if smoke and asserts and (called & own or by_parameter):
+            found.append(test.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import vae as v\ndef test_a():\n    assert v.main(['--smoke'])", ["test_a"]),
+        ("import vae\ndef test_a():\n    assert vae.main(['--help'])", []),
+        ("import vae\ndef test_a():\n    vae.main(['--smoke'])", []),
+        ("import vae\nimport knn\ndef test_a():\n    assert knn.main(['--smoke'])", []),
+        ("import vae\n@each('e', [vae])\ndef test_a(e):\n    assert e.main(['--smoke'])", ["test_a"]),
+        ("import vae\n@each('e', [knn])\ndef test_a(e):\n    assert e.main(['--smoke'])", []),
+    ],
+)
+def test_what_counts_as_a_run(source, found):
+    assert smoke_tests("vae", source) == found
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OWN_TESTS])
+def test_help_of_examples(name, capsys):
+    module = importlib.import_module(name)
+    with pytest.raises(SystemExit) as ended:
+        module.main(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and "--seeds" in shown and module.__doc__.strip() in shown
+
+
+def test_benchmarks_are_scripts_or_their_helper():
+    assert {file.stem for file in scripts("benchmarks")} | {"timing"} == modules("benchmarks")
+
+
+@pytest.mark.parametrize("file", scripts("benchmarks"), ids=lambda file: file.stem)
+def test_help_of_benchmarks(file, load, capsys):
+    module = load(file)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0 and "--seconds" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_gallery(load, monkeypatch, tmp_path):
+    (file,) = scripts("docs")
+    module = load(file)
+    monkeypatch.setattr(sys, "argv", [str(file), "--out", str(tmp_path)])
+    module.main()
+    kept = {figure.name for figure in (file.parent / "gallery").glob("*.png")}
+    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 4
+    assert all(figure.stat().st_size > 3_000 for figure in tmp_path.glob("*.png"))

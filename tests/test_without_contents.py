@@ -1,0 +1,169 @@
+"""Designs and estimators where tensors have no numbers in them, and where another device is the default one."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import kl_divergence
+
+from khot import ConditionalPoisson, PhantomUnit, RelaxedKHot, RelaxedKHotStraightThrough, perturbed_topk, sigmoid_topk
+from tests.every_map import quick_first
+from tests.inputs import normal
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
+
+LOGITS = normal(3, 5, dtype=torch.float32)
+GIVEN = {
+    "logits": lambda: {"logits": LOGITS},
+    "logits_double": lambda: {"logits": LOGITS.double()},
+    "logits_rows": lambda: {"logits": LOGITS, "k": torch.tensor([1, 3, 2])},
+    "probs": lambda: {"probs": sigmoid_topk(LOGITS, 2)},
+    "probs_alone": lambda: {"probs": sigmoid_topk(LOGITS, 2), "k": None},
+}
+every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+validate = pytest.mark.parametrize("validate_args", quick_first({"on": True, "off": False}))
+SOME = normal(3, 5, seed=1, dtype=torch.float32)
+
+
+def described(results, device=None):
+    return [(v.shape, v.dtype, device or v.device.type) for v in results]
+
+
+def check(function, **tensors):
+    """``function`` of these tensors by name: what it returns, of real, of meta and of fake tensors."""
+
+    def results(convert):
+        converted = {name: convert(v) if isinstance(v, torch.Tensor) else v for name, v in tensors.items()}
+        for value in converted.values():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value.requires_grad_()
+        return function(**converted)
+
+    expected = results(lambda tensor: tensor.clone())
+    assert described(results(lambda tensor: tensor.to("meta"))) == described(expected, "meta")
+    with FakeTensorMode() as mode:
+        assert described(results(mode.from_tensor)) == described(expected)
+
+
+def with_gradient(value, *parameters):
+    """A value, and the gradients of its sum."""
+    return [value, *torch.autograd.grad(value.sum(), parameters, retain_graph=True)]
+
+
+@validate
+@pytest.mark.parametrize("given", quick_first({name: name for name in GIVEN}))
+@every_design
+def test_designs(case, given, validate_args):
+    def everything(k=2, **parameter):
+        (x,) = parameter.values()
+        design = case.make(**parameter, k=k, validate_args=validate_args)
+        value = design.sample((2,))
+        results = [value, *with_gradient(design.mean, x), *with_gradient(design.variance, x)]
+        if case.has_log_prob:
+            results += with_gradient(design.log_prob(value), x)
+        if case.has_entropy:
+            results += with_gradient(design.entropy(), x)
+        if case.has_pairwise:
+            results += with_gradient(design.pairwise_inclusion, x)
+        if isinstance(k, int):
+            results += [design.sample_indices((2,)), design.enumerate_support(), design.enumerate_support(expand=False)]
+            results += [design.mode, design.expand((4, 3)).sample()] if case.has_log_prob else []
+        return results
+
+    check(everything, **GIVEN[given]())
+
+
+@pytest.mark.parametrize("given", quick_first({name: name for name in ("logits", "logits_rows", "probs")}))
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda case: case.name)
+@every_design
+def test_wrappers(case, estimator, given):
+    if estimator.name == "reinmax" and given == "probs":
+        given = "logits"  # ReinMax has to know the relaxation
+
+    def gradient(k=2, **parameter):
+        (x,) = parameter.values()
+        wrapped = estimator.wrap(case.make(**parameter, k=k), log_prob="none", validate_args=True)
+        value = wrapped.rsample((2,))
+        return [wrapped.sample(), wrapped.log_prob(value.detach()), *with_gradient(value, x)]
+
+    check(gradient, **GIVEN[given]())
+
+
+@validate
+@pytest.mark.parametrize("case", PERTURBED, ids=lambda case: case.name)
+def test_perturbed_scores(case, validate_args):
+    def gradient(logits, k=2):
+        value = case.make(logits=logits, k=k, validate_args=validate_args).rsample((2,))
+        return with_gradient(value * torch.arange(5.0, device=value.device), logits)
+
+    for given in ("logits", "logits_double", "logits_rows"):
+        check(gradient, **GIVEN[given]())
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_functions(case):
+    def gradient(logits):
+        design = ConditionalPoisson(logits=logits, k=2)
+        return with_gradient(case.estimate(design, lambda x: (x * logits).sum(-1), 4), logits)
+
+    check(gradient, logits=LOGITS)
+
+
+@validate
+@pytest.mark.parametrize("relaxed", [RelaxedKHot, RelaxedKHotStraightThrough])
+def test_relaxed(relaxed, validate_args):
+    def everything(logits, k=2):
+        law = relaxed(0.5, logits=logits, k=k, validate_args=validate_args)
+        value = law.rsample((2,))
+        return [
+            law.sample(),
+            *with_gradient(value * logits, logits),
+            *with_gradient(law.log_prob(law.rsample()), logits),
+        ]
+
+    check(everything, logits=LOGITS)
+    check(everything, logits=LOGITS.double(), k=torch.tensor([1, 3, 2]))
+
+
+@validate
+def test_phantom_unit(validate_args):
+    def everything(**parameter):
+        (x,) = parameter.values()
+        design = PhantomUnit(ConditionalPoisson, **parameter, validate_args=validate_args)
+        value = design.sample((2,))
+        results = [value, *with_gradient(design.mean, x), *with_gradient(design.log_prob(value), x)]
+        return [*results, *with_gradient(design.entropy(), x), *with_gradient(kl_divergence(design, design), x)]
+
+    check(everything, logits=LOGITS)
+    check(everything, probs=LOGITS.sigmoid())
+
+
+def test_perturbed_topk():
+    check(lambda x: with_gradient(perturbed_topk(x, 2, num_samples=4), x), x=LOGITS)
+
+
+@every_design
+def test_shapes_are_checked(case):
+    design = case.make(logits=LOGITS.to("meta"), k=2, validate_args=True)
+    for shape in ((4,), (2, 5), (3, 4)):
+        with pytest.raises(ValueError, match="a value must have a shape that broadcasts"):
+            design._validate_sample(torch.empty(shape, device="meta"))
+    with pytest.raises(ValueError, match="0 <= k <= n"):
+        case.make(logits=LOGITS.to("meta"), k=6)
+
+
+@every_design
+def test_default_device_does_not_matter(case):
+    def results():
+        logits = LOGITS.double().requires_grad_()
+        design, generator = case.make(logits=logits, k=2), torch.Generator().manual_seed(0)
+        value = design.sample((4,), generator=generator)
+        found = [value, *with_gradient(design.mean, logits)]
+        found += [design.sample_indices((4,), generator=generator), design.enumerate_support()]
+        found += with_gradient(design.log_prob(value), logits) if case.has_log_prob else []
+        found += with_gradient(design.entropy(), logits) if case.has_entropy else []
+        found += with_gradient(design.pairwise_inclusion, logits) if case.has_pairwise else []
+        return [tensor.detach() for tensor in found]
+
+    expected = results()
+    with torch.device("meta"):
+        found = results()
+    torch.testing.assert_close(found, expected)
