@@ -272,6 +272,8 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
 
 def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
+    if target.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
