@@ -251,11 +251,12 @@ def sample(
     Returns:
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
+    count = math.prod(sample_shape)
 
     def function(logits: Tensor, k: int | Tensor) -> Tensors:
         tilted = _tilt(logits, k)
-        draws = tilted.tree.draw(math.prod(sample_shape), generator)  # (n, rows, samples)
-        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, -1, logits.shape[-1])
+        draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
+        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, logits.shape[-1])
         return (draws != tilted.flip[..., None, None],)
 
     (draws,) = _by_rows(function, logits, k)  # (*batch, samples, n)

@@ -272,7 +272,7 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
 
 def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
-    interior = target.isfinite()
+    interior = ~target.isinf()  # a NaN is for the last line but one to find
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
     def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
