@@ -32,6 +32,9 @@ class OrderSampling(SamplingDesign):
 
     On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
     of more than 131072 units are left to torch.
+
+    The integrals hold all units at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20
+    KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[kernel.Noise]

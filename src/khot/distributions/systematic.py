@@ -36,7 +36,9 @@ class Systematic(SamplingDesign):
     ``order="fixed"`` takes the units in the given order, O(n) work per draw: draws spread over the order as evenly as
     can be, and ``log_prob``, ``entropy`` and ``pairwise_inclusion`` are exact. At most n vectors are possible; at all
     others ``log_prob`` is ``-inf`` with gradient 0. ``order="random"`` shuffles the units for each draw; more vectors
-    become possible, and their probabilities are unknown.
+    become possible, and their probabilities are unknown. On a CPU many rows, some at a time, take at most 16 times the
+    memory of float32 parameters; one long row, of whose partial sums there are about ten in float64, 24 times, and
+    ``log_prob`` 30 times.
 
     ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
     ``logits``, with kinks where partial sums of ``probs`` differ by an integer. Vectors with a probability below 16 eps
