@@ -114,7 +114,7 @@ def test_other_things_are_no_generators(name):
         design.sample((2,), seeded(0))
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", sorted(DRAWING.keys() - {"phantom_unit"}))  # its sizes need a real one
 def test_generators_of_another_device_are_refused(name):
     """Fake tensors of a device that need not be there."""
     with FakeTensorMode():

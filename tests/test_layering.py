@@ -13,6 +13,7 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
+    "_tracing": -1,
     "_validation": 0,
     "kernels": 1,
     "relaxations": 2,

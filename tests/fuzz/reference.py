@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 HALVINGS = 66  # of the doubles, of which there are 2^64
-FAR = 1e306
+FAR = 8e307
 
 
 @dataclass(frozen=True)

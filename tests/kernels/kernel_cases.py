@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
-from khot.kernels.capped_simplex import compute_dtype, standardise
+from khot.kernels.capped_simplex import Threshold
 from khot.kernels.capped_simplex_triton import launch_forward
 from khot.kernels.clipped_power import clipped_power
 from khot.kernels.gradient_triton import launch_backward
 from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
-from khot.kernels.mask import derivative
+from khot.kernels.mask import derivative, mask_values
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_transport import transports
@@ -38,30 +38,26 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     return x, k.double(), scale, grad
 
 
-def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Tensor:
-    return torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, "scale", True)
+def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
+    return Threshold(*torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, "scale", True))
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    y, threshold, _ = launch_forward(x, k, scale, str(link.kernel), link.q, log)
-    return y, threshold
+    y, anchor, offset, _ = launch_forward(x, k, scale, str(link.kernel), link.q, log)
+    return y, anchor + offset * scale
 
 
 def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    threshold = threshold_of(x, k, scale, link)
-    z = standardise(x.to(compute_dtype(x)), threshold, scale)
-    return (link.log_value if log else link.value)(z).to(x.dtype), threshold
+    at = threshold_of(x, k, scale, link)
+    return mask_values(x, scale, at, link, log), at.anchor + at.offset * scale
 
 
 def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    threshold = threshold_of(x, k, scale, link)
-    return launch_backward(x, scale, threshold, grad, str(link.kernel), link.q, log)
+    return launch_backward(x, scale, threshold_of(x, k, scale, link), grad, str(link.kernel), link.q, log)
 
 
 def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    threshold = threshold_of(x, k, scale, link)
-    grad_x, grad_k, z = derivative(x, scale, threshold, grad, None, link, log)
-    return grad_x, grad_k, -(grad_x * z).sum(-1)
+    return derivative(x, scale, threshold_of(x, k, scale, link), grad, None, link, log)
 
 
 def masks() -> list[KernelCase]:
@@ -84,7 +80,7 @@ def masks() -> list[KernelCase]:
                 "gradient",
                 gradient_kernel,
                 gradient_reference,
-                lambda x, s, t, o=options: launch_backward(x, s, t, x, *o),
+                lambda x, s, t, o=options: launch_backward(x, s, Threshold(t, t), x, *o),
             ),
         ):
             entries.append(

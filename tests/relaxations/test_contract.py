@@ -227,10 +227,7 @@ def check_extreme_inputs(case):
                     size = torch.tensor([float(k)], requires_grad=True)
                     soft = torch.tensor([softness], requires_grad=True)
                     y = case.map(x, size, soft)
-                    if (
-                        x[x.isfinite()].abs().max() < 1e9 * softness
-                    ):  # beyond, no double is near enough to the threshold
-                        torch.testing.assert_close(y.double().sum(), size.double().sum(), rtol=2e-6, atol=0)
+                    torch.testing.assert_close(y.double().sum(), size.double().sum(), rtol=2e-6, atol=0)
                     grads = torch.autograd.grad((y * base.to(dtype)).sum(), (x, size, soft))
                     assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
                     plain = case.map(x, float(k), softness)  # without a gradient for the softness: the short way

@@ -15,6 +15,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing, one_operation, overrides_functions, shape_of
 from khot._validation import (
     can_look,
     check_flag,
@@ -49,6 +50,28 @@ POSTERIOR_ADVICE = (
 )
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
+
+TRACED_WHOLE = (  # what looks at contents in some design: one operation in a trace
+    "probs",
+    "logits",
+    "mean",
+    "pairwise_inclusion",
+    "covariance_matrix",
+    "mode",
+    "sample",
+    "sample_indices",
+    "log_prob",
+    "entropy",
+    "enumerate_support",
+)
+
+
+def _traced_whole(member: Any) -> Any:
+    if isinstance(member, lazy_property):
+        return lazy_property(one_operation(member.wrapped))
+    if isinstance(member, property):
+        return property(one_operation(cast(Any, member.fget)), doc=member.__doc__)
+    return one_operation(member)
 
 
 class SamplingDesign(KHotDistribution):
@@ -89,6 +112,12 @@ class SamplingDesign(KHotDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).keys() & set(TRACED_WHOLE):
+            setattr(cls, name, _traced_whole(vars(cls)[name]))
+
     _settings: tuple[str, ...] = ()  # a subclass's own arguments, as `repr` shows them
 
     def __init__(
@@ -113,14 +142,18 @@ class SamplingDesign(KHotDistribution):
         self.k = _sums(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, self.k = broadcast_with_k(self._given, param, self.k)
-        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
+        shape = shape_of(param)
+        batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self._given] = param
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
+        self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if self._checks_contents():
             self._validate_contents()
+        if is_tracing() and self.relaxes_logits:
+            _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self._given: self._param, "k": self._size}
@@ -181,7 +214,7 @@ class SamplingDesign(KHotDistribution):
         batch_shape, batch_dim = checked_expansion(batch_shape, self._param, self.batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
-                value = value.expand(batch_shape + value.shape[batch_dim:])
+                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -244,6 +277,7 @@ class SamplingDesign(KHotDistribution):
         return self.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
     @property
+    @one_operation
     def mode(self) -> Tensor:
         """The most probable k-hot vector, found among all of them: for small C(n, k)."""
         values = self.enumerate_support()
@@ -264,6 +298,7 @@ class SamplingDesign(KHotDistribution):
             f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
         )
 
+    @one_operation
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -272,6 +307,7 @@ class SamplingDesign(KHotDistribution):
         value = draw(self, sample_shape, generator)
         return positions(value, k)
 
+    @one_operation
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
         if self._validate_args:
@@ -305,6 +341,7 @@ class SamplingDesign(KHotDistribution):
     def entropy(self) -> Tensor:
         raise self._unavailable("entropy")
 
+    @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
 

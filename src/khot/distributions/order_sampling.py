@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
@@ -60,7 +61,8 @@ class OrderSampling(SamplingDesign):
         return self._by_rows(inclusion, self._positions, largest=SLAB).to(self._param.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
-        _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
+        if not is_tracing():
+            _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property

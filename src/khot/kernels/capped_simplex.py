@@ -38,7 +38,6 @@ from .operator import operator
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
-GAP_STEPS = 6  # Newton on log-tails: one step for exponential tails, quadratic convergence for others
 NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
@@ -93,23 +92,6 @@ def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -
         farthest = FARTHEST[x.dtype]
         out.sub_(((threshold - high) / scale).clamp(-farthest, farthest).to(x.dtype)[:, None])
     return out
-
-
-def mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
-    """dL/dx and dL/dk of y = F((x - t) / s), sum y = k, from dL/dy = ``grad_y``, in few passes and fresh buffers.
-
-    With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row
-    underflow, where only their ratios make sense.
-    """
-    slope = link.slope_(distances_of(x, at, scale))
-    total = slope.sum(-1)
-    if link.compact and link.reaches_zero:
-        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
-    elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
-        return None
-    grad_k = (grad_y * slope).sum(-1) / total  # not vecdot, which autocast would round
-    slope.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1))
-    return (grad_y - grad_k.unsqueeze(-1)).mul_(slope), grad_k
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
@@ -348,8 +330,10 @@ def _search(
 def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
     """The thresholds of rows that a few steps in t do not solve, or that end in a gap or at a kink."""
     dtype = rows.x.dtype
-    shrinkage = torch.ones_like(rows.scale).masked_fill(rows.scale > LARGE_SCALE[dtype], SHRINKAGE[dtype])
-    rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
+    large = rows.scale > LARGE_SCALE[dtype]
+    shrinkage = torch.ones_like(rows.scale).masked_fill(large, SHRINKAGE[dtype])
+    if bool(large.any()):
+        rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
     span = row_range(rows.x)
     wrong = span.nan | ~((rows.k > span.selected) & (rows.k < span.selected + span.finite) & (rows.scale > 0))
     low, high, width = _bracket(rows, span)
@@ -434,13 +418,18 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     right = torch.where(above, x, torch.inf).amin(-1).double()
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
     z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    buffer = torch.empty_like(z)
     farthest = FARTHEST[x.dtype]
     left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
-    offset = 0.5 * (left + right)
-    for _ in range(GAP_STEPS):
-        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(z - offset.to(z.dtype)[:, None]))
-        offset = offset + (torch.atanh(signed / total) * total / slope).nan_to_num(0.0, 0.0, 0.0)
-        offset = torch.maximum(torch.minimum(offset, right), left)
+
+    def evaluate(offset: Tensor) -> Evaluation:
+        torch.sub(z, offset.to(z.dtype)[:, None], out=buffer)
+        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(buffer))
+        step = torch.atanh(signed / total) * total / slope
+        return step, signed, signed.isnan() | (step.abs() <= resolution * (right - left))
+
+    resolution, one = torch.finfo(x.dtype).eps, torch.ones_like(left)
+    offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 
 

@@ -14,17 +14,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .capped_simplex import Threshold
 from .dispatch import BACKWARD, LOG_BACKWARD, Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .links_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
-from .threshold_triton import inverse_scale, load_tile, split_threshold, standardise
+from .threshold_triton import distances, load_shrunk, load_threshold
 
 FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
 
 
 @triton.jit
-def _bounded(x, high, low, inv_scale):
-    return tl.minimum(tl.maximum(standardise(x, high, low, inv_scale), -1e18), 1e18)
+def _bounded(z):
+    return tl.minimum(tl.maximum(z, -1e18), 1e18)
+
+
+@triton.jit
+def _lever(grad, z, LOG: tl.constexpr):
+    """sum_i z_i dL/dz_i of a tile in float64; a logarithm has slopes at any distance."""
+    if LOG:
+        far = z.to(tl.float64)
+        return tl.sum(grad.to(tl.float64) * tl.minimum(tl.maximum(far, -1e300), 1e300), 0)
+    else:
+        return tl.sum(grad * _bounded(z), 0).to(tl.float64)
 
 
 @triton.jit
@@ -52,11 +63,12 @@ def _tile_terms(x, z, g, start, n, nearest, q, LINK: tl.constexpr, LOG: tl.const
 
 
 @triton.jit
-def _grad_x(w, d, g, mean, nearest, inv_scale, LINK: tl.constexpr, LOG: tl.constexpr):
+def _grad(w, d, g, mean, nearest, unit, LINK: tl.constexpr, LOG: tl.constexpr):
+    """dL/dz times ``unit``."""
     if LOG:
-        return (d - w * mean) * inv_scale
+        return (d - w * mean) * unit
     else:
-        return (w * (shift_factor(nearest, LINK) * inv_scale)) * (g - mean)
+        return (w * (shift_factor(nearest, LINK) * unit)) * (g - mean)
 
 
 @triton.jit
@@ -90,7 +102,7 @@ def _merge(nearest, weight, direct, other, more_weight, more_direct, LINK: tl.co
 
 @triton.jit
 def _chunk_sums(
-    x_ptr, g_ptr, n, high, low, inv_scale, q,
+    x_ptr, g_ptr, n, high, off, factor, inv_scale, q,
     LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Smallest abs(z), W and D of n entries in memory."""
@@ -99,8 +111,8 @@ def _chunk_sums(
         nearest = tl.zeros((), DTYPE)
     weight, direct = tl.zeros((), DTYPE), tl.zeros((), DTYPE)
     for start in range(0, n, BLOCK):
-        x = load_tile(x_ptr, start, n, BLOCK, DTYPE)
-        z = _bounded(x, high, low, inv_scale)
+        x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+        z = _bounded(distances(x, high, off, inv_scale))
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
         there = _nearest(z, LINK)
         w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
@@ -111,19 +123,18 @@ def _chunk_sums(
 
 @triton.jit
 def _chunk_grad(
-    x_ptr, g_ptr, out_ptr, n, high, low, inv_scale, q, nearest, mean,
+    x_ptr, g_ptr, out_ptr, n, high, off, factor, inv_scale, unit, q, nearest, mean,
     LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Writes dL/dx of n entries in memory; returns sum_i z_i dL/dx_i in float64."""
+    """Writes dL/dx of n entries in memory; returns sum_i z_i dL/dz_i in float64."""
     lever = tl.zeros((), tl.float64)
     for start in range(0, n, BLOCK):
-        x = load_tile(x_ptr, start, n, BLOCK, DTYPE)
-        z = _bounded(x, high, low, inv_scale)
+        x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+        z = distances(x, high, off, inv_scale)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
-        w, d = _tile_terms(x, z, g, start, n, nearest, q, LINK, LOG, BLOCK)
-        grad = _grad_x(w, d, g, mean, nearest, inv_scale, LINK, LOG)
-        store_tile(out_ptr, grad, start, n, BLOCK)
-        lever += tl.sum(grad * z, 0).to(tl.float64)
+        w, d = _tile_terms(x, _bounded(z), g, start, n, nearest, q, LINK, LOG, BLOCK)
+        store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, n, BLOCK)
+        lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LOG)
     return lever
 
 
@@ -135,54 +146,53 @@ def _load_cotangent(g_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _capped_simplex_bwd(
-    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale,
-    q_number: tl.float64, stride_x, stride_g, stride_out, n,
+    x_ptr, g_ptr, anchor_ptr, offset_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64,
+    stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One row."""
     row = tl.program_id(0).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    inv_scale, q = inverse_scale(scale, DTYPE), tl.full((), q_number, DTYPE)
-    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
+    high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
+    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
     x_ptr += row * stride_x
     g_ptr += row * stride_g
     grad_x_ptr += row * stride_out
     if IN_REGISTERS:
-        x, g = load_tile(x_ptr, 0, n, BLOCK, DTYPE), _load_cotangent(g_ptr, 0, n, BLOCK, DTYPE)
-        z = _bounded(x, high, low, inv_scale)
-        nearest = _nearest(z, LINK)
-        w, d = _tile_terms(x, z, g, 0, n, nearest, q, LINK, LOG, BLOCK)
+        x, g = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE), _load_cotangent(g_ptr, 0, n, BLOCK, DTYPE)
+        z = distances(x, high, off, inv_scale)
+        nearest = _nearest(_bounded(z), LINK)
+        w, d = _tile_terms(x, _bounded(z), g, 0, n, nearest, q, LINK, LOG, BLOCK)
         weight, direct = tl.reduce((w, d), 0, add2)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
-        grad = _grad_x(w, d, g, mean, nearest, inv_scale, LINK, LOG)
-        store_tile(grad_x_ptr, grad, 0, n, BLOCK)
-        lever = tl.sum(grad * z, 0).to(tl.float64)
+        store_tile(grad_x_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), 0, n, BLOCK)
+        lever = _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LOG)
     else:
-        nearest, weight, direct = _chunk_sums(x_ptr, g_ptr, n, high, low, inv_scale, q, LINK, LOG, BLOCK, DTYPE)
+        nearest, weight, direct = _chunk_sums(x_ptr, g_ptr, n, high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
         lever = _chunk_grad(
-            x_ptr, g_ptr, grad_x_ptr, n, high, low, inv_scale, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
+            x_ptr, g_ptr, grad_x_ptr, n, high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
         )
     tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
-    tl.store(grad_scale_ptr + row, -lever)
+    tl.store(grad_scale_ptr + row, -lever / scale)
 
 
 @triton.jit
 def _split_bwd_sums(
-    x_ptr, g_ptr, t_ptr, partial_ptr, scale_ptr, scale_number: tl.float64, stride_scale, q_number: tl.float64,
-    stride_x, stride_g, n, splits, chunk,
+    x_ptr, g_ptr, anchor_ptr, offset_ptr, partial_ptr, scale_ptr, scale_number: tl.float64, stride_scale,
+    q_number: tl.float64, stride_x, stride_g, n, splits, chunk,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Sums of this program's chunk."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
+    high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
     q = tl.full((), q_number, DTYPE)
-    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
     begin = part * chunk
     nearest, weight, direct = _chunk_sums(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, tl.minimum(n - begin, chunk),
-        high, low, inverse_scale(scale, DTYPE), q, LINK, LOG, BLOCK, DTYPE,
+        high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE,
     )  # fmt: skip
     base = partial_ptr + 3 * (row * splits + part)
     tl.store(base, nearest)
@@ -192,16 +202,16 @@ def _split_bwd_sums(
 
 @triton.jit
 def _split_bwd(
-    x_ptr, g_ptr, t_ptr, partial_ptr, grad_x_ptr, grad_k_ptr, lever_ptr, scale_ptr, scale_number: tl.float64,
-    stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n, splits, chunk,
+    x_ptr, g_ptr, anchor_ptr, offset_ptr, partial_ptr, grad_x_ptr, grad_k_ptr, lever_ptr, scale_ptr,
+    scale_number: tl.float64, stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n, splits, chunk,
     SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """dL/dx of this program's chunk, from all partial sums of its row."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    inv_scale, q = inverse_scale(scale, DTYPE), tl.full((), q_number, DTYPE)
-    high, low = split_threshold(tl.load(t_ptr + row), DTYPE)
+    high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
+    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
 
     parts = tl.arange(0, SPLITS)
     there = parts < splits
@@ -217,29 +227,30 @@ def _split_bwd(
     begin = part * chunk
     lever = _chunk_grad(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, grad_x_ptr + row * stride_out + begin,
-        tl.minimum(n - begin, chunk), high, low, inv_scale, q, nearest, mean, LINK, LOG, BLOCK, DTYPE,
+        tl.minimum(n - begin, chunk), high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE,
     )  # fmt: skip
-    tl.store(lever_ptr + row * splits + part, lever)
+    tl.store(lever_ptr + row * splits + part, lever / scale)
     if part == 0:
         tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
 
 
 def launch_backward(
-    x: Tensor, scale: Tensor, threshold: Tensor, grad_y: Tensor, link: str, q: float, log: bool = False
+    x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: str, q: float, log: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad_y``."""
-    rows, grad, t = rows_of(x), rows_of(grad_y), threshold.reshape(-1).contiguous()
+    rows, grad = rows_of(x), rows_of(grad_y)
+    at = Threshold(*(v.reshape(-1).contiguous() for v in at))
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    grad_k, grad_scale = torch.empty_like(t), torch.empty_like(t)
+    grad_k, grad_scale = torch.empty_like(at.offset), torch.empty_like(at.offset)
     torch_dtype, dtype = arithmetic(x)
     how = plan(len(rows), rows.shape[1], torch_dtype, LOG_BACKWARD if log else BACKWARD)
     numbers = row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:
-            grad_scale = _launch_split(rows, grad, t, grad_x, grad_k, numbers, link, q, log, how, dtype)
+            grad_scale = _launch_split(rows, grad, at, grad_x, grad_k, numbers, link, q, log, how, dtype)
         else:
             _capped_simplex_bwd[(len(rows),)](
-                rows, grad, t, grad_x, grad_k, grad_scale, *numbers.arguments(t), q,
+                rows, grad, *at, grad_x, grad_k, grad_scale, *numbers.arguments(at.offset), q,
                 rows.stride(0), grad.stride(0), grad_x.stride(0), rows.shape[1],
                 SCALE_TENSOR=numbers.tensor is not None, LOG=log, LINK=link, BLOCK=how.block,
                 IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
@@ -249,8 +260,8 @@ def launch_backward(
 
 
 def _launch_split(
-    x: Tensor, g: Tensor, t: Tensor, grad_x: Tensor, grad_k: Tensor, scale: RowNumbers, link: str, q: float, log: bool,
-    how: Plan, dtype: tl.dtype,
+    x: Tensor, g: Tensor, at: Threshold, grad_x: Tensor, grad_k: Tensor, scale: RowNumbers, link: str, q: float,
+    log: bool, how: Plan, dtype: tl.dtype,
 ) -> Tensor:  # fmt: skip
     rows, n = x.shape
     splits, chunk = how.chunks(n)
@@ -261,10 +272,10 @@ def _launch_split(
         "SCALE_TENSOR": scale.tensor is not None, "LOG": log, "LINK": link, "BLOCK": how.block, "DTYPE": dtype,
         "num_warps": how.warps,
     }  # fmt: skip
-    numbers = (*scale.arguments(t), q, x.stride(0), g.stride(0))
-    _split_bwd_sums[(splits, rows)](x, g, t, partial, *numbers, n, splits, chunk, **common)
+    numbers = (*scale.arguments(at.offset), q, x.stride(0), g.stride(0))
+    _split_bwd_sums[(splits, rows)](x, g, *at, partial, *numbers, n, splits, chunk, **common)
     _split_bwd[(splits, rows)](
-        x, g, t, partial, grad_x, grad_k, lever, *numbers, grad_x.stride(0), n, splits, chunk,
+        x, g, *at, partial, grad_x, grad_k, lever, *numbers, grad_x.stride(0), n, splits, chunk,
         SPLITS=triton.next_power_of_2(splits), **common,
     )  # fmt: skip
     return -lever.sum(-1)

@@ -31,27 +31,85 @@ from .operator import operator
 
 def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
-    largest, infinite = torch.finfo(x.dtype).max, x.isinf()
-    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-0.125 * largest, 0.125 * largest)
-    return torch.where(infinite, x.clamp(-0.25 * largest, 0.25 * largest), z)  # further out than all others
+    infinite = x.isinf()
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-limit, limit)
+    return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
 
 
-def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def local_shape(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
     z = bounded_distances(x.to(compute_dtype(x)), at, scale)
-    slope = link.slope(z)
-    return z, link.normalised_slope(z), slope, slope.sum(-1).double().clamp(min=torch.finfo(z.dtype).tiny)
+    slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
+    # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
+    density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
+    return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
 
 
-def log_ratio(link: Link, z: Tensor) -> Tensor:
-    """F'(z) / F(z), the derivative of log F."""
-    return (link.log_slope(z) - link.log_value(z)).exp()
+def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
+    """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances_of(x, at, scale).clamp_(-limit, limit)
+    z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+    share = link.normalised_slope_(z)
+    if not log:
+        return share, scale
+    top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
+    slope = link.log_slope(distances_of(x.gather(-1, top), at, scale).squeeze(-1)).double() - most.double().log()
+    return share, slope.exp().clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
-    root = scale.sqrt()
-    return -(grad_z.double() * (z.double() * 2.0**-64)).sum(-1) / root * 2.0**64 / root
+    shrink, root = 2.0**-32 if z.dtype == torch.float32 else 2.0**-64, scale.sqrt()
+    return -(z * shrink).mul(grad_z).sum(-1).double() / root / shrink / root
+
+
+def plain_derivative(
+    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link, log: bool, needs_scale: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """:func:`derivative` from dL/dy or dL/d log y alone, not differentiable: in few passes and fresh buffers."""
+    x, grad = (v.to(compute_dtype(x)) for v in (x, grad))
+    grad_z, grad_k = (_log_mask_gradient if log else _mask_gradient)(x, scale, at, grad, link)
+    grad_scale = None
+    if needs_scale:
+        limit = 0.125 * torch.finfo(x.dtype).max
+        grad_scale = _lever(grad_z, distances_of(x, at, scale).clamp_(-limit, limit), scale)  # 0 * z stays 0
+    return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
+
+
+def _underflow(total: Tensor) -> bool:
+    """Whether the slopes of some row with this sum make sense relative to each other only."""
+    limits = torch.finfo(total.dtype)
+    return bool((total < limits.tiny / limits.eps).any())
+
+
+def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/dy."""
+    slope = link.slope_(distances_of(x, at, scale))
+    total = slope.sum(-1)
+    if link.compact and link.reaches_zero:
+        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
+    elif _underflow(total):
+        grad_k = (grad * _underflowing(x, scale, at, link, False)[0]).sum(-1)
+        return slope.mul_(grad - grad_k.unsqueeze(-1)), grad_k
+    grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
+    return slope.mul_(grad - grad_k.unsqueeze(-1)), grad_k
+
+
+def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/d log y."""
+    z = distances_of(x, at, scale)
+    direct = link.log_derivative(z).mul_(grad).masked_fill_(x == -torch.inf, 0)
+    pull, weight = direct.sum(-1), link.slope_(z)
+    norm = density = weight.sum(-1)
+    if _underflow(density):
+        del z, weight  # before others are made
+        weight, density = _underflowing(x, scale, at, link, True)
+        norm = torch.ones_like(pull)
+    return direct.sub_(weight.mul_((pull / norm).unsqueeze(-1))), pull / density
 
 
 def derivative(
@@ -64,10 +122,10 @@ def derivative(
     log: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, at)
+    z, share, slope, density = local_shape(link, x, scale, at, log)
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
-        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)
+        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * link.log_derivative(z)
         total = direct.sum(-1)
         grad_z, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
     elif grad_y is not None:

@@ -29,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._validation import has_contents, is_transformed
+
 from .dispatch import triton_runs
 from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
@@ -198,7 +200,8 @@ class ProductTree:
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
-        if self.low and (torch.compiler.is_compiling() or not triton_runs(self.leaf)):
+        launches = has_contents(self.leaf) and not is_transformed() and triton_runs(self.leaf)
+        if self.low and not launches:
             return ProductTree(self.leaf, self.k, self.bound, with_forest=False).draw(num_samples, generator)
         _, n, rows = self.leaf.shape
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))

@@ -2,30 +2,14 @@
 
 from torch import Tensor
 
-from khot.kernels.capped_simplex import standardise
+from khot._tracing import one_operation
 from khot.kernels.clipped_power import clipped_power
 
-from .odd_map import LocalShape, OddMap, odd_map
+from .odd_map import apply_odd_map
 from .sparse import check_exponent
 
 
-class _SignedMask(OddMap):
-    """abs(y) = F((a - t) / strength): the sparse mask of abs(x), whose threshold t does not follow below 0."""
-
-    magnitude = False
-
-    def value(self, a: Tensor, threshold: Tensor, strength: Tensor) -> Tensor:
-        return self.link.value(standardise(a, threshold, strength))
-
-    def local_shape(self, a: Tensor, threshold: Tensor, strength: Tensor) -> LocalShape:
-        z = standardise(a, threshold, strength)
-        slope = self.link.slope(z) / strength.to(z.dtype).unsqueeze(-1)
-        binding = threshold > 0
-        following = slope * binding.to(z.dtype).unsqueeze(-1)
-        # Beyond (0, 1) the slope is 0 and the lever idle, but z may overflow.
-        return LocalShape(slope, following, z.clamp(0, 1), following.sum(-1).double(), binding.to(threshold.dtype))
-
-
+@one_operation
 def sparse_topk_signed(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
 ) -> Tensor:
@@ -41,7 +25,7 @@ def sparse_topk_signed(
     ``sign(x) * topk_mask(abs(x), k)`` as ``strength -> 0``, to 0 as it grows. Odd, permutation-equivariant, and keeps
     the order of absolute values. Differentiable, forwards and backwards, in ``x``, ``k`` and ``strength`` except at the
     kinks that :func:`sparse_topk` has, where the constraint begins to bind, and for ``p = 2`` at ``x_i = 0`` with
-    ``t = 0``; there, an entry that is 0 gets no gradient. Saves ``x`` and one number per row.
+    ``t = 0``; there, an entry that is 0 gets no gradient. Saves ``x`` and two numbers per row.
 
     Args:
         x: Finite real entries, ``n`` along ``dim``; 0 masks an entry.
@@ -68,4 +52,4 @@ def sparse_topk_signed(
         tensor([ 0.2000, -0.8000, -1.0000])
     """
     check_exponent(p)
-    return odd_map(x, k, strength, dim, _SignedMask(clipped_power(float(p))))
+    return apply_odd_map(x, k, strength, dim, clipped_power(float(p)), False)

@@ -1,0 +1,102 @@
+"""The sparse maps by absolute value on rows of all kinds, against bisection: values and first derivatives.
+
+Options as of :mod:`tests.fuzz.test_masks`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from khot import sparse_topk_magnitude, sparse_topk_signed
+from tests.fuzz import odd_reference
+from tests.fuzz.odd_reference import Odd
+from tests.fuzz.rows import Rows, batches
+from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
+
+QUICK_ROWS, SLOW_ROWS = 600, 4000
+
+
+@dataclass(frozen=True)
+class OddCase:
+    """A map and its reference, at one exponent."""
+
+    name: str
+    map: Callable[..., Tensor]
+    reference: Callable[..., Odd]
+    p: float
+    q: float
+
+
+CASES = [
+    OddCase(f"{name}_{p:.3g}", function, getattr(odd_reference, name), p, q)
+    for name, function in (("signed", sparse_topk_signed), ("magnitude", sparse_topk_magnitude))
+    for p, q in ((2.0, 1.0), (1.7, 1 / 0.7), (4 / 3, 3.0))
+]
+
+
+def compare(
+    case: OddCase, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor, used: Tensor
+) -> None:
+    """All rows that are ``used`` within their tolerance, none with a NaN."""
+    largest = torch.finfo(rows.x.dtype).max
+    got = got.double()
+    near = ((got - expected).abs() <= tolerance) | (tolerance > largest)  # of numbers beyond the dtype that cancel
+    edge = (expected.abs() > largest / 16) & (got.sign() == expected.sign())  # overflows sooner or later
+    wrong = ~(near | edge) & used.reshape(-1, *[1] * (got.dim() - 1)) | got.isnan()
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        x, k, s = rows.x[row].tolist(), rows.k[row].item(), rows.softness[row].item()
+        shown = x if len(x) <= 12 else f"{x[:12]}... n={len(x)}"
+        raise AssertionError(
+            f"{int(wrong.flatten(1).any(1).sum()) if wrong.dim() > 1 else int(wrong.sum())} rows, {case.name}: {what} "
+            f"of {rows.x.dtype} x={shown}, k={k!r}, strength={s!r}, weight={rows.weight[row][:12].tolist()}: "
+            f"got {got[row].tolist()}, expected {expected[row].tolist()}"
+        )
+
+
+def run(case: OddCase, rows: Rows, counts: Counter[str]) -> None:
+    dtype, limits = rows.x.dtype, torch.finfo(rows.x.dtype)
+    inputs = tuple(v.clone().requires_grad_() for v in (rows.x, rows.k, rows.softness))
+    y = case.map(*inputs, case.p)
+    grads = torch.autograd.grad(y, inputs, rows.weight)
+    truth = case.reference(rows.x, rows.k, rows.softness, case.q, rows.weight)
+    used = truth.kink > KINK[dtype]
+    counts.update(rows=len(used), left_out=int((~used).sum()))
+    everything = torch.ones_like(used)
+    compare(case, rows, "y", y.detach(), truth.y, TIER * limits.eps * truth.value_size + 4 * limits.tiny, everything)
+    tolerance = GRADIENT[dtype] * truth.size + 4 * limits.tiny
+    compare(case, rows, "dL/dx", grads[0], truth.grad_x, tolerance.unsqueeze(-1), used)
+    compare(case, rows, "dL/dk", grads[1], truth.grad_k, GRADIENT[dtype] * truth.size_k + 4 * limits.tiny, used)
+    tolerance = GRADIENT[dtype] * truth.size_softness + 4 * limits.tiny
+    compare(case, rows, "dL/dstrength", grads[2], truth.grad_softness, tolerance, used)
+
+
+def check_rows(case: OddCase, dtype: torch.dtype, seed: int, total: int) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for rows in batches(seed, total, dtype, masked=False):
+        run(case, rows, counts)
+    return counts
+
+
+each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+@each_dtype
+def test_some_rows(dtype):
+    check_share(sum((check_rows(case, dtype, seed=3, total=QUICK_ROWS // len(CASES)) for case in CASES), Counter()))
+
+
+@pytest.mark.slow
+@each_case
+@each_dtype
+def test_many_rows(case, dtype, request, record_property):
+    total = request.config.getoption("--fuzz-rows") or SLOW_ROWS
+    counts = check_rows(case, dtype, request.config.getoption("--fuzz-seed"), total // (2 * len(CASES)))
+    check_share(counts)
+    for name, number in counts.items():
+        record_property(name, number)
