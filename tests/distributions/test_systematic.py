@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from khot import Systematic
+from khot.distributions import systematic
 from khot.distributions.systematic import _choose, _join, _lay_out
 from khot.kernels.tournament import balance
 from tests import gof
