@@ -1,9 +1,20 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch.distributions import Distribution
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
+
+
+@pytest.fixture(autouse=True)
+def _validation_as_before() -> Iterator[None]:
+    """torch.compile turns the validation of all distributions off, for good."""
+    before = Distribution._validate_args
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,6 +25,7 @@ from khot._validation import (
     looks_at_contents,
 )
 from khot.constraints import capped_simplex, k_hot
+from khot.kernels.row_slabs import by_rows
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
@@ -39,6 +40,8 @@ COMPLETE_DESIGNS = {  # who has what not all have
     "entropy": "ConditionalPoisson, Pivotal(order='fixed') and Systematic(order='fixed')",
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
+
+SLAB = 2**14  # units of the rows that are scored or drawn at a time: about 2 MB
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
@@ -314,6 +317,20 @@ class SamplingDesign(KHotDistribution):
         some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
         value = torch.where(inside.unsqueeze(-1), value, some_value)
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int = SLAB) -> Tensor:
+        """``function(k, *arguments)`` of tensors ``(..., n)``; of many rows slab by slab, each of ``largest`` units."""
+
+        def of_rows(*rows: Tensor) -> tuple[Tensor]:
+            return (function(rows[-1].squeeze(-1), *rows[:-1]),)
+
+        return by_rows(of_rows, largest, *arguments, self.k.unsqueeze(-1))[0]
+
+    def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, probs: Tensor) -> Tensor:
+        """Draws ``function(k, probs, draws)``, ``(draws, *probs.shape)``, slab by slab, as ``sample`` gives them."""
+        shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
+        drawn = self._by_rows(lambda k, probs: function(k, probs, draws).movedim(0, -2), probs)
+        return drawn.movedim(-2, 0).reshape(shape).to(self._param.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         """That of k-hot values."""

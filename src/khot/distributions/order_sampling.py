@@ -19,6 +19,8 @@ from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
 
+SLAB = 2**13  # units of the rows whose integrals are taken at a time: all nodes of theirs take up to 150 MB
+
 
 class OrderSampling(SamplingDesign):
     r"""Base of the designs that draw the k smallest of independent ranks, one per unit.
@@ -31,6 +33,9 @@ class OrderSampling(SamplingDesign):
 
     On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
     of more than 131072 units are left to torch.
+
+    The integrals hold all units at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20
+    KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[kernel.Noise]
@@ -50,7 +55,10 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        return kernel.inclusion_probabilities(self._noise, self._positions, self._size).to(self._param.dtype)
+        def inclusion(k: Tensor, positions: Tensor) -> Tensor:
+            return kernel.inclusion_probabilities(self._noise, positions, self._size_of(k))
+
+        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self._param.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -98,7 +106,14 @@ class OrderSampling(SamplingDesign):
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
+        def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
+            return kernel.log_prob(self._noise, positions, self._size_of(k), value)
+
+        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self._param.dtype)
+
+    def _size_of(self, k: Tensor) -> int | Tensor:
+        """k of some rows, as an int where it is one."""
+        return k if self._shared_k is None else self._shared_k
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class Sampford(SamplingDesign):
     ``mean`` is ``probs``, without an equation to solve. Conditional Poisson, reweighted, gives exact ``log_prob`` and
     draws at O(n log² n) cost, in float64; nothing is rejected, however close to 1 a probability is. For k = 2 the law
     is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy has no closed
-    form.
+    form. Memory is that of :class:`~khot.ConditionalPoisson`, for one long row up to twice as much.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
 
@@ -67,7 +67,12 @@ class Sampford(SamplingDesign):
         return kernel.sample(self._balanced.detach(), self._size, shape, generator).to(self._param.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self._balanced, self._size, value).to(self.probs.dtype)
+        def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
+            return kernel.log_prob(balance(probs, k), k if self._shared_k is None else self._shared_k, value)
+
+        if value.numel() > self.probs.numel():  # which have product trees in common
+            return log_prob(self.k, self.probs, value).to(self.probs.dtype)
+        return self._by_rows(log_prob, self.probs, value).to(self.probs.dtype)
 
     @property
     def _balanced(self) -> Tensor:

@@ -32,7 +32,7 @@ from .small_numbers import TINY, log_of_small
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
-SLAB = 2**15  # entries of the rows whose product trees are made at a time
+SLAB = 2**14  # entries of the rows whose product trees are made at a time
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
@@ -251,12 +251,14 @@ def sample(
     Returns:
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
+    count = math.prod(sample_shape)
 
     def function(logits: Tensor, k: int | Tensor) -> Tensors:
         tilted = _tilt(logits, k)
-        draws = tilted.tree.draw(math.prod(sample_shape), generator)  # (n, rows, samples)
-        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, -1, logits.shape[-1])
+        draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
+        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, logits.shape[-1])
         return (draws != tilted.flip[..., None, None],)
 
+    count = math.prod(sample_shape)
     (draws,) = _by_rows(function, logits, k)  # (*batch, samples, n)
     return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], draws.shape[-1])

@@ -48,7 +48,7 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor) -> Tensors:
     """
     batch_shape = torch.broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
-    if rows * length <= largest or not _is_plain(arguments):
+    if rows <= 1 or rows * length <= largest or not _is_plain(arguments):
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest), *flat)
@@ -107,7 +107,7 @@ def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
 
     def push_forward(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
-        values, transposed = torch.func.vjp(of_differentiable, *inputs)
+        values, transposed = torch.func.vjp(of_differentiable, *inputs)[:2]
         zeros = [torch.zeros_like(y) for y in values]
         # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
         results: Tensors = torch.func.vjp(lambda *g: transposed(g), *zeros)[1](arguments[count:])
