@@ -55,7 +55,9 @@ def check_source(draw):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "pareto_exact" else []) for name in DRAWING]
+)
 def test_draws(name):
     design = DRAWING[name](LOGITS)
     check_source(lambda generator: design.sample((40,), generator=generator))

@@ -72,7 +72,7 @@ def test_designs(case, given, validate_args):
 
 
 @pytest.mark.parametrize("given", quick_first({name: name for name in ("logits", "logits_rows", "probs")}))
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda case: case.name)
+@pytest.mark.parametrize("estimator", quick_first({case.name: case for case in ESTIMATORS}))
 @every_design
 def test_wrappers(case, estimator, given):
     if estimator.name == "reinmax" and given == "probs":

@@ -24,14 +24,20 @@ class KHotDistribution(TorchDistribution):
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
-        if self._has_contents() and not is_tracing():
+        tensors = self._tensors()
+        looks = can_look(*tensors)
+        if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
             super().__init__(batch_shape, event_shape, validate_args=validate_args)
-            return
-        super().__init__(batch_shape, event_shape, validate_args=False)
-        if validate_args is None:
-            del self._validate_args
         else:
-            self._validate_args = validate_args
+            super().__init__(batch_shape, event_shape, validate_args=False)
+            del self._validate_args
+            if validate_args is not None:
+                self._validate_args = validate_args
+        if looks and self._validate_args:
+            self._validate_contents()
+
+    def _validate_contents(self) -> None:
+        """Checks the contents of the parameters, beyond their ``arg_constraints``."""
 
     def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws without gradient, ``sample_shape + batch_shape + event_shape``.

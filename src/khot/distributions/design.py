@@ -150,8 +150,6 @@ class SamplingDesign(KHotDistribution):
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._checks_contents():
-            self._validate_contents()
         if is_tracing() and self.relaxes_logits:
             _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
 
