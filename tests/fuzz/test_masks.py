@@ -29,6 +29,8 @@ from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
 from tests.maps import Cauchy
 
+pytestmark = pytest.mark.one_of(2)
+
 KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
 MOST_AT_KINKS = 0.01
 TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is kept as an offset
