@@ -140,23 +140,36 @@ def magnitude(x: Tensor, k: Tensor, softness: Tensor, q: float, weight: Tensor) 
         kink = torch.minimum(kink, torch.where(there, reach, torch.inf).amin(-1))
     kink = kink.masked_fill(everything | none, torch.inf)
     kink = torch.where(whole, torch.where(hard, room, torch.minimum(kink, -room)), kink)
+    kink = kink.masked_fill((t < 1e-290) & ~everything & ~none, 0.0)  # t, or its scale, is no number here
     total = torch.where(everything, nonzero.double(), k)
-    return _magnitude_at(x, t, z, s, q, g, kink, total)
+    return _magnitude_at(x, t, z, at, zeta, s, q, g, kink, total)
 
 
 def _magnitude_at(
-    x: Tensor, t: Tensor, z: Tensor, strength: Tensor, q: float, weight: Tensor, kink: Tensor, total: Tensor
+    x: Tensor,
+    t: Tensor,
+    z: Tensor,
+    at: Tensor,
+    zeta: Tensor,
+    strength: Tensor,
+    q: float,
+    weight: Tensor,
+    kink: Tensor,
+    total: Tensor,
 ) -> Odd:
     """The rest, in 80 bits, whose exponents hold whatever comes up on the way."""
     capped = (z >= 1) & (x != 0)
     column = strength.unsqueeze(-1)
     root = _solve(torch.where(capped, x.abs(), 1.0), column.expand_as(x), q)
     with np.errstate(all="ignore"):
-        a, sign, u, root, s, t, g = (
-            v.numpy().astype(np.longdouble)
-            for v in (x.abs(), x.sign(), z.clamp(0, 1), root, column, t.unsqueeze(-1), weight)
-        )
+        numbers = (x.abs(), x.sign(), root, column, t.unsqueeze(-1), at.unsqueeze(-1), zeta.unsqueeze(-1), weight)
+        a, sign, root, s, t, at, zeta, g = (v.numpy().astype(np.longdouble) for v in numbers)
         kept, inside = capped.numpy(), ((z > 0) & (z < 1)).numpy()
+        below = np.where(t > 0, t, 1.0) ** np.longdouble(1 / q)
+        below *= (
+            1 + (np.where(t > 0, t, 1.0) / below ** np.longdouble(q) - 1) / q
+        )  # to make up for the rounding of 1 / q
+        u = np.where(inside, (a - at) / s / below + zeta, z.clamp(0, 1).numpy())
         slope = np.where(inside, q * np.where(inside, u, 1.0) ** np.longdouble(q - 1), 0.0)
         shrunk = a / (1 + s) if q == 1 else np.where(s * root < a / 2, a - s * root, root ** np.longdouble(q))
         y = np.where(kept, shrunk, t * u ** np.longdouble(q))

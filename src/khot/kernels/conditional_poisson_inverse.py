@@ -285,7 +285,9 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
 
 def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
-    interior = ~target.isinf()  # a NaN is for the last line but one to find
+    if target.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+    interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
     def residual(logits: Tensor) -> tuple[Tensor, Tensor]:

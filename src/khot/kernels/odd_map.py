@@ -36,6 +36,8 @@ from .operator import operator
 
 LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which is sure to round to 1 : 0
 SMALLEST_ROOT = 1e-30  # of a number that rows are multiplied by in two steps; below, one is enough
+LARGE, SHRINKAGE = 1e280, 2.0**-64  # numbers above which are added when they are smaller
+ORDINARY = 2.0**24  # thresholds and strengths up to which, and down to the inverse of which, float32 does
 TILE = 2**18  # entries that are worked on at a time, as few as fit a CPU's cache
 
 
@@ -120,18 +122,42 @@ def times_square(entries: Tensor, root: Tensor) -> Tensor:
     return entries * column * column
 
 
-def pullback(shape: LocalShape, inward: Tensor, mean: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/da and dL/d strength from dL/d abs(y), and its mean over the threshold's weight; sums over these entries."""
+def pullback(
+    shape: LocalShape, inward: Tensor, mean: Tensor, strength: Tensor, with_strength: bool
+) -> tuple[Tensor, Tensor]:
+    """dL/da from dL/d abs(y) and its mean over the threshold's weight; and the share of these entries in dL/d strength.
+
+    The latter is 0 if it is not wanted.
+    """
     centred = shape.slope * (inward - mean.to(inward.dtype).unsqueeze(-1))
-    grad_a = times_square(centred, shape.root_rate)
-    half = (shape.gain.sqrt() / strength.sqrt()).detach().clamp(min=SMALLEST_ROOT)  # in two steps, too
-    grad_strength = -(centred * shape.z).sum(-1).double() * half * (shape.gain / half / strength)
-    if shape.own_slope is None or shape.own_lever is None:
-        return grad_a, grad_strength
-    own = inward * shape.own_slope
-    size = shape.own_lever.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(inward.dtype).tiny)
-    levers = (own * (shape.own_lever / size)).sum(-1).double()  # which overflows not before the result does
-    return grad_a + own, grad_strength - levers * size.squeeze(-1).double()
+    grad_a, grad_strength = times_square(centred, shape.root_rate), torch.zeros_like(mean)
+    own = None if shape.own_slope is None else inward * shape.own_slope
+    if with_strength:
+        half = (shape.gain.sqrt() / strength.sqrt()).detach().clamp(min=SMALLEST_ROOT)
+        grad_strength = -_weighted_sum(centred, shape.z, half, shape.gain / half / strength)
+        if own is not None and shape.own_lever is not None:  # which may cancel where it is near the largest number
+            small = torch.where(shape.own_lever.amax(-1) > LARGE, SHRINKAGE, 1.0).double()
+            grad_strength = (
+                grad_strength * small - _weighted_sum(own, shape.own_lever, torch.ones_like(small), small)
+            ) / small
+    return grad_a if own is None else grad_a + own, grad_strength
+
+
+def _weighted_sum(entries: Tensor, levers: Tensor, factor: Tensor, other: Tensor) -> Tensor:
+    """factor * other * sum entries * levers in float64, in units of the largest: it alone overflows or underflows."""
+    tiny = torch.finfo(levers.dtype).tiny
+    units = [v.detach().abs().amax(-1).clamp(min=tiny) for v in (entries, levers)]
+    left, right = (v / unit.unsqueeze(-1) for v, unit in zip((entries, levers), units, strict=True))
+    return (left * right).sum(-1).double() * (units[0].double() * factor) * (units[1].double() * other)
+
+
+def _arithmetic(x: Tensor, at: Threshold, strength: Tensor, magnitude: bool) -> torch.dtype:
+    """The dtype that x is computed in: float64 where magnitudes or what comes up on the way may leave float32."""
+    if not magnitude:
+        return compute_dtype(x)
+    numbers = torch.stack([at.anchor, strength])
+    ordinary = (numbers > 1 / ORDINARY) & (numbers < ORDINARY)
+    return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
 def _tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -157,8 +183,9 @@ def odd_map(
     found, rows = _found(link), x.reshape(-1, x.shape[-1])
     at, strength = Threshold(anchor.reshape(-1), offset.reshape(-1)), strength.reshape(-1)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    dtype = _arithmetic(x, at, strength, magnitude)
     for which, columns in _tiles(rows):
-        part = rows[which, columns].to(compute_dtype(x))
+        part = rows[which, columns].to(dtype)
         here = Threshold(at.anchor[which], at.offset[which])
         y[which, columns] = local_shape(part.abs(), here, strength[which], found, magnitude).value.mul_(part.sign())
     return y.reshape(x.shape), anchor, offset
@@ -184,17 +211,25 @@ def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, strength: Tensor, link: str
 
 @operator("odd_map_derivative")
 def odd_map_derivative(
-    x: Tensor, strength: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, magnitude: bool
+    x: Tensor,
+    strength: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: str,
+    magnitude: bool,
+    with_strength: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/d strength from dL/dy; not differentiable."""
+    """dL/dx in x's dtype, dL/dk and dL/d strength, unless it is not wanted, from dL/dy; not differentiable."""
     batch, found = x.shape[:-1], _found(link)
     if x.numel() == 0:
         return torch.zeros_like(x), torch.zeros_like(anchor), torch.zeros_like(anchor)
     rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, x.shape[-1])
     at, strength = Threshold(anchor.reshape(-1), offset.reshape(-1)), strength.reshape(-1)
+    dtype = _arithmetic(x, at, strength, magnitude)
 
     def at_tile(which: slice, columns: slice) -> tuple[Tensor, Tensor, LocalShape]:
-        part = rows[which, columns].to(compute_dtype(x))
+        part = rows[which, columns].to(dtype)
         sign, here = part.sign(), Threshold(at.anchor[which], at.offset[which])
         shape = local_shape(part.abs(), here, strength[which], found, magnitude)
         return sign, grads[which, columns].to(part.dtype) * sign, shape
@@ -213,7 +248,7 @@ def odd_map_derivative(
     grad_strength = torch.zeros_like(strength)
     for which, columns in tiles:
         sign, inward, shape = kept.pop() if kept else at_tile(which, columns)
-        grad_a, of_strength = pullback(shape, inward, mean[which], strength[which])
+        grad_a, of_strength = pullback(shape, inward, mean[which], strength[which], with_strength)
         grad_x[which, columns] = grad_a.mul_(sign)
         grad_strength[which] += of_strength
     return grad_x.reshape(x.shape), (gain * mean).reshape(batch), grad_strength.reshape(batch)
@@ -221,7 +256,7 @@ def odd_map_derivative(
 
 @odd_map_derivative.register_fake
 def _(
-    x: Tensor, strength: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, magnitude: bool
+    x: Tensor, strength: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_row = torch.empty_like(anchor, memory_format=torch.contiguous_format)
     return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)

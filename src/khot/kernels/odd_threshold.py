@@ -44,6 +44,7 @@ from .operator import operator
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
+ORDINARY = 2.0**40  # entries and strengths up to which, and down to the inverse of which, float32 does
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
 
 
@@ -202,6 +203,13 @@ class _Magnitudes:
         )
         return whole & (self.k == self.k.round())
 
+    def is_extreme(self, highest: Tensor) -> Tensor:
+        """Where powers and products of entries and strength may leave float32."""
+        if self.a.dtype == torch.float64:
+            return torch.zeros_like(highest, dtype=torch.bool)
+        largest, smallest = torch.maximum(highest, self.strength), torch.minimum(highest, self.strength)
+        return (largest > ORDINARY) | (smallest < 1 / ORDINARY)
+
 
 def _middle(low: Tensor, high: Tensor) -> Tensor:
     """In the logarithm, over a range of many powers of ten."""
@@ -224,7 +232,7 @@ def _solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower
     at = _split(root, strength, link, a.dtype)
     anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
     at = Threshold(anchor, torch.where(trivial, 0.0, at.offset))
-    hard = ~trivial & (~root.found | rows.may_be_hard())
+    hard = ~trivial & (~root.found | rows.may_be_hard() | rows.is_extreme(span.highest))
     if bool(hard.any()):
         which = hard.nonzero().squeeze(-1)
         # In float64: the distances of entries from a threshold among them may be far smaller than they are.

@@ -43,14 +43,14 @@ class _OddFunction(Function):
             and grad_offset is None
             and (torch.compiler.is_compiling() or not torch.is_grad_enabled())
         ):
-            grads = odd_map_derivative(x, strength, anchor, offset, grad_y, ctx.link.key, ctx.magnitude)
-            return *grads, *(None,) * 3
+            options = ctx.link.key, ctx.magnitude, ctx.needs_input_grad[2]
+            return *odd_map_derivative(x, strength, anchor, offset, grad_y, *options), *(None,) * 3
         wide = x.to(compute_dtype(x))
         sign = wide.sign()
         shape = local_shape(wide.abs(), Threshold(anchor, offset), strength, ctx.link, ctx.magnitude)
         inward = torch.zeros_like(wide) if grad_y is None else grad_y.to(wide.dtype) * sign
         mean = over(shape.weight, (inward * shape.slope).sum(-1).double())
-        grad_a, grad_strength = pullback(shape, inward, mean, strength)
+        grad_a, grad_strength = pullback(shape, inward, mean, strength, True)
         grad_k = shape.gain * mean
         if grad_offset is not None:
             push = over(shape.weight, shape.stretch * grad_offset)
