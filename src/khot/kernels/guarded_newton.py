@@ -68,7 +68,7 @@ def guarded_newton(
     bracket: tuple[Tensor, Tensor],
     residuals: tuple[Tensor, Tensor],
     done: Tensor,
-    tolerance: Tensor | None = None,
+    tolerance: Tensor | float | None = None,
     middle: Callable[[Tensor, Tensor], Tensor] = arithmetic_mean,
     max_steps: int = MAX_STEPS,
 ) -> Root:
