@@ -202,6 +202,7 @@ def test_links_compile_wherever_they_are_made(function, dynamic):
     check_compiled(function, (0.5, 0.25, 0.7), dynamic=dynamic)
 
 
+@pytest.mark.slow
 def test_a_link_that_changes_is_compiled_anew():
     link, x = Steep(2.0), normal(2, 5)
     fast = compiled(lambda x: capped_simplex_map(x, 2, link=link))

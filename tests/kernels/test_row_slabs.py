@@ -33,6 +33,7 @@ def test_values(rows):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_derivatives_of_every_order_and_mode():
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
     assert torch.autograd.gradcheck(slabs, (x, y), check_forward_ad=True, check_batched_grad=True)

@@ -28,6 +28,8 @@ from .dispatch import use_triton
 from .links import Link
 from .operator import operator
 
+DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+
 
 def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
@@ -59,6 +61,16 @@ def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool
     top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
     slope = link.log_slope(distances_of(x.gather(-1, top), at, scale).squeeze(-1)).double() - most.double().log()
     return share, slope.exp().clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def balanced(values: Tensor, share: Tensor) -> Tensor:
+    """Values that sum to 0 but for rounding: that of the largest share as minus the sum of the others, which it is.
+
+    By itself it may be the difference of two numbers that agree in all their digits.
+    """
+    top = share.argmax(-1, keepdim=True)
+    others = values.scatter(-1, top, 0.0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
@@ -93,10 +105,14 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
     if link.compact and link.reaches_zero:
         total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
     elif _underflow(total):
-        grad_k = (grad * _underflowing(x, scale, at, link, False)[0]).sum(-1)
-        return slope.mul_(grad - grad_k.unsqueeze(-1)), grad_k
+        share, _ = _underflowing(x, scale, at, link, False)
+        grad_k = (grad * share).sum(-1)
+        return balanced(slope.mul_(grad - grad_k.unsqueeze(-1)), share), grad_k
     grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
-    return slope.mul_(grad - grad_k.unsqueeze(-1)), grad_k
+    rest = grad - grad_k.unsqueeze(-1)
+    if bool((slope.amax(-1) > DOMINANT * total).any()):
+        return balanced(rest.mul_(slope), slope), grad_k
+    return rest.mul_(slope), grad_k
 
 
 def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
@@ -109,7 +125,10 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
         del z, weight  # before others are made
         weight, density = _underflowing(x, scale, at, link, True)
         norm = torch.ones_like(pull)
-    return direct.sub_(weight.mul_((pull / norm).unsqueeze(-1))), pull / density
+    grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
+    if bool((weight.amax(-1) > DOMINANT * norm).any()):
+        grad_z = balanced(grad_z, weight)
+    return grad_z, pull / density
 
 
 def derivative(
@@ -127,10 +146,10 @@ def derivative(
     if grad_y is not None and log:
         direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * link.log_derivative(z)
         total = direct.sum(-1)
-        grad_z, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
+        grad_z, grad_k = balanced(direct - share * total.unsqueeze(-1), share), total.double() / density
     elif grad_y is not None:
         mean = (grad_y * share).sum(-1)
-        grad_z, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
+        grad_z, grad_k = balanced(slope * (grad_y - mean.unsqueeze(-1)), share), mean.double()
     if grad_offset is not None:
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset / density

@@ -30,7 +30,15 @@ from khot.kernels.capped_simplex import (
 from khot.kernels.dispatch import fused
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
-from khot.kernels.mask import derivative, fused_derivative, fused_mask, local_shape, mask_values, plain_derivative
+from khot.kernels.mask import (
+    balanced,
+    derivative,
+    fused_derivative,
+    fused_mask,
+    local_shape,
+    mask_values,
+    plain_derivative,
+)
 from khot.kernels.operator import is_eager
 
 _Grads = tuple[Tensor | None, ...]
@@ -102,7 +110,7 @@ def _jvp(
         dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
-        dy = slope * (moved - mean.unsqueeze(-1))
+        dy = balanced(slope * (moved - mean.unsqueeze(-1)), share)
         if dk is not None:
             dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
     return dy.to(x.dtype), None, shift if dscale is None else shift - offset * (dscale / scale)
