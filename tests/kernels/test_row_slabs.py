@@ -5,7 +5,7 @@ import torch
 
 from khot import ConditionalPoisson, Sampford
 from khot.kernels import conditional_poisson
-from khot.kernels.row_slabs import in_slabs, slab_size
+from khot.kernels.row_slabs import by_rows, in_slabs, slab_size
 from tests.inputs import normal
 
 X, Y = normal(7, 3), normal(7, 2, seed=1)
@@ -56,8 +56,26 @@ def test_a_result_without_any_derivative():
     assert torch.equal(torch.autograd.grad(total.sum() + positive.sum(), x)[0], torch.ones_like(X))
 
 
+def test_nothing_is_cut_twice():
+    lengths = []
+
+    def inner(x):
+        lengths.append(len(x))
+        return (x.sin(),)
+
+    (y,) = by_rows(lambda x: by_rows(inner, 3, x), 12, X, most=2)
+    assert torch.equal(y, X.sin()) and lengths == [4, 3]
+    by_rows(inner, 3, X)  # as before: also where a slab has failed
+    with pytest.raises(ZeroDivisionError):
+        by_rows(lambda x: 1 // 0, 3, X)
+    lengths.clear()
+    by_rows(inner, 3, X, most=None)
+    assert lengths == [1] * 7
+
+
 def test_sizes():
     assert [slab_size(10, 4, 16), slab_size(10, 4, 40), slab_size(1, 100, 16), slab_size(5, 100, 16)] == [4, 10, 1, 1]
+    assert slab_size(70, 4, 16) == 12 and slab_size(70, 4, 16, most=None) == 4  # six slabs, or as many as there are
 
 
 K = torch.tensor([1, 2, 4, 3, 5, 0, 6])

@@ -25,7 +25,7 @@ from khot._validation import (
     looks_at_contents,
 )
 from khot.constraints import capped_simplex, k_hot
-from khot.kernels.row_slabs import by_rows
+from khot.kernels.row_slabs import MOST_SLABS, by_rows
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
@@ -318,13 +318,18 @@ class SamplingDesign(KHotDistribution):
         value = torch.where(inside.unsqueeze(-1), value, some_value)
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
-    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int = SLAB) -> Tensor:
+    def _size_of(self, k: Tensor) -> int | Tensor:
+        """k of some rows, as an int where it is one."""
+        return k if self._shared_k is None else self._shared_k
+
+    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int | None = None) -> Tensor:
         """``function(k, *arguments)`` of tensors ``(..., n)``; of many rows slab by slab, each of ``largest`` units."""
+        most = MOST_SLABS if largest is None else None
 
         def of_rows(*rows: Tensor) -> tuple[Tensor]:
             return (function(rows[-1].squeeze(-1), *rows[:-1]),)
 
-        return by_rows(of_rows, largest, *arguments, self.k.unsqueeze(-1))[0]
+        return by_rows(of_rows, largest or SLAB, *arguments, self.k.unsqueeze(-1), most=most)[0]
 
     def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, probs: Tensor) -> Tensor:
         """Draws ``function(k, probs, draws)``, ``(draws, *probs.shape)``, slab by slab, as ``sample`` gives them."""

@@ -111,10 +111,6 @@ class OrderSampling(SamplingDesign):
 
         return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self._param.dtype)
 
-    def _size_of(self, k: Tensor) -> int | Tensor:
-        """k of some rows, as an int where it is one."""
-        return k if self._shared_k is None else self._shared_k
-
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:
     """Which probabilities are neither 0 nor 1; and these in float64, with 1/2 in the place of the others."""

@@ -33,6 +33,7 @@ from .small_numbers import TINY, log_of_small
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
 SLAB = 2**14  # entries of the rows whose product trees are made at a time
+SLABS = 12  # at most; larger slabs then
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
@@ -101,8 +102,8 @@ def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor
     if fuses(logits):
         return function(logits, k)
     if isinstance(k, Tensor):
-        return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1))
-    return by_rows(lambda logits: function(logits, k), SLAB, logits)
+        return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)
+    return by_rows(lambda logits: function(logits, k), SLAB, logits, most=SLABS)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ its caches also take less time; accelerators have kernels of their own, and want
 """
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,10 @@ from torch.autograd import Function
 
 from .forward_mode import with_forward_mode
 from .operator import is_eager
+
+MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
+
+_thread = threading.local()  # whose attribute ``inside`` says whether a slab is being made
 
 Tensors = tuple[Tensor, ...]
 RowFunction = Callable[..., Tensors]
@@ -35,13 +40,16 @@ def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
     return results
 
 
-def by_rows(function: RowFunction, largest: int, *arguments: Tensor) -> Tensors:
+def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int | None = MOST_SLABS) -> Tensors:
     """``function(*arguments)`` of tensors ``(..., length)``, by slabs of about ``largest`` entries.
+
+    What is called of a slab is not cut again.
 
     Args:
         function: Of rows with any one leading dimension, or with those that the arguments have, if they are small.
         largest: Entries, of the broadcast first argument, that are no slabs yet.
         *arguments: Tensors whose shapes but for the last dimension broadcast.
+        most: Slabs at most, which are larger then; as many as there are if None.
 
     Returns:
         Tensors ``(..., *rest)`` from the ``(rows, *rest)`` that the function returns.
@@ -51,19 +59,21 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor) -> Tensors:
     if rows <= 1 or rows * length <= largest or not _is_plain(arguments):
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
-    results = in_slabs(function, slab_size(rows, length, largest), *flat)
+    results = in_slabs(function, slab_size(rows, length, largest, most), *flat)
     return tuple(y.view(*batch_shape, *y.shape[1:]) for y in results)
 
 
 def _is_plain(arguments: Tensors | list[Tensor]) -> bool:
-    """Whether there are rows to count and memory to save, now, rather than a trace or a transform of functions."""
+    """Whether there are rows to count and memory to save, now, rather than a slab, a trace or a transform."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return not tracing and is_eager(*arguments) and all(x.device.type == "cpu" for x in arguments)
+    inside = getattr(_thread, "inside", False)
+    return not (tracing or inside) and is_eager(*arguments) and all(x.device.type == "cpu" for x in arguments)
 
 
-def slab_size(rows: int, elements: int, largest: int) -> int:
-    """Rows of a slab of at most ``largest`` elements, all slabs of about the same size."""
+def slab_size(rows: int, elements: int, largest: int, most: int | None = MOST_SLABS) -> int:
+    """Rows of a slab of at most ``largest`` elements, or of more if there were too many slabs; all of about a size."""
     slabs = max(1, math.ceil(rows * elements / largest))
+    slabs = slabs if most is None else min(slabs, most)
     return max(1, math.ceil(rows / slabs))
 
 
@@ -119,7 +129,11 @@ def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
 class _InSlabs(Function):
     @staticmethod
     def forward(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
-        parts = [function(*slab) for slab in zip(*(x.split(size) for x in arguments), strict=True)]
+        _thread.inside = True
+        try:
+            parts = [function(*slab) for slab in zip(*(x.split(size) for x in arguments), strict=True)]
+        finally:
+            _thread.inside = False
         return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
     @staticmethod
