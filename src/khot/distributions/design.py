@@ -41,7 +41,8 @@ COMPLETE_DESIGNS = {  # who has what not all have
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
 
-SLAB = 2**14  # units of the rows that are scored or drawn at a time: about 2 MB
+WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
+SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
@@ -324,6 +325,8 @@ class SamplingDesign(KHotDistribution):
 
     def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int | None = None) -> Tensor:
         """``function(k, *arguments)`` of tensors ``(..., n)``; of many rows slab by slab, each of ``largest`` units."""
+        if largest is None and arguments[0].numel() <= WHOLE:
+            return function(self.k, *arguments)
         most = MOST_SLABS if largest is None else None
 
         def of_rows(*rows: Tensor) -> tuple[Tensor]:

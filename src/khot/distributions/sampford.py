@@ -9,7 +9,7 @@ from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
 from khot.relaxations import topk_mask
 
-from .design import SamplingDesign
+from .design import WHOLE, SamplingDesign
 
 SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product trees and their gradients, about 10 MB
 
@@ -75,7 +75,7 @@ class Sampford(SamplingDesign):
         def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
             return kernel.log_prob(balance(probs, k), self._size_of(k), value)
 
-        if value.numel() > self.probs.numel():  # which have product trees in common
+        if value.numel() > self.probs.numel() or value.numel() <= WHOLE:  # draws have product trees in common
             return log_prob(self.k, self.probs, value).to(self.probs.dtype)
         return self._by_rows(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
 

@@ -32,7 +32,8 @@ from .small_numbers import TINY, log_of_small
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
-SLAB = 2**14  # entries of the rows whose product trees are made at a time
+WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
+SLAB = 2**14  # of more rows, entries whose product trees are made at a time
 SLABS = 12  # at most; larger slabs then
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
@@ -98,8 +99,8 @@ def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
 
 
 def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor, k: int | Tensor) -> Tensors:
-    """``function(logits, k)`` by slabs of rows, on a CPU: a product tree takes about a hundred times its logits."""
-    if fuses(logits):
+    """``function(logits, k)``, of many rows on a CPU by slabs: a product tree takes a hundred times its logits."""
+    if fuses(logits) or logits.numel() <= WHOLE:
         return function(logits, k)
     if isinstance(k, Tensor):
         return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)
@@ -121,7 +122,7 @@ def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     def function(logits: Tensor, shift: Tensor, value: Tensor) -> Tensors:
         return (_bernoulli_log_prob(logits.double() + shift, value.double()),)
 
-    if logits.numel() <= SLAB and value.numel() <= SLAB:
+    if logits.numel() <= WHOLE and value.numel() <= WHOLE:
         return function(logits, shift.unsqueeze(-1), value)[0]
     shape = torch.broadcast_shapes(logits.shape, value.shape)
     logits, value = logits.expand(shape), value.expand(shape)
