@@ -23,7 +23,15 @@ from torch.distributions import Distribution, Transform
 from torch.jit._trace import is_tracing
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["is_tracing", "one_operation", "outside_trace", "overrides_functions", "shape_of", "untraced"]
+__all__ = [
+    "broadcast_shapes",
+    "is_tracing",
+    "one_operation",
+    "outside_trace",
+    "overrides_functions",
+    "shape_of",
+    "untraced",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +68,12 @@ def shape_of(x: Tensor) -> torch.Size:
         return x.shape
     with outside_trace():
         return x.shape
+
+
+@untraced
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """As torch's, of shapes in integers, and so in integers."""
+    return torch.broadcast_shapes(*shapes)
 
 
 def one_operation(function: Callable[P, R]) -> Callable[P, R]:

@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._tracing import shape_of, untraced
+from khot._tracing import broadcast_shapes, shape_of, untraced
 from khot._validation import can_look, check_choice
 
 
@@ -59,7 +59,7 @@ def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tenso
     """The parameter ``(*batch, n)`` and ``k``, both with the batch shape that the two have together."""
     own_shape = shape_of(param)[:-1]
     try:
-        batch_shape = untraced(torch.broadcast_shapes)(own_shape, shape_of(k))
+        batch_shape = broadcast_shapes(own_shape, shape_of(k))
     except RuntimeError:
         raise ValueError(
             f"`k` must broadcast with the batch shape {tuple(own_shape)} of `{name}`, "
