@@ -59,7 +59,7 @@ def sums_inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs
 
 
 def sums_reference(gap: Tensor, left: Tensor, right: Tensor) -> Outputs:
-    return lapsum._by_doubling(gap, left, right)
+    return lapsum.sums_by_doubling(gap, left, right)
 
 
 def compile_map(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:

@@ -21,8 +21,8 @@ def test_both_ways_are_the_definition(n, spread):
     kernel = (-(z.unsqueeze(-1) - z.unsqueeze(-2)).abs()).exp()  # (3, n, n)
     before, after = kernel.tril(-1) @ left.unsqueeze(-1), kernel.triu(1) @ right.unsqueeze(-1)
     for sums in (
-        lapsum._by_cumsum(z, left, right),
-        lapsum._by_doubling(gap, left, right),
+        lapsum.sums_by_cumsum(z.exp(), (-z).exp(), left, right),
+        lapsum.sums_by_doubling(gap, left, right),
         lapsum.decayed_sums(z, gap, left, right),
     ):
         for result, expected in zip(sums, (before, after), strict=True):

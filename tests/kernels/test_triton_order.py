@@ -48,7 +48,7 @@ def test_more_tiles_than_are_composed_at_a_time(monkeypatch):
     monkeypatch.setattr(lapsum_triton, "CARRIES", 2)
     gap, left, right = on_device(2, 5000, scale=0.1).abs(), on_device(2, 5000), on_device(2, 5000, seed=1)
     gap[:, 0] = gap[:, 1234] = lapsum.FAR
-    found, expected = lapsum_triton.launch_decayed_sums(gap, left, right), lapsum._by_doubling(gap, left, right)
+    found, expected = lapsum_triton.launch_decayed_sums(gap, left, right), lapsum.sums_by_doubling(gap, left, right)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 

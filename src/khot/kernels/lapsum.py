@@ -91,9 +91,9 @@ def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[T
         from .lapsum_triton import launch_decayed_sums
 
         return launch_decayed_sums(gap, left, right)
-    if not z.is_cuda and torch.maximum(-z[..., 0], z[..., -1]).max() <= SAFE_EXPONENT:
-        return _by_cumsum(z, left, right)
-    return _by_doubling(gap, left, right)
+    if not z.is_cuda and is_narrow(z):
+        return sums_by_cumsum(z.exp(), z.neg().exp_(), left, right)
+    return sums_by_doubling(gap, left, right)
 
 
 @decayed_sums.register_fake
@@ -106,15 +106,21 @@ def _(info: Any, in_dims: Any, *args: Tensor) -> tuple[tuple[Tensor, Tensor], tu
     return decayed_sums(*move_batch_first(info.batch_size, in_dims, args)), (0, 0)
 
 
-def _by_cumsum(z: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    rise, fall = z.exp(), z.neg().exp_()
+def is_narrow(z: Tensor) -> bool:
+    """Whether exponentials of all items, and their sums, are normal numbers."""
+    return bool(torch.maximum(-z[..., 0], z[..., -1]).max() <= SAFE_EXPONENT)
+
+
+def sums_by_cumsum(rise: Tensor, fall: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`decayed_sums` from exp(z) and exp(-z)."""
     before, after = torch.zeros_like(rise), torch.zeros_like(rise)
     torch.cumsum((rise * left)[..., :-1], -1, out=before[..., 1:])
     torch.cumsum((fall * right)[..., 1:].flip(-1), -1, out=after[..., 1:])
-    return before.mul_(fall), rise.mul_(after.flip(-1))
+    return before.mul_(fall), after.flip(-1).mul_(rise)
 
 
-def _by_doubling(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def sums_by_doubling(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`decayed_sums` whatever the gaps."""
     n = gap.shape[-1]
     first = decay = gap.neg().exp_()  # to each item from `reach` items before it
     before, after = left.clone(), right.clone()  # each with the item itself

@@ -12,7 +12,7 @@ from khot._tracing import one_operation
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
 
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
-from .order_on_chip import OrderMap
+from .order_map import RANK, SORT, OrderMap
 
 
 def _sorted(
@@ -77,8 +77,8 @@ def _permutation(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor
     return slice_weights(z, t, half, column, order, cuts, points.offset, points.below, values.dtype)
 
 
-_RANK = OrderMap(_rank, "rank")
-_SORT = OrderMap(_sort, "sort")
+_RANK = OrderMap(_rank, "rank", RANK)
+_SORT = OrderMap(_sort, "sort", SORT)
 _PERMUTATION = OrderMap(_permutation, "permutation")
 
 
