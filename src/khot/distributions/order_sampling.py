@@ -31,6 +31,8 @@ class OrderSampling(SamplingDesign):
     over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
     from its parameter.
 
+    Compiled graphs hold each of the two as one operator, whose derivative calculates the integral again.
+
     On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
     of more than 131072 units are left to torch.
 
