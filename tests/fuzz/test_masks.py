@@ -121,7 +121,9 @@ def check_sums(case: FuzzCase, rows: Rows, y: Tensor, at: Mask) -> None:
     compare(case, rows, "sum", sums, rows.k, tolerance, everything)
 
 
-def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at: Mask, used: Tensor) -> None:
+def check_derivatives(
+    case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at: Mask, used: Tensor, cancelling: float
+) -> None:
     dtype = rows.x.dtype
     scale = rows.softness * case.factor
     truth = reference.gradients(case.link, at, rows.weight, scale, case.log)
@@ -130,8 +132,8 @@ def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at:
     exponent = nearest * nearest.clamp(min=1) if case.link is reference.NORMAL else nearest
     ratio = (TIER * limits.eps * (1 + exponent)).clamp(max=1)  # of slopes to each other, far out in the tails
     noise = (1 + largest) * (limits.tiny / limits.eps + 1e-30 * at.limit.double()) / scale  # slopes that underflow
-    # Relative to the row's largest. Where that cancels, to what cancels there, by what is left after two roundings.
-    row = truth.x.abs().amax(-1) + noise + (TIER * limits.eps**2 / GRADIENT[dtype] + (ratio == 1)) * truth.size
+    # Relative to the row's largest and, where that cancels, to what cancels there.
+    row = truth.x.abs().amax(-1) + noise + (cancelling / GRADIENT[dtype] + (ratio == 1)) * truth.size
     tolerance = (GRADIENT[dtype] + ratio) * row
     compare(case, rows, "dL/dx", grads[0], truth.x, tolerance.unsqueeze(-1), used)
     inner = used & ~at.limit
@@ -147,21 +149,31 @@ def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at:
         compare(case, rows, "dL/dsoftness", grads[2], truth.softness * case.factor, slack, inner)
 
 
-def run(case: FuzzCase, rows: Rows, softness_too: bool, counts: Counter[str]) -> None:
-    x, k, s = rows.x.clone().requires_grad_(), rows.k.clone().requires_grad_(), rows.softness.clone()
-    wanted = (x, k, s.requires_grad_()) if softness_too else (x, k)
-    y = case.map(x, k, s)
+def run(
+    case: FuzzCase,
+    rows: Rows,
+    softness_too: bool,
+    counts: Counter[str],
+    cancelling: float | None = None,
+    device: str = "cpu",
+) -> None:
+    """Compares one batch; derivatives that cancel may be off by ``cancelling``, usually what two roundings leave."""
+    if cancelling is None:
+        cancelling = TIER * torch.finfo(rows.x.dtype).eps ** 2
+    x, k, s = (v.to(device, copy=True).requires_grad_() for v in rows[:3])
+    y = case.map(x, k, s if softness_too else s.detach())
     hidden = rows.x == -torch.inf
     cotangent = rows.weight.masked_fill(hidden, 0) if case.log else rows.weight
-    grads = torch.autograd.grad(y, wanted, cotangent)
+    leaves = (x, k, s) if softness_too else (x, k)
+    grads = tuple(v.cpu() for v in torch.autograd.grad(y, leaves, cotangent.to(device)))
     at = reference.mask(case.link, rows.x, rows.k, rows.softness * case.factor)
     used = at.kink > KINK[rows.x.dtype]
     counts.update(rows=len(used), left_out=int((~used).sum()))
     if case.log:  # -inf where log y is beyond the dtype, and no derivative to speak of
         used &= torch.where(hidden, 0.0, at.log_y).amin(-1) > -torch.finfo(rows.x.dtype).max / 16
-    check_values(case, rows, y.detach(), at)
+    check_values(case, rows, y.detach().cpu(), at)
     assert not bool(grads[0][hidden].any())
-    check_derivatives(case, rows._replace(weight=cotangent), grads, at, used)
+    check_derivatives(case, rows._replace(weight=cotangent), grads, at, used, cancelling)
 
 
 def check_rows(case: FuzzCase, dtype: torch.dtype, seed: int, total: int) -> Counter[str]:

@@ -1,5 +1,6 @@
 """Every Triton kernel against its reference: on an accelerator, or in the interpreter in a process made for it."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.capped_simplex_triton import launch_forward
 from khot.kernels.clipped_power import clipped_power
 from khot.kernels.links import LOGISTIC
+from tests.fuzz.rows import make_rows
+from tests.fuzz.test_masks import CASES, TIER, run
 from tests.kernels.kernel_case import KernelCase
 from tests.kernels.kernel_cases import KERNELS
 
@@ -205,6 +208,14 @@ def test_bad_contents_are_refused(relaxation):
     ):
         with pytest.raises(ValueError, match=match):
             relaxation(torch.tensor(x, device=DEVICE), torch.tensor(k, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.link.heavy], ids=lambda case: case.name)
+def test_fuzz_rows(case, dtype):
+    """Thresholds as exact as the reference's; a gradient that cancels is right relative to what cancels."""
+    rows = make_rows(7, 40 if INTERPRETED else 4000, 5, dtype, integers=case.integers)
+    run(case, rows, True, Counter(), TIER * torch.finfo(dtype).eps, DEVICE)
 
 
 def test_numbers_and_tensors_agree():

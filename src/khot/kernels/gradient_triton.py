@@ -30,12 +30,22 @@ def _bounded(z):
 
 @triton.jit
 def _lever(grad, z, LOG: tl.constexpr):
-    """sum_i z_i dL/dz_i of a tile in float64; a logarithm has slopes at any distance."""
+    """sum_i z_i dL/dz_i of a tile in float64; times 2^-32 for a logarithm, with slopes where z all but overflows."""
     if LOG:
-        far = z.to(tl.float64)
-        return tl.sum(grad.to(tl.float64) * tl.minimum(tl.maximum(far, -1e300), 1e300), 0)
+        far = tl.minimum(tl.maximum(z.to(tl.float64), -1e307), 1e307)
+        return tl.sum(grad.to(tl.float64) * (far * 2.3283064365386963e-10), 0)
     else:
         return tl.sum(grad * _bounded(z), 0).to(tl.float64)
+
+
+@triton.jit
+def _grad_scale(lever, scale, LOG: tl.constexpr):
+    """dL/dscale from :func:`_lever`."""
+    if LOG:
+        root = tl.sqrt(scale)
+        return -lever / root * 4294967296.0 / root
+    else:
+        return -lever / scale
 
 
 @triton.jit
@@ -175,7 +185,7 @@ def _capped_simplex_bwd(
             x_ptr, g_ptr, grad_x_ptr, n, high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
         )
     tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
-    tl.store(grad_scale_ptr + row, -lever / scale)
+    tl.store(grad_scale_ptr + row, _grad_scale(lever, scale, LOG))
 
 
 @triton.jit
@@ -229,7 +239,7 @@ def _split_bwd(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, grad_x_ptr + row * stride_out + begin,
         tl.minimum(n - begin, chunk), high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE,
     )  # fmt: skip
-    tl.store(lever_ptr + row * splits + part, lever / scale)
+    tl.store(lever_ptr + row * splits + part, _grad_scale(lever, scale, LOG))
     if part == 0:
         tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
 
@@ -278,4 +288,4 @@ def _launch_split(
         x, g, *at, partial, grad_x, grad_k, lever, *numbers, grad_x.stride(0), n, splits, chunk,
         SPLITS=triton.next_power_of_2(splits), **common,
     )  # fmt: skip
-    return -lever.sum(-1)
+    return lever.sum(-1)

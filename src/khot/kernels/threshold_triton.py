@@ -389,6 +389,7 @@ def search(
     t = tl.where((t >= low) & (t <= high), t, 0.5 * low + 0.5 * high)
     last, older = high - low, high - low
     anchor, off, unit = 0.0 * t, 0.0 * t, scale
+    first, final = low, high  # of the bracket in t, when that has closed
     done, special = tl.full((), 0, tl.int1), tl.full((), 0, tl.int1)
     steps, local, rounds = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     while (steps < MAX_STEPS) & (~done):
@@ -412,25 +413,24 @@ def search(
         trusted = (proposal > low) & (proposal < high) & (size <= 0.5 * older) & (local < NEWTON_STEPS)
         older, last = last, tl.where(trusted, size, high - low)
         off = tl.where(found & (tl.abs(step) < float("inf")), off + step, off)
-        closed = _ordinal(high) - _ordinal(low) <= 1
+        closed = _ordinal(low) >= _ordinal(high) - 1  # their difference may overflow
         done = found
-        if closed & (~found) & (rounds == 0):
-            low = _clamp((low - anchor) / scale, far)
-            high = _clamp((high - anchor) / scale, far)
-            low -= tl.abs(low) * 0.0009765625 + width
-            high += tl.abs(high) * 0.0009765625 + width
-            t, unit = 0.0 * t, 0.0 * t + 1.0
-            last, older = high - low, high - low
-            local, rounds = local * 0, rounds + 1
-        elif (closed | found) & (rounds > 0):
-            new = _nearest(anchor + off * scale, factor, DTYPE)
-            shift = (anchor - new) / scale
-            nearer = (tl.abs(shift + off) < 0.9 * tl.abs(off)) & (rounds < ROUNDS)
+        if (closed & (~found)) | (found & (rounds > 0)):  # on to the next round, if its anchor is nearer
+            beyond = (tl.abs(off) > far) & (rounds > 0)
+            new, start = anchor, 0.0 * t
+            if rounds == 0:
+                first, final = low, high
+            else:
+                root = tl.where(beyond, tl.where(off > 0, final, first), anchor + off * scale)
+                new = _nearest(root, factor, DTYPE)
+                start = tl.where(beyond, start, (anchor - new) / scale + off)
+            nearer = (rounds == 0) | (((tl.abs(start) < 0.9 * tl.abs(off)) | beyond) & (rounds < ROUNDS))
             done = ~nearer
             if nearer:
-                anchor, t = new, shift + off
-                low = low + shift - tl.abs(low + shift) * 0.0009765625 - width
-                high = high + shift + tl.abs(high + shift) * 0.0009765625 + width
+                anchor, t, unit = new, start, 0.0 * t + 1.0
+                low, high = _clamp((first - new) / scale, far), _clamp((final - new) / scale, far)
+                low -= tl.abs(low) * 0.0009765625 + width
+                high += tl.abs(high) * 0.0009765625 + width
                 last, older = high - low, high - low
                 local, rounds = local * 0, rounds + 1
         else:
@@ -557,8 +557,8 @@ def row_root(x_ptr, sample, n, k, scale, factor, q, LINK: tl.constexpr, BLOCK: t
 
 @triton.jit
 def split_k(k):
-    """A float64 k as an integer and a rest."""
-    whole = k.to(tl.int32)
+    """A float64 k as the nearest integer and a rest, which keeps its digits in float32."""
+    whole = (k + 0.5).to(tl.int32)
     return whole, k - whole.to(tl.float64)
 
 
