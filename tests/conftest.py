@@ -1,9 +1,21 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch.distributions import Distribution
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
+
+
+@pytest.fixture(autouse=True)
+def _validation_as_before() -> Iterator[None]:
+    """torch.compile turns the validation of all distributions off, for good."""
+    before = Distribution._validate_args
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +69,16 @@ class EachFileRuns:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a member that calls itself slow is slow."""
+    """A test of a member that calls itself slow is slow; of a test marked ``one_of(n)`` all cases but each n-th are."""
+    seen: Counter[str] = Counter()
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "slow", False) for value in parameters):
             item.add_marker(pytest.mark.slow)
+            continue
+        mark = item.get_closest_marker("one_of")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1

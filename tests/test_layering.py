@@ -13,6 +13,7 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
+    "_tracing": -1,
     "_validation": 0,
     "kernels": 1,
     "relaxations": 2,
@@ -154,6 +155,7 @@ def test_tests_of_relaxations_run_without_pyro():
     """)
 
 
+@pytest.mark.slow
 def test_docstrings_of_relaxations_run_without_pyro():
     modules = [name for name in sorted(MODULES) if room(name) in ("relaxations", "losses")]
     run_python(f"""

@@ -192,7 +192,7 @@ class TestFenchelYoungDetails:
         exact = fenchel_young_topk_loss(x.double(), target, 4)
         assert loss.dtype == torch.bfloat16 and abs(loss.item() - exact.item()) <= 2**-8 * exact.item()
 
-    @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float64, 1e-9)], ids=str)
+    @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float64, 1e-5)], ids=str)
     def test_sums_are_those_of_the_domain_but_for_rounding(self, dtype, off):
         target = topk_mask(normal(3, 6, dtype=dtype, seed=1), 2)
         assert fenchel_young_topk_loss(normal(3, 6, dtype=dtype), target * (1 - torch.finfo(dtype).eps), 2).isfinite()

@@ -3,6 +3,8 @@
 Where something is drawn, both get the same numbers: ``randomness="same"`` and a generator of the same seed.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch.distributions import kl_divergence
@@ -11,6 +13,7 @@ from torch.func import grad, vmap
 from khot import (
     ConditionalPoisson,
     PhantomUnit,
+    Pivotal,
     RelaxedKHot,
     RelaxedKHotStraightThrough,
     Sampford,
@@ -18,7 +21,10 @@ from khot import (
     sigmoid_topk,
 )
 from khot.distributions import SamplingDesign
+from tests.every_map import quick_first
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
+
+pytestmark = pytest.mark.one_of(5)
 
 LOGITS = torch.tensor(
     [[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]], dtype=torch.float64
@@ -30,7 +36,7 @@ STATELESS = [case for case in PERTURBED if case.name != "imle_adaptive"]
 SCORED = [case for case in DESIGNS if case.has_log_prob]
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}  # inside of a vmap the quadratures take another number of nodes
 every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
-every_parameter = pytest.mark.parametrize("given", GIVEN)
+every_parameter = pytest.mark.parametrize("given", quick_first({name: name for name in GIVEN}))
 
 
 def check(function, *rows):
@@ -65,7 +71,7 @@ def test_what_a_design_computes(case, given):
         check(lambda row: WEIGHTS @ make(row).pairwise_inclusion @ WEIGHTS, rows)
 
 
-@every_parameter
+@pytest.mark.parametrize("given", GIVEN)
 @every_design
 def test_draws(case, given):
     check(lambda row: case.make(**{given: row}, k=2, validate_args=True).sample((4,), generator=seeded()), GIVEN[given])
@@ -124,7 +130,7 @@ def test_a_step_that_adapts_is_refused():
 
 
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
-@pytest.mark.parametrize("design", [ConditionalPoisson, Sampford])
+@pytest.mark.parametrize("design", quick_first({"pivotal": partial(Pivotal, order="fixed"), "sampford": Sampford}))
 def test_functions(case, design):
     def estimate(row):
         return case.estimate(design(logits=row, k=2), lambda x: (x @ WEIGHTS).square(), 4, generator=seeded())
@@ -144,6 +150,7 @@ def test_relaxed(relaxed):
         check(lambda row, y: make(row).log_prob(y), LOGITS, value)
 
 
+@pytest.mark.slow
 def test_phantom_unit():
     def make(row):
         return PhantomUnit(ConditionalPoisson, logits=row, validate_args=True)

@@ -10,6 +10,8 @@ from tests.every_map import quick_first
 from tests.inputs import normal
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
+pytestmark = pytest.mark.one_of(6)
+
 LOGITS = normal(3, 5, dtype=torch.float32)
 GIVEN = {
     "logits": lambda: {"logits": LOGITS},
@@ -72,7 +74,7 @@ def test_designs(case, given, validate_args):
 
 
 @pytest.mark.parametrize("given", quick_first({name: name for name in ("logits", "logits_rows", "probs")}))
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda case: case.name)
+@pytest.mark.parametrize("estimator", quick_first({case.name: case for case in ESTIMATORS}))
 @every_design
 def test_wrappers(case, estimator, given):
     if estimator.name == "reinmax" and given == "probs":

@@ -12,6 +12,8 @@ from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
+from ._tracing import is_tracing, untraced
+
 _MODES = torch._C._TorchDispatchModeKey
 TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
 
@@ -46,6 +48,11 @@ def is_mapped(tensor: Tensor) -> bool:
     return False
 
 
+def is_transformed() -> bool:
+    """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
+    return functorch.peek_interpreter_stack() is not None
+
+
 def is_dry_run(*tensors: Tensor) -> bool:
     """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
     if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_MODES.PROXY) is not None:
@@ -60,7 +67,7 @@ def all_true(condition: Tensor) -> bool:
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if not has_contents(*tensors) or torch._C._is_tracing():  # in this order: Dynamo does not know the latter
+    if not has_contents(*tensors) or is_tracing():  # in this order: Dynamo does not know the latter
         return False
     return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
@@ -189,6 +196,7 @@ def checked_shape(name: str, shape: Any) -> torch.Size:
     return size
 
 
+@untraced
 def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> torch.Size:
     """A new batch shape for ``value`` of shape ``batch_shape + (...)``, which broadcasts to it."""
     new = checked_shape("batch_shape", shape)
@@ -223,13 +231,13 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
 
 
-def check_generator(generator: Any, device: torch.device) -> None:
-    """``generator`` is None, or makes random numbers on this device; a meta tensor has none, and takes any."""
+def check_generator(generator: Any, device: torch.device | None = None) -> None:
+    """``generator`` is None, or makes random numbers on this device; meta tensors have none of it, and take any."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"`generator` must be a torch.Generator or None, but got {generator!r}")
-    if device.type not in (generator.device.type, "meta"):
+    if device is not None and device.type not in (generator.device.type, "meta"):
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
 
 
@@ -281,6 +289,7 @@ def check_function(name: str, value: Any, signature: str) -> None:
         raise TypeError(f"`{name}` must be a function of {signature}, but got {value!r}")
 
 
+@untraced
 def check_draw(name: str, value: Any, law: Distribution) -> None:
     """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     if not isinstance(value, Tensor):

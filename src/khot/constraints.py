@@ -18,6 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
+from khot._tracing import untraced
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
@@ -121,6 +122,7 @@ class _CappedSimplexTransform(Transform):
             return False
         return torch.equal(torch.as_tensor(self.k, dtype=torch.float64), torch.as_tensor(other.k, dtype=torch.float64))
 
+    @untraced
     def _check_size(self, n: int) -> None:
         """The interior is empty for k = 0 and k = n; tensors are read on a CPU only, where that costs no wait."""
         k = self.k
@@ -129,6 +131,11 @@ class _CappedSimplexTransform(Transform):
             raise ValueError(f"the interior of capped_simplex(k) needs 0 < k < n, but got k={k} with n={n}")
 
     def _logit(self, y: Tensor) -> Tensor:
+        self._check_interior(y)
+        return y.logit()
+
+    @untraced
+    def _check_interior(self, y: Tensor) -> None:
         if not ((y > 0) & (y < 1)).all():
             raise ValueError(
                 f"an initial value under capped_simplex({self.k}) must lie in its interior, 0 < y < 1, "
@@ -136,7 +143,6 @@ class _CappedSimplexTransform(Transform):
             )
         if not capped_simplex(self.k).check(y).all():
             raise ValueError(f"a value under capped_simplex({self.k}) must sum to k={self.k}, but got sums {y.sum(-1)}")
-        return y.logit()
 
 
 class _SigmoidTopKTransform(_CappedSimplexTransform):

@@ -29,6 +29,7 @@ from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
+from khot._tracing import one_operation
 from khot._validation import (
     check_choice,
     check_flag,
@@ -131,6 +132,7 @@ def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
 
 
+@one_operation
 def fenchel_young_topk_loss(
     x: Tensor,
     target: Tensor,
@@ -268,6 +270,7 @@ def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float)
         )
 
 
+@one_operation
 def topk_cross_entropy(
     x: Tensor,
     target: Tensor,

@@ -22,6 +22,8 @@ from khot import (
 from tests import gof
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED, PHANTOM
 
+pytestmark = pytest.mark.one_of(3)
+
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
 RELAXED = {"relaxed": RelaxedKHot, "relaxed_straight_through": RelaxedKHotStraightThrough}
 

@@ -9,6 +9,8 @@ from khot import ConditionalPoisson, PhantomUnit, Sampford, StraightThrough, sig
 from tests.inputs import normal
 from tests.registry import DESIGNS, DesignCase
 
+pytestmark = pytest.mark.one_of(4)
+
 float64 = torch.float64
 
 

@@ -16,6 +16,8 @@ from khot import (
 )
 from tests.registry import DESIGNS, ESTIMATORS
 
+pytestmark = pytest.mark.one_of(4)
+
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 K = 3
 INSIDE = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
@@ -157,6 +159,7 @@ def test_phantom_unit(case):
     assert law.log_prob(WRONG[2])[0] == -torch.inf and law.log_prob(WRONG[2]).shape == (2,)
 
 
+@pytest.mark.slow
 def test_compiles_to_one_graph():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def log_prob(logits, value):

@@ -265,6 +265,9 @@ def test_adaptive_step_by_its_definition():
     assert step.alpha == pytest.approx(alpha + 0.01)
     with pytest.raises(ValueError, match="`decay` must satisfy"):
         AdaptiveStep(decay=1.0)
+    step = AdaptiveStep(initial=0.01, increment=0.02)
+    step.update(torch.ones(3, 4))  # dense gradients ask for smaller steps, which end at 0
+    assert step.alpha == 0
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 4])

@@ -267,11 +267,15 @@ def gradients(link: ReferenceLink, at: Mask, weight: Tensor, softness: Tensor, l
         direct = torch.where(z == -torch.inf, 0.0, g * (log_slope - at.log_y).exp().nan_to_num(0.0))
         total = direct.sum(-1, keepdim=True)
         dz = direct - shares * total
+        top_one = shares.argmax(-1, keepdim=True)  # minus the sum of the others, where it cancels
+        others = dz.scatter(-1, top_one, 0.0)
+        dz = others.scatter(-1, top_one, -others.sum(-1, keepdim=True))
         dk = (total / log_slope.exp().sum(-1, keepdim=True)).squeeze(-1)
         size = (direct.abs().amax(-1) + direct.abs().sum(-1) * shares.amax(-1)) / column.squeeze(-1)
     else:
         dk = (shares * g).sum(-1)
-        dz = log_slope.exp() * (g - dk.unsqueeze(-1))
+        rest = g - g.gather(-1, shares.argmax(-1, keepdim=True))  # the mean may lie next to the largest share's
+        dz = log_slope.exp() * (rest - (shares * rest).sum(-1, keepdim=True))
         size = top.squeeze(-1).exp() / column.squeeze(-1) * g.abs().amax(-1)
     lever = torch.where(dz == 0, 0.0, dz * (z.clamp(-1.7e308, 1.7e308) * 2.0**-64)) / column.sqrt()
     ds = -lever.sum(-1) * 2.0**64 / column.sqrt().squeeze(-1)

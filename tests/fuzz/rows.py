@@ -138,7 +138,7 @@ def make_rows(
         hidden[:, 0] = False
         x = x.masked_fill(hidden, -torch.inf)
     k = _sums(dice, x.isfinite().sum(-1, keepdim=True).double(), NEAREST[dtype], limits, integers)
-    softness = softness.clamp(limit.tiny, limit.max)
+    softness = softness.clamp(2 * limit.tiny, limit.max)  # half of transport's epsilon is a temperature
     return Rows(x, k.squeeze(1), softness.squeeze(1), dice.normal().to(dtype))
 
 

@@ -17,6 +17,8 @@ from tests.fuzz.odd_reference import Odd
 from tests.fuzz.rows import Rows, batches
 from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
 
+pytestmark = pytest.mark.one_of(2)
+
 QUICK_ROWS, SLOW_ROWS = 600, 4000
 
 

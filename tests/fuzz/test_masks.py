@@ -29,11 +29,14 @@ from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
 from tests.maps import Cauchy
 
+pytestmark = pytest.mark.one_of(2)
+
 KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
 MOST_AT_KINKS = 0.01
 TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is kept as an offset
 SUM = {torch.float32: 1e-6, torch.float64: 1e-12}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
+LEVERAGE = 1e-3  # of an item far away with next to no derivative, in that of the softness
 QUICK_ROWS, SLOW_ROWS = 600, 8000
 
 
@@ -102,8 +105,13 @@ def check_values(case: FuzzCase, rows: Rows, y: Tensor, at: Mask) -> None:
     assert bool((y.isfinite() | ((rows.x == -torch.inf) & case.log) | (at.log_y < -1e37)).all()), case.name
     if case.log:
         compare(case, rows, "log y", y, at.log_y, TIER * eps * (1 + at.log_y.abs()), ~at.limit)
-        return
-    compare(case, rows, "y", y, at.y, torch.tensor(TIER * eps), everything)
+    else:
+        compare(case, rows, "y", y, at.y, torch.tensor(TIER * eps), everything)
+        check_sums(case, rows, y, at)
+
+
+def check_sums(case: FuzzCase, rows: Rows, y: Tensor, at: Mask) -> None:
+    eps, everything = torch.finfo(y.dtype).eps, torch.ones_like(rows.k, dtype=torch.bool)
     sums = torch.where(rows.x == -torch.inf, 0.0, y.double()).sum(-1)
     # What z rounds shows in the sum as much as in the entries; for small k these lie far out in the tail.
     tail = at.z.abs() * (at.z.abs().clamp(min=1) if case.link is reference.NORMAL else 1)
@@ -120,9 +128,11 @@ def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at:
     limits, largest = torch.finfo(dtype), rows.weight.double().abs().amax(-1)
     nearest = torch.where(at.z.isfinite(), at.z.abs(), torch.inf).amin(-1).clamp(max=1e18)
     exponent = nearest * nearest.clamp(min=1) if case.link is reference.NORMAL else nearest
-    ratio = TIER * limits.eps * (1 + exponent)  # of slopes to each other, far out in the tails
-    size = truth.size + (1 + largest) * (limits.tiny / limits.eps + 1e-30 * at.limit.double()) / scale
-    tolerance = (GRADIENT[dtype] + ratio.clamp(max=1.0)) * size
+    ratio = (TIER * limits.eps * (1 + exponent)).clamp(max=1)  # of slopes to each other, far out in the tails
+    noise = (1 + largest) * (limits.tiny / limits.eps + 1e-30 * at.limit.double()) / scale  # slopes that underflow
+    # Relative to the row's largest. Where that cancels, to what cancels there, by what is left after two roundings.
+    row = truth.x.abs().amax(-1) + noise + (TIER * limits.eps**2 / GRADIENT[dtype] + (ratio == 1)) * truth.size
+    tolerance = (GRADIENT[dtype] + ratio) * row
     compare(case, rows, "dL/dx", grads[0], truth.x, tolerance.unsqueeze(-1), used)
     inner = used & ~at.limit
     if case.link.heavy:  # without logarithms of its own: ratios of slopes end where slopes underflow
@@ -131,13 +141,10 @@ def check_derivatives(case: FuzzCase, rows: Rows, grads: tuple[Tensor, ...], at:
     span = truth.k.abs() + largest * (count if case.log else 1)
     compare(case, rows, "dL/dk", grads[1], truth.k, (GRADIENT[dtype] + ratio) * span, inner & (ratio < 1))
     if len(grads) > 2:
-        z = at.z.clamp(-1e300, 1e300).abs() + 1
-        lever = torch.where(
-            truth.x == 0, 0.0, (truth.x.abs() + size.unsqueeze(-1) * 1e-3).minimum(size.unsqueeze(-1)) * z
-        )
-        slack = 4 * tolerance * z.amin(-1) + GRADIENT[dtype] * lever.sum(-1)
-        expected = truth.softness * case.factor
-        compare(case, rows, "dL/dsoftness", grads[2], expected, case.factor * slack, inner)
+        z = at.z.clamp(-1e307, 1e307).abs() + 1
+        lever = (torch.where(truth.x == 0, 0.0, truth.x.abs() + row.unsqueeze(-1) * LEVERAGE) * z).sum(-1)
+        slack = case.factor * (4 * tolerance * z.amin(-1) + GRADIENT[dtype] * lever)
+        compare(case, rows, "dL/dsoftness", grads[2], truth.softness * case.factor, slack, inner)
 
 
 def run(case: FuzzCase, rows: Rows, softness_too: bool, counts: Counter[str]) -> None:

@@ -105,14 +105,14 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
     k, scale, grad = torch.tensor([1.0, 2.5, 6.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.ones(3, 7)
     for log in (False, True):
         arguments = (x.detach(), k, scale, LOGISTIC.key, log, "temperature", True)
-        y, threshold = torch.ops.khot.capped_simplex_mask(*arguments)
+        y, anchor, offset = torch.ops.khot.capped_simplex_mask(*arguments)
         torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
-        z = (x - threshold[:, None]) / scale[:, None]
+        z = (x - (anchor + offset)[:, None]) / scale[:, None]
         torch.testing.assert_close(y, LOGISTIC.log_value(z) if log else LOGISTIC.value(z))
-        arguments = (x.detach(), scale, threshold, grad.double(), LOGISTIC.key, log)
+        arguments = (x.detach(), scale, anchor, offset, grad.double(), LOGISTIC.key, log)
         torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
         found = torch.ops.khot.capped_simplex_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]
-        value, _ = _apply(*with_grad, LOGISTIC, log, "temperature", True)
+        value, *_ = _apply(*with_grad, LOGISTIC, log, "temperature", True)
         for a, b in zip(found, torch.autograd.grad(value.sum(), with_grad), strict=True):
             torch.testing.assert_close(a, b)

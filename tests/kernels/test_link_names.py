@@ -67,6 +67,7 @@ def test_built_in_links_are_called_by_their_value(name, link):
     assert vars(Link.find(name)) == vars(link)
 
 
+@pytest.mark.slow
 def test_the_names_are_those_of_another_process():
     """Where other links were made first, in another order."""
     code = """
@@ -83,7 +84,7 @@ print([Link.find(name).key for name in %r])
 @pytest.mark.parametrize(
     "link",
     [*BUILT_IN.values(), ClippedPower(1.3), Steep(0.1), NamedSteep(1e-300), Steep(2, tag="it's (a=1)"), Cauchy()],
-    ids=lambda link: link.key,
+    ids=lambda link: type(link).__name__,
 )
 def test_equal_links_are_the_same_link(link):
     for other in (copy.deepcopy(link), copy.copy(link), pickle.loads(pickle.dumps(link)), Link.find(link.key)):
@@ -192,18 +193,16 @@ INSIDE = {
 }
 
 
-QUICK = ("built in", "argument")
-
-
 @pytest.mark.parametrize(
     "function",
-    [pytest.param(f, id=name, marks=[] if name in QUICK else [pytest.mark.slow]) for name, f in INSIDE.items()],
+    [pytest.param(f, id=name, marks=[] if name == "built in" else [pytest.mark.slow]) for name, f in INSIDE.items()],
 )
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_links_compile_wherever_they_are_made(function, dynamic):
     check_compiled(function, (0.5, 0.25, 0.7), dynamic=dynamic)
 
 
+@pytest.mark.slow
 def test_a_link_that_changes_is_compiled_anew():
     link, x = Steep(2.0), normal(2, 5)
     fast = compiled(lambda x: capped_simplex_map(x, 2, link=link))

@@ -10,6 +10,7 @@ pytestmark = kernel_marks()
 import triton
 import triton.language as tl
 
+from khot.kernels import conditional_poisson
 from khot.kernels.order_draw import order_draw, rank_centre
 from khot.kernels.order_draw_triton import _exp_noise
 from khot.kernels.philox import draw_seed, uniform
@@ -113,3 +114,11 @@ def test_both_tails_of_the_noise(noise):
     expected = {"logistic": u / rest, "log_exponential": -log, "log_uniform": u}[noise]
     torch.testing.assert_close(out.cpu().double(), expected, rtol=4e-6, atol=0)
     assert torch.equal(double.cpu(), uniform(high, low))
+
+
+def test_trees_draw_inside_a_vmap():
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    each = torch.vmap(lambda row: conditional_poisson.sample(row, 7, (4,)), randomness="different")(logits)
+    one = torch.vmap(lambda c: c * conditional_poisson.sample(logits, 7), randomness="different")(each[:, 0, 0] * 0 + 1)
+    assert each.shape == (3, 4, 20) and one.shape == (3, 3, 20)
+    assert (each.sum(-1) == 7).all() and (one.sum(-1) == 7).all()

@@ -31,9 +31,12 @@ def check_compiled(case, compiled, x, softness, tolerance):
     """Values and gradients as without a compiler."""
     y, expected = compiled(x, softness), case.call(x, softness)
     torch.testing.assert_close(y, expected, **tolerance)
-    if not case.differentiable:
-        return
-    leaves, g = [v for v in (x, softness) if isinstance(v, torch.Tensor)], torch.rand_like(expected)
+    if case.differentiable:
+        check_gradients(y, expected, [v for v in (x, softness) if isinstance(v, torch.Tensor)], tolerance)
+
+
+def check_gradients(y, expected, leaves, tolerance):
+    g = torch.rand_like(expected)
     grads, others = (torch.autograd.grad(v, leaves, g, allow_unused=True) for v in (y, expected))
     assert [v is None for v in grads] == [v is None for v in others]
     for grad, other in zip(grads, others, strict=True):

@@ -9,6 +9,8 @@ import khot
 from khot.relaxations import Logistic
 from tests.inputs import normal
 
+pytestmark = pytest.mark.one_of(3)
+
 SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
 MAPS = {
     "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),

@@ -65,14 +65,16 @@ def in_fresh_process(code, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 def test_every_map_is_the_same_in_a_fresh_process(tmp_path, strict):
-    inputs, results = [normal(3, 6, seed=seed) for seed in (0, 1)], {}
-    for case in MAPS:
-        program = torch.export.export(Program(case.call), (inputs[0],), strict=strict)
+    inputs, results = (normal(3, 6), normal(2, 9)), {}
+    axes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("n", min=4)}
+    cases = [case for case in MAPS if not (strict and case.slow)]
+    for case in cases:
+        program = torch.export.export(Program(case.call), inputs[:1], dynamic_shapes={"x": axes}, strict=strict)
         torch.export.save(program, tmp_path / f"{case.name}.pt2")
         results[case.name] = [case.call(x, 0.7) for x in inputs]
     torch.save((inputs, results), tmp_path / "results")
     loaded = in_fresh_process(LOADS, tmp_path / "results", tmp_path)
-    assert loaded.stdout.strip() == f"{len(MAPS)} programs", loaded.stderr[-4000:]
+    assert loaded.stdout.strip() == f"{len(cases)} programs", loaded.stderr[-4000:]
 
 
 RUNS = "import sys, torch, khot; print(torch.export.load(sys.argv[1]).module()(torch.tensor([0.0, 1.0, 2.0])))"

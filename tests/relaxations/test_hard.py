@@ -28,6 +28,7 @@ def test_k_per_row_empty_batch_and_no_gradient():
     assert topk_mask(torch.zeros(0, 3), 2).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_vmap_and_compile():
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     assert torch.equal(torch.func.vmap(lambda row: topk_mask(row, 2))(x), topk_mask(x, 2))

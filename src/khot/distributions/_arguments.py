@@ -8,6 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._tracing import broadcast_shapes, shape_of, untraced
 from khot._validation import can_look, check_choice
 
 
@@ -27,6 +28,7 @@ class Vector(constraints.Constraint):
         return f"vector of {self.base}"
 
 
+@untraced
 def checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
@@ -39,7 +41,8 @@ def checked_param(name: str, value: Any) -> Tensor:
 
 def checked_size(k: Any, param: Tensor) -> Tensor:
     """An int as a tensor of the batch shape of ``param``, or a tensor of whatever shape on its device."""
-    n = param.shape[-1]
+    shape = shape_of(param)
+    n = shape[-1]
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
@@ -49,20 +52,20 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     if isinstance(k, Tensor):
         return k.to(param.device, torch.long)
-    return torch.full(param.shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
+    return torch.full(shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
 
 
 def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The parameter ``(*batch, n)`` and ``k``, both with the batch shape that the two have together."""
+    own_shape = shape_of(param)[:-1]
     try:
-        batch_shape = torch.broadcast_shapes(param.shape[:-1], k.shape)
+        batch_shape = broadcast_shapes(own_shape, shape_of(k))
     except RuntimeError:
         raise ValueError(
-            f"`k` must broadcast with the batch shape {tuple(param.shape[:-1])} of `{name}`, "
-            f"but got shape {tuple(k.shape)}"
+            f"`k` must broadcast with the batch shape {tuple(own_shape)} of `{name}`, "
+            f"but got shape {tuple(shape_of(k))}"
         ) from None
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]  # who is not to look at sizes
-    if tracing or batch_shape != param.shape[:-1]:
+    if batch_shape != own_shape:
         param = param.expand(*batch_shape, -1)
     return param, k.expand(batch_shape)
 

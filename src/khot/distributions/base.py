@@ -10,6 +10,7 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing, untraced
 from khot._validation import can_look, checked_shape, has_contents
 
 
@@ -17,20 +18,26 @@ class KHotDistribution(TorchDistribution):
     """A distribution over vectors of n units, whose shapes and values are checked in one place.
 
     With validation on, contents are checked where there are any: not of meta and fake tensors, nor of those that a
-    compiler traces.
+    compiler traces; in a trace of torch.jit those of values, when it runs.
     """
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
-        if self._has_contents():
+        tensors = self._tensors()
+        looks = can_look(*tensors)
+        if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
             super().__init__(batch_shape, event_shape, validate_args=validate_args)
-            return
-        super().__init__(batch_shape, event_shape, validate_args=False)
-        if validate_args is None:
-            del self._validate_args
         else:
-            self._validate_args = validate_args
+            super().__init__(batch_shape, event_shape, validate_args=False)
+            del self._validate_args
+            if validate_args is not None:
+                self._validate_args = validate_args
+        if looks and self._validate_args:
+            self._validate_contents()
+
+    def _validate_contents(self) -> None:
+        """Checks the contents of the parameters, beyond their ``arg_constraints``."""
 
     def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws without gradient, ``sample_shape + batch_shape + event_shape``.
@@ -58,6 +65,7 @@ class KHotDistribution(TorchDistribution):
     def _extended_shape(self, sample_shape: SizeLike = Size()) -> Size:
         return Size(checked_shape("sample_shape", sample_shape) + self.batch_shape + self.event_shape)
 
+    @untraced
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
         if not self._has_contents(value):

@@ -10,6 +10,8 @@ from khot.kernels.tournament import balance
 
 from .design import SamplingDesign
 
+SLAB = 2**11  # units of the values scored at a time, of which there are up to 252 numbers each
+
 
 class Brewer(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
@@ -20,8 +22,8 @@ class Brewer(SamplingDesign):
 
     with m units still to draw and a the sum of :math:`\pi_i` over those drawn. ``mean`` is ``probs``. A draw takes
     O(nk) time. ``log_prob`` is exact, in O(2^k n) time and for k up to 10: it sums over the orders in which the units
-    of a vector may be drawn. For k = 2 the law is that of :class:`~khot.Sampford`, close to it otherwise, whose
-    ``log_prob`` takes any k.
+    of a vector may be drawn, on a CPU of some vectors at a time, in about 10 MB. For k = 2 the law is that of
+    :class:`~khot.Sampford`, close to it otherwise, whose ``log_prob`` takes any k.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
 
@@ -62,7 +64,11 @@ class Brewer(SamplingDesign):
                 f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size if known else self._size}; "
                 "Sampford, whose law is close, has one for any k"
             )
-        return kernel.log_prob(balance(self.probs, self.k), size, value).to(self.probs.dtype)
+
+        def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
+            return kernel.log_prob(balance(probs, k), size, value)
+
+        return self._by_rows(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""

@@ -15,6 +15,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing, one_operation, overrides_functions, shape_of
 from khot._validation import (
     can_look,
     check_flag,
@@ -24,6 +25,7 @@ from khot._validation import (
     looks_at_contents,
 )
 from khot.constraints import capped_simplex, k_hot
+from khot.kernels.row_slabs import MOST_SLABS, by_rows
 from khot.kernels.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
@@ -39,6 +41,9 @@ COMPLETE_DESIGNS = {  # who has what not all have
     "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
 }
 
+WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
+SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
+
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
     "can hold. There, sample the number of a vector, i ~ pyro.distributions.Categorical(logits=design.log_prob("
@@ -46,6 +51,28 @@ POSTERIOR_ADVICE = (
 )
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
+
+TRACED_WHOLE = (  # what looks at contents in some design: one operation in a trace
+    "probs",
+    "logits",
+    "mean",
+    "pairwise_inclusion",
+    "covariance_matrix",
+    "mode",
+    "sample",
+    "sample_indices",
+    "log_prob",
+    "entropy",
+    "enumerate_support",
+)
+
+
+def _traced_whole(member: Any) -> Any:
+    if isinstance(member, lazy_property):
+        return lazy_property(one_operation(member.wrapped))
+    if isinstance(member, property):
+        return property(one_operation(cast(Any, member.fget)), doc=member.__doc__)
+    return one_operation(member)
 
 
 class SamplingDesign(KHotDistribution):
@@ -86,6 +113,12 @@ class SamplingDesign(KHotDistribution):
         "k": constraints.nonnegative_integer,
     }
     has_enumerate_support = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).keys() & set(TRACED_WHOLE):
+            setattr(cls, name, _traced_whole(vars(cls)[name]))
+
     _settings: tuple[str, ...] = ()  # a subclass's own arguments, as `repr` shows them
 
     def __init__(
@@ -110,14 +143,16 @@ class SamplingDesign(KHotDistribution):
         self.k = _sums(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, self.k = broadcast_with_k(self._given, param, self.k)
-        batch_shape, event_shape = param.shape[:-1], param.shape[-1:]
+        shape = shape_of(param)
+        batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self._given] = param
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
+        self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._checks_contents():
-            self._validate_contents()
+        if is_tracing() and self.relaxes_logits:
+            _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self._given: self._param, "k": self._size}
@@ -178,7 +213,7 @@ class SamplingDesign(KHotDistribution):
         batch_shape, batch_dim = checked_expansion(batch_shape, self._param, self.batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
-                value = value.expand(batch_shape + value.shape[batch_dim:])
+                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -241,6 +276,7 @@ class SamplingDesign(KHotDistribution):
         return self.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
     @property
+    @one_operation
     def mode(self) -> Tensor:
         """The most probable k-hot vector, found among all of them: for small C(n, k)."""
         values = self.enumerate_support()
@@ -261,6 +297,7 @@ class SamplingDesign(KHotDistribution):
             f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
         )
 
+    @one_operation
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -269,6 +306,7 @@ class SamplingDesign(KHotDistribution):
         value = draw(self, sample_shape, generator)
         return positions(value, k)
 
+    @one_operation
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
         if self._validate_args:
@@ -281,6 +319,27 @@ class SamplingDesign(KHotDistribution):
         value = torch.where(inside.unsqueeze(-1), value, some_value)
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
+    def _size_of(self, k: Tensor) -> int | Tensor:
+        """k of some rows, as an int where it is one."""
+        return k if self._shared_k is None else self._shared_k
+
+    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int | None = None) -> Tensor:
+        """``function(k, *arguments)`` of tensors ``(..., n)``; of many rows slab by slab, each of ``largest`` units."""
+        if largest is None and arguments[0].numel() <= WHOLE:
+            return function(self.k, *arguments)
+        most = MOST_SLABS if largest is None else None
+
+        def of_rows(*rows: Tensor) -> tuple[Tensor]:
+            return (function(rows[-1].squeeze(-1), *rows[:-1]),)
+
+        return by_rows(of_rows, largest or SLAB, *arguments, self.k.unsqueeze(-1), most=most)[0]
+
+    def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, probs: Tensor) -> Tensor:
+        """Draws ``function(k, probs, draws)``, ``(draws, *probs.shape)``, slab by slab, as ``sample`` gives them."""
+        shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
+        drawn = self._by_rows(lambda k, probs: function(k, probs, draws).movedim(0, -2), probs)
+        return drawn.movedim(-2, 0).reshape(shape).to(self._param.dtype)
+
     def _log_prob(self, value: Tensor) -> Tensor:
         """That of k-hot values."""
         raise self._unavailable("log_prob")
@@ -288,6 +347,7 @@ class SamplingDesign(KHotDistribution):
     def entropy(self) -> Tensor:
         raise self._unavailable("entropy")
 
+    @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All C(n, k) k-hot vectors in lexicographic order of their positions, along a new first dimension.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
+from khot._tracing import one_operation
 from khot._validation import can_look
 from khot.kernels.conditional_poisson import log_prob
 
@@ -24,6 +25,7 @@ MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled diverg
 
 
 @register_kl(SamplingDesign, ConditionalPoisson)
+@one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], at the mean of p because log q is linear in its value; infinite where the sizes differ."""
     if p.event_shape != q.event_shape:
@@ -38,6 +40,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
 
 
 @register_kl(PhantomUnit, PhantomUnit)
+@one_operation
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """Of the wrapped designs; infinite where p has a size that q has not."""
     if p.event_shape != q.event_shape:
@@ -54,6 +57,7 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 
 
 @register_kl(SamplingDesign, SamplingDesign)
+@one_operation
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     fixed = p.wrapped if isinstance(p, PhantomUnit) else p
     terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.sizes("a divergence by enumeration")), default=0)

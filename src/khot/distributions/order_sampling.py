@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._tracing import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels import order_sampling as kernel
@@ -17,6 +18,8 @@ from khot.kernels.small_numbers import constant_if_tiny
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
+
+SLAB = 2**13  # units of the rows whose integrals are taken at a time: all nodes of theirs take up to 150 MB
 
 
 class OrderSampling(SamplingDesign):
@@ -28,8 +31,13 @@ class OrderSampling(SamplingDesign):
     over one variable, here by quadrature. A subclass says which noise, and how its positions :math:`\vartheta` follow
     from its parameter.
 
+    Compiled graphs hold each of the two as one operator, whose derivative calculates the integral again.
+
     On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
     of more than 131072 units are left to torch.
+
+    The integrals hold all units at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20
+    KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[kernel.Noise]
@@ -49,10 +57,14 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        return kernel.inclusion_probabilities(self._noise, self._positions, self._size).to(self._param.dtype)
+        def inclusion(k: Tensor, positions: Tensor) -> Tensor:
+            return kernel.inclusion_probabilities(self._noise, positions, self._size_of(k))
+
+        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self._param.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
-        _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
+        if not is_tracing():
+            _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property
@@ -96,7 +108,10 @@ class OrderSampling(SamplingDesign):
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self._noise, self._positions, self._size, value).to(self._param.dtype)
+        def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
+            return kernel.log_prob(self._noise, positions, self._size_of(k), value)
+
+        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self._param.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ transitions give the entropy and the probabilities of pairs.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,9 @@ class Pivotal(SamplingDesign):
     the probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other,
     so that draws spread over the order, and ``log_prob``, ``entropy`` (both O(n)) and ``pairwise_inclusion`` are exact.
     Many vectors then have probability 0; their gradient is 0. On CUDA and ROCm tensors a draw is one kernel, in random
-    order for up to 4096 units.
+    order for up to 4096 units. On a CPU a draw takes at most 14 times the memory of float32 parameters, many rows some
+    at a time; one long row in the given order 25 times, and its ``log_prob`` 36 times: both hold about a dozen float64
+    numbers for each duel.
 
     ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in
     ``logits``; in the given order with kinks where a partial sum of ``probs`` is an integer.
@@ -90,7 +93,8 @@ class Pivotal(SamplingDesign):
     @property
     def pairwise_inclusion(self) -> Tensor:
         """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        duels, probs, n = self._duels("pairwise_inclusion"), self.probs.double(), self.event_shape[0]
+        self._require_fixed_order("pairwise_inclusion")
+        duels, probs, n = _play_in_order(self.k, self.probs), self.probs.double(), self.event_shape[0]
         # Cov(x_i, x_j) = -Cov(s_i, x_i) * (product of the chain's second eigenvalues over i < m < j) * (1 - that of j).
         # The eigenvalue of duel m is (1 - r_m) / (1 - r_{m-1}); with a crossing r stands in the place of 1 - r.
         before = torch.where(duels.crossing, duels.before, 1 - duels.before)
@@ -108,44 +112,25 @@ class Pivotal(SamplingDesign):
         check_generator(generator, self._param.device)
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
+            probs = self.probs.detach()
             if self.order == "fixed":
-                drawn = self._sample_in_order(shape, draws, generator)
-            elif fuses_draws(self.probs, draws, LONGEST_TOURNAMENT):
-                seed = draw_seed(self.probs.device, generator)
-                drawn = pivotal_draw(self.probs.detach(), self.k, seed, draws, self._param.dtype).view(shape)
-            else:
-                drawn = tournament(balance(self.probs, self.k).expand(shape), generator)
-            return drawn.to(self._param.dtype)
-
-    def _sample_in_order(self, shape: torch.Size, draws: int, generator: torch.Generator | None) -> Tensor:
-        duels = self._duels("sample")
-        total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
-        kind = kinds(duels.crossing, empty, duels.certain)
-        if fuses_draws(total, draws):
-            seed = draw_seed(total.device, generator)
-            return ordered_duels_draw(duels.take, total, kind, seed, draws, self._param.dtype).view(shape)
-        u = uniform(shape, total.dtype, total.device, generator)
-        return draw_in_order(duels.take, total, kind, u)
+                return self._draw_by_rows(partial(_draw_in_order, generator=generator), sample_shape, probs)
+            if fuses_draws(probs, draws, LONGEST_TOURNAMENT):
+                seed = draw_seed(probs.device, generator)
+                return pivotal_draw(probs, self.k, seed, draws, self._param.dtype).view(shape)
+            return self._draw_by_rows(partial(_draw_in_random_order, generator=generator), sample_shape, probs)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        duels = self._duels("log_prob")
-        seat = (value.double() - duels.certain.double()).cumsum(-1) - duels.chosen  # s
-        changes = seat != pad(seat[..., :-1], (1, 0))
-        decides = changes | (seat == (~duels.crossing).double())
-        weight = torch.where(changes, duels.take, duels.keep)
-        possible = ((seat == 0) | (seat == 1)).all(-1) & (seat[..., -1] == 0) & ((weight > 0) | ~decides).all(-1)
-        log_ratio = torch.where(decides, _safe_log(weight) - _safe_log(duels.take + duels.keep), 0)
-        return log_ratio.sum(-1).masked_fill(~possible, -torch.inf).to(self.probs.dtype)
+        self._require_fixed_order("log_prob")
+        return self._by_rows(_log_prob_in_order, self.probs, value).to(self.probs.dtype)
 
     def entropy(self) -> Tensor:
-        duels = self._duels("entropy")
-        total, take, keep = (w * _safe_log(w) for w in (duels.take + duels.keep, duels.take, duels.keep))
-        return (total - take - keep).sum(-1).to(self.probs.dtype)
+        self._require_fixed_order("entropy")
+        return self._by_rows(_entropy_in_order, self.probs).to(self.probs.dtype)
 
-    def _duels(self, wanted: str) -> "_Duels":
+    def _require_fixed_order(self, wanted: str) -> None:
         if self.order != "fixed":
             raise self._unavailable(wanted)
-        return _play_in_order(balance(self.probs, self.k), self.k)
 
 
 class _Duels(NamedTuple):
@@ -160,8 +145,8 @@ class _Duels(NamedTuple):
     keep: Tensor  # and with which the carrier keeps it
 
 
-def _play_in_order(probs: Tensor, k: Tensor) -> _Duels:
-    n = probs.shape[-1]
+def _play_in_order(k: Tensor, probs: Tensor) -> _Duels:
+    probs, n = balance(probs, k), probs.shape[-1]
     certain = probs >= 1
     probs = torch.where(certain, 0, probs)
     k = (k - certain.sum(-1)).unsqueeze(-1)
@@ -183,6 +168,37 @@ def _play_in_order(probs: Tensor, k: Tensor) -> _Duels:
     take = torch.where(crossing, (1 - probs) * (before > 0), probs)  # with nobody in the seat, the unit is chosen
     keep = torch.where(crossing, 1 - before, before)
     return _Duels(certain, crossing, chosen, before, after, take, keep)
+
+
+def _draw_in_order(k: Tensor, probs: Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
+    duels = _play_in_order(k, probs)
+    total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
+    kind = kinds(duels.crossing, empty, duels.certain)
+    if fuses_draws(total, draws):
+        return ordered_duels_draw(duels.take, total, kind, draw_seed(total.device, generator), draws, probs.dtype)
+    u = uniform((draws, *total.shape), total.dtype, total.device, generator)
+    return draw_in_order(duels.take, total, kind, u)
+
+
+def _draw_in_random_order(k: Tensor, probs: Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
+    return tournament(balance(probs, k).expand(draws, *probs.shape), generator)
+
+
+def _log_prob_in_order(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
+    duels = _play_in_order(k, probs)
+    seat = (value.double() - duels.certain.double()).cumsum(-1) - duels.chosen  # s
+    changes = seat != pad(seat[..., :-1], (1, 0))
+    decides = changes | (seat == (~duels.crossing).double())
+    weight = torch.where(changes, duels.take, duels.keep)
+    possible = ((seat == 0) | (seat == 1)).all(-1) & (seat[..., -1] == 0) & ((weight > 0) | ~decides).all(-1)
+    log_ratio = torch.where(decides, _safe_log(weight) - _safe_log(duels.take + duels.keep), 0)
+    return log_ratio.sum(-1).masked_fill(~possible, -torch.inf)
+
+
+def _entropy_in_order(k: Tensor, probs: Tensor) -> Tensor:
+    duels = _play_in_order(k, probs)
+    total, take, keep = (w * _safe_log(w) for w in (duels.take + duels.keep, duels.take, duels.keep))
+    return (total - take - keep).sum(-1)
 
 
 def _safe_log(weight: Tensor) -> Tensor:

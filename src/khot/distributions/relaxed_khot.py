@@ -20,6 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation, shape_of
 from khot._validation import (
     check_draw,
     check_flag,
@@ -95,14 +96,13 @@ class RelaxedKHot(KHotDistribution):
         logits, self.k = checked_param("logits", logits), _checked_sum(k, logits)
         if isinstance(self.k, Tensor):
             logits, self.k = broadcast_with_k("logits", logits, self.k)
-        self.logits, batch_shape, event_shape = logits, logits.shape[:-1], logits.shape[-1:]
+        shape = shape_of(logits)
+        self.logits, batch_shape, event_shape = logits, shape[:-1], shape[-1:]
         check_function("relaxation", relaxation, "(scores, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        if self._checks_contents():
-            self._validate_contents()
 
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
@@ -168,7 +168,7 @@ class RelaxedKHot(KHotDistribution):
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
-    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
+    def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
@@ -186,6 +186,7 @@ class RelaxedKHot(KHotDistribution):
         raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
 
     @property
+    @one_operation
     def _varies(self) -> Tensor:
         """Whether samples are not constant."""
         return torch.as_tensor((self.k > 0) & (self.k < self.event_shape[0]), device=self.logits.device)
@@ -199,13 +200,23 @@ class RelaxedKHot(KHotDistribution):
         checks = self._checks_contents(value)
         if checks and not self._varies.all():
             raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
-        inside = self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
+        inside = self._is_inside(value)
         if checks and not inside.all():
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
-        n, z = self.event_shape[0], log_odds(value, inside)
+        return self._log_density(log_odds(value, inside), inside)
+
+    @one_operation
+    def _is_inside(self, value: Tensor) -> Tensor:
+        """Whether a value has a density."""
+        return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
+
+    @one_operation
+    def _log_density(self, z: Tensor, inside: Tensor) -> Tensor:
+        """From the log-odds of values, ``inside`` saying which of them have a density."""
+        n = self.event_shape[0]
         temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
         log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)
         log_prob = math.lgamma(n) + (n - 1) * temperature.log() + log_share.sum(-1) - log_volume(z)
@@ -266,7 +277,8 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
 
 
 def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
-    n = logits.shape[-1]
+    shape = shape_of(logits)
+    n = shape[-1]
     if isinstance(k, Tensor):
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")

@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_generator, checked_shape
+from khot._validation import check_generator
 from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
 from khot.relaxations import topk_mask
 
-from .design import SamplingDesign
+from .design import WHOLE, SamplingDesign
+
+SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product trees and their gradients, about 10 MB
 
 
 class Sampford(SamplingDesign):
@@ -20,7 +22,7 @@ class Sampford(SamplingDesign):
     ``mean`` is ``probs``, without an equation to solve. Conditional Poisson, reweighted, gives exact ``log_prob`` and
     draws at O(n log² n) cost, in float64; nothing is rejected, however close to 1 a probability is. For k = 2 the law
     is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy has no closed
-    form.
+    form. Memory is that of :class:`~khot.ConditionalPoisson`, for one long row up to twice as much.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
 
@@ -63,11 +65,19 @@ class Sampford(SamplingDesign):
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self._param.device)
-        shape = checked_shape("sample_shape", sample_shape)
-        return kernel.sample(self._balanced.detach(), self._size, shape, generator).to(self._param.dtype)
+
+        def draw(k: Tensor, probs: Tensor, draws: int) -> Tensor:
+            return kernel.sample(balance(probs, k), self._size_of(k), (draws,), generator)
+
+        return self._draw_by_rows(draw, sample_shape, self.probs.detach())
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self._balanced, self._size, value).to(self.probs.dtype)
+        def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
+            return kernel.log_prob(balance(probs, k), self._size_of(k), value)
+
+        if value.numel() > self.probs.numel() or value.numel() <= WHOLE:  # draws have product trees in common
+            return log_prob(self.k, self.probs, value).to(self.probs.dtype)
+        return self._by_rows(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
 
     @property
     def _balanced(self) -> Tensor:

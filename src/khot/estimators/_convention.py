@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._tracing import shape_of
 from khot._validation import check_function, checked_index
 
 Loss = Callable[[Tensor], Tensor]
@@ -55,8 +56,8 @@ def evaluate(f: Loss, values: Tensor, design: Distribution) -> Tensor:
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         got = f"dtype {losses.dtype}" if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(f"`f` must return a floating-point tensor, but got {got}")
-    shape = values.shape[: values.dim() - len(design.event_shape)]
-    if losses.shape != shape:
+    shape = shape_of(values)[: values.dim() - len(design.event_shape)]
+    if shape_of(losses) != shape:
         one = "vector" if len(design.event_shape) == 1 else f"event of shape {tuple(design.event_shape)}"
         raise ValueError(
             f"`f` must return one loss for each {one}, of shape (num_samples, *batch_shape) = "

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from khot._validation import check_count
+from khot._validation import check_count, check_generator
 from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, check_call, declares, evaluate
@@ -53,6 +53,7 @@ def enumerated(
     """
     check_call(design, f, num_samples)
     check_count("chunk_size", chunk_size)
+    check_generator(generator)
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")
     starts = range(0, support.count, chunk_size)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import (
     check_choice,
     check_draw,
@@ -142,6 +143,7 @@ class IMLE(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.from_scores(self.design.perturb(self._extended_shape(sample_shape), generator))
 
+    @one_operation
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)

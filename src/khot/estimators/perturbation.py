@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import check_generator, check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
 from khot.kernels.random_numbers import exponential, gamma, normal
@@ -86,12 +87,14 @@ class PerturbedScores(SamplingDesign):
         """The top k of the unperturbed scores, the most probable vector where units have the same noise."""
         return self.top(self.logits)
 
+    @one_operation
     @torch.no_grad()
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient."""
         check_generator(generator, self.logits.device)
         return self.logits + column(self.scale) * self.noise(self, shape, generator)
 
+    @one_operation
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors of the largest scores."""
         return topk_mask(scores, self._size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation
 from khot._validation import (
     check_count,
     check_draw,
@@ -26,6 +27,7 @@ from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, column, substitute_gradient
 
 
+@one_operation
 def perturbed_topk(
     x: Tensor,
     k: int | Tensor,
@@ -139,9 +141,11 @@ class PerturbedTopK(PerturbedWrapper):
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(self.design.sample(sample_shape, generator=generator), generator)
 
+    @one_operation
     def attach_gradient(self, value: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         check_draw("value", value, self)
+        check_generator(generator, self.design.logits.device)
         if not self.needs_gradient:
             return value
         design, logits = self.design, self.design.logits.detach()

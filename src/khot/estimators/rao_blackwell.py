@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_count, check_draw, check_function
+from khot._tracing import one_operation
+from khot._validation import check_count, check_draw, check_function, check_generator
 from khot.distributions.design import Relaxation
 from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
@@ -76,6 +77,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
     def from_scores(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)
+        check_generator(generator, self.design.logits.device)
         value, logits = self.design.top(scores), self.design.logits
         if not torch.is_grad_enabled():
             return value
@@ -85,6 +87,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         return value + (relaxed - relaxed.detach())
 
 
+@one_operation
 @torch.no_grad()
 def resample_scores(
     logits: Tensor, scores: Tensor, k: Tensor, count: int, generator: torch.Generator | None = None

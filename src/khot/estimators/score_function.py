@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._tracing import shape_of
 from khot._validation import check_fraction
 from khot.distributions.base import draw
 
@@ -203,10 +204,11 @@ def _baseline_values(design: Distribution, losses: Tensor, baseline: Baseline) -
         return _checked(baseline(design), losses)
     if baseline == "none":
         return 0.0
-    count = torch.arange(len(losses), device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
+    num_samples = shape_of(losses)[0]
+    count = torch.arange(num_samples, device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
     if baseline == "moving_average":
         return (losses.cumsum(0) - losses) / count.clamp(min=1)
-    return (losses.sum(0) - losses) / (len(losses) - 1)
+    return (losses.sum(0) - losses) / (num_samples - 1)
 
 
 def _checked(value: Any, losses: Tensor) -> float | Tensor:
@@ -214,7 +216,7 @@ def _checked(value: Any, losses: Tensor) -> float | Tensor:
         return value
     if not isinstance(value, Tensor):
         raise TypeError(f"`baseline` must return a number or a tensor, but returned {type(value).__name__}")
-    batch_shape = losses.shape[1:]
+    batch_shape = shape_of(losses)[1:]
     try:
         return value.detach().expand(batch_shape)
     except RuntimeError:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from khot._tracing import shape_of, untraced
 from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
@@ -42,15 +43,18 @@ class Support:
         self.count = math.prod(counts)
         # A value is numbered in a mixed radix: by those of its latents, each times how many the later ones have.
         place = [math.prod(counts[latent + 1 :]) for latent in range(len(counts))]
-        self._place, self._radix = (
-            torch.tensor(v, dtype=torch.long, device=self._factor.like.device) for v in (place, counts)
-        )
+        self._place, self._radix = (_constant(v, self._factor.like.device) for v in (place, counts))
 
     def values(self, start: int, stop: int) -> Tensor:
         """Those numbered ``start`` to ``stop - 1``: ``(stop - start, *1 for each batch dimension, *event_shape)``."""
         number = torch.arange(start, stop, device=self._place.device).unsqueeze(-1)
         values = self._factor.values(number // self._place % self._radix)
         return values.view(stop - start, *(1,) * len(self.design.batch_shape), *self.design.event_shape)
+
+
+@untraced
+def _constant(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 class _KHot:
@@ -64,8 +68,9 @@ class _KHot:
     def terms(self) -> str:
         return _product({sizes: [f"C({self.n}, {k})" for k in sizes] for sizes in self.sizes}, self.sizes)
 
+    @untraced
     def values(self, ranks: Tensor) -> Tensor:
-        """Of ranks ``(m, latents)``: ``(m, latents, n)``."""
+        """Of ranks ``(m, latents)``: ``(m, latents, n)``; to a trace, whose sizes are numbers, constants."""
         values = self.like.new_empty(*ranks.shape, self.n)
         for sizes in set(self.sizes):
             columns = [latent for latent, own in enumerate(self.sizes) if own == sizes]
@@ -89,10 +94,10 @@ class _Listed:
 
     def __init__(self, law: Distribution, latents: int) -> None:
         self.like = law.enumerate_support(expand=False)
-        self.counts = [len(self.like)] * latents
+        self.counts = [shape_of(self.like)[0]] * latents
 
     def terms(self) -> str:
-        return _product({len(self.like): [str(len(self.like))]}, self.counts)
+        return _product({count: [str(count)] for count in self.counts}, self.counts)
 
     def values(self, ranks: Tensor) -> Tensor:
         return self.like[ranks]

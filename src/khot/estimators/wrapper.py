@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
+from khot._tracing import one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
@@ -85,7 +86,7 @@ class DesignWrapper(KHotDistribution):
             if isinstance(value, SamplingDesign):
                 value = value.expand(batch_shape)
             elif isinstance(value, Tensor):
-                value = value.expand(batch_shape + value.shape[batch_dim:])
+                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
         super(DesignWrapper, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -115,7 +116,7 @@ class DesignWrapper(KHotDistribution):
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:
-            return value.new_zeros(torch.broadcast_shapes(value.shape[:-1], self.batch_shape))
+            return value.new_zeros(torch.broadcast_shapes(shape_of(value)[:-1], self.batch_shape))
         return self._delegate("log_prob", value)
 
     def entropy(self) -> Tensor:
@@ -218,6 +219,7 @@ class _Substitute(Function):
         return None, gradient, None, *(None,) * len(ctx.saved_tensors)
 
 
+@one_operation
 def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tensor], *constants: Tensor) -> Tensor:
     """``value`` as if it were a function of ``x`` that takes its cotangents g to ``pull_back(g, *constants)``.
 

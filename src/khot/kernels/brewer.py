@@ -76,8 +76,14 @@ def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | Non
 Subsets = list[tuple[int, ...]]
 
 
-@functools.lru_cache
+@torch.compiler.assume_constant_result
 def _subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
+    """:func:`_listed_subsets`, kept; compilers trace through what keeps it, and warn."""
+    return _listed_subsets(size, r)
+
+
+@functools.lru_cache
+def _listed_subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
     """The r-subsets of ``size`` slots, and for each of their slots the position of the subset without it."""
     previous = {subset: i for i, subset in enumerate(combinations(range(size), r - 1))} if r else {}
     subsets = list(combinations(range(size), r))

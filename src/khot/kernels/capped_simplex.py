@@ -86,29 +86,21 @@ def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
 
 def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
     """:func:`standardise` into a buffer, rounded in the same way as :func:`distances_of` the threshold once split."""
-    high = threshold.to(x.dtype)
-    torch.add((-0.5 * high)[:, None], x, alpha=0.5, out=out).mul_((2 / scale).to(x.dtype)[:, None])
-    if x.dtype != threshold.dtype:
+    return _standardise_into(out, x, threshold, scale.reciprocal(), _twice_inverse(scale, x.dtype))
+
+
+def _standardise_into(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice: Tensor) -> Tensor:
+    high = t.to(x.dtype)
+    torch.add(high.mul(-0.5).unsqueeze(-1), x, alpha=0.5, out=out).mul_(twice)
+    if x.dtype != t.dtype:
         farthest = FARTHEST[x.dtype]
-        out.sub_(((threshold - high) / scale).clamp(-farthest, farthest).to(x.dtype)[:, None])
+        out.sub_(((t - high) * inverse).clamp(-farthest, farthest).to(x.dtype).unsqueeze(-1))
     return out
 
 
-def mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link) -> tuple[Tensor, Tensor] | None:
-    """dL/dx and dL/dk of y = F((x - t) / s), sum y = k, from dL/dy = ``grad_y``, in few passes and fresh buffers.
-
-    With w_i = F'(z_i): dL/dk = <g, w> / sum w and dL/dx_i = w_i (g_i - dL/dk) / s. None if the slopes of a row
-    underflow, where only their ratios make sense.
-    """
-    slope = link.slope_(distances_of(x, at, scale))
-    total = slope.sum(-1)
-    if link.compact and link.reaches_zero:
-        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
-    elif bool((total < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps).any()):
-        return None
-    grad_k = (grad_y * slope).sum(-1) / total  # not vecdot, which autocast would round
-    slope.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1))
-    return (grad_y - grad_k.unsqueeze(-1)).mul_(slope), grad_k
+def _twice_inverse(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """2 / scale as a column, for halves of differences."""
+    return (2 / scale).to(dtype).unsqueeze(-1)
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
@@ -227,7 +219,7 @@ def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "Span") ->
     start = torch.maximum(torch.minimum(_first_guess(x, fraction, scale, offset, link), high), low)
     none = k <= span.selected
     trivial = none | (k >= span.selected + span.finite)
-    rows = _Rows(x, k, scale, link)
+    rows = _Rows.of(x, k, scale, link)
     t, rest, done = _guarded_steps(rows, start, low, high, trivial) if link.compact else _newton(rows, start, trivial)
     at = _split(rows, t, rest)
     if bool(trivial.any()):  # beyond the last item, as far as F needs
@@ -241,19 +233,25 @@ def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: "Span") ->
 
 
 class _Rows(NamedTuple):
-    """Rows to solve: x (rows, n), k and scale (rows,), and their link."""
+    """Rows to solve: x (rows, n), k, scale and its inverse (rows,), twice the inverse as a column, and their link."""
 
     x: Tensor
     k: Tensor
     scale: Tensor
+    inverse: Tensor
+    twice_inverse: Tensor
     link: Link
 
+    @classmethod
+    def of(cls, x: Tensor, k: Tensor, scale: Tensor, link: Link) -> "_Rows":
+        return cls(x, k, scale, scale.reciprocal(), _twice_inverse(scale, x.dtype), link)
+
     def take(self, rows: Tensor) -> "_Rows":
-        return _Rows(self.x[rows], self.k[rows], self.scale[rows], self.link)
+        return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link)
 
     def sums(self, t: Tensor, buffer: Tensor) -> tuple[TailSums, Tensor]:
         """The sums at t in float64, and m - k."""
-        sums = self.link.tail_sums(standardise_into(buffer, self.x, t, self.scale))
+        sums = self.link.tail_sums(_standardise_into(buffer, self.x, t, self.inverse, self.twice_inverse))
         sums = TailSums(*(v.double() for v in sums))
         return sums, sums.above - self.k
 
@@ -276,10 +274,10 @@ class _Rows(NamedTuple):
         if self.link.compact:  # its kinks make the residual the measure, not the step
             rounding = (1 + self.link.condition) * torch.finfo(self.x.dtype).eps
             found = residual.abs() <= rounding * (sums.total + excess.abs())
+            step = step.masked_fill(found, 0.0) * self.scale  # a kink is where it is to be seen, not a step further
             # Where the doubles are too far apart for that, a step to between them that crosses no kink.
-            between = (RESOLUTION * t.abs() / self.scale).clamp(max=COARSEST)
-            step = step.masked_fill(found, 0.0)  # a kink is where it is to be seen, not a step further
-            return step * self.scale, residual, found | ((step.abs() <= between) & (sums.slope > 0) & (excess < 0))
+            between = torch.minimum(RESOLUTION * t.abs(), COARSEST * self.scale)
+            return step, residual, found | ((step.abs() <= between) & (sums.slope * excess < 0))
         gap = self.underflow(sums, excess)
         found = gap | (residual == 0) | (step.abs() <= self.tolerance())
         return (step * self.scale).masked_fill(gap, torch.nan), residual, found
@@ -292,7 +290,7 @@ class _Rows(NamedTuple):
 def _split(rows: _Rows, t: Tensor, rest: Tensor) -> Threshold:
     """t + rest as a :class:`Threshold`."""
     anchor, farthest = _nearest(t, rows.x.dtype), FARTHEST[rows.x.dtype]
-    return Threshold(anchor, (((t - anchor) + rest) / rows.scale).clamp(-farthest, farthest))
+    return Threshold(anchor, (((t - anchor) + rest) * rows.inverse).clamp(-farthest, farthest))
 
 
 def _nearest(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -321,7 +319,8 @@ def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -
 
 def _guarded_steps(rows: _Rows, t: Tensor, low: Tensor, high: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`_newton` for a compact link, whose kinks need the guard; rows that may end at one are not done."""
-    root, latest = _search(rows, t, low, high, trivial, FIRST_STEPS)
+    steps = FIRST_STEPS if rows.x.numel() > FEW_ITEMS else 2 * FIRST_STEPS
+    root, latest = _search(rows, t, low, high, trivial, steps)
     done = root.found
     if latest is not None and rows.link.reaches_zero:
         done = done & (trivial | ~rows.at_kink(*latest))
@@ -347,8 +346,10 @@ def _search(
 def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
     """The thresholds of rows that a few steps in t do not solve, or that end in a gap or at a kink."""
     dtype = rows.x.dtype
-    shrinkage = torch.ones_like(rows.scale).masked_fill(rows.scale > LARGE_SCALE[dtype], SHRINKAGE[dtype])
-    rows = rows._replace(x=rows.x * shrinkage.to(dtype)[:, None], scale=rows.scale * shrinkage)
+    large = rows.scale > LARGE_SCALE[dtype]
+    shrinkage = torch.ones_like(rows.scale).masked_fill(large, SHRINKAGE[dtype])
+    if bool(large.any()):
+        rows = _Rows.of(rows.x * shrinkage.to(dtype)[:, None], rows.k, rows.scale * shrinkage, rows.link)
     span = row_range(rows.x)
     wrong = span.nan | ~((rows.k > span.selected) & (rows.k < span.selected + span.finite) & (rows.scale > 0))
     low, high, width = _bracket(rows, span)
@@ -388,11 +389,11 @@ def _bracket(rows: _Rows, span: "Span") -> tuple[Tensor, Tensor, Tensor]:
 
 def _search_offset(rows: _Rows, anchor: Tensor, low: Tensor, high: Tensor, width: Tensor) -> Threshold:
     """The thresholds between two neighbouring doubles, from the distances to the one that is nearer."""
-    x, k, scale, link = rows
+    x, k, scale, *_, link = rows
     one, none, start = torch.ones_like(k), torch.zeros_like(k, dtype=torch.bool), torch.zeros_like(k)
     farthest = FARTHEST[x.dtype]
     for remaining in reversed(range(REANCHORINGS)):
-        unit = _Rows(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link)
+        unit = _Rows.of(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link)
         first, last = (((end - anchor) / scale).clamp(-farthest, farthest) for end in (low, high))
         first, last = first - 2**-10 * first.abs() - width, last + 2**-10 * last.abs() + width
         root, _ = _search(unit, torch.maximum(torch.minimum(start, last), first), first, last, none)
@@ -410,7 +411,7 @@ def _search_offset(rows: _Rows, anchor: Tensor, low: Tensor, high: Tensor, width
 
 def _leave_kink(rows: _Rows, at: Threshold) -> Threshold:
     """Where the mask consists of zeros and ones that leave the threshold free, puts it away from either end."""
-    x, k, scale, link = rows
+    x, k, scale, *_, link = rows
     if not link.reaches_zero:
         return at
     above = distances_of(x, at, scale) > 0.5
@@ -427,21 +428,23 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     gap = rows.underflow(sums, sums.above - rows.k)
     if not bool(gap.any()):
         return at
-    x, _, scale, link = rows
+    x, _, scale, *_, link = rows
     above = distances_of(x, at, scale) > 0
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
-    z = distances_of(x.double(), Threshold(anchor, torch.zeros_like(anchor)), scale)
+    z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
+    buffer = torch.empty_like(z)
     farthest = FARTHEST[x.dtype]
     left, right = (((0.5 * v - 0.5 * anchor) * (2 / scale)).clamp(-farthest, farthest) for v in (left, right))
 
     def evaluate(offset: Tensor) -> Evaluation:
-        _, signed, total, slope = link.scaled_tail_sums(z - offset[:, None])
+        torch.sub(z, offset.to(z.dtype)[:, None], out=buffer)
+        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(buffer))
         step = torch.atanh(signed / total) * total / slope
-        return step, signed, signed.isnan() | (step.abs() <= RESOLUTION * (right - left))
+        return step, signed, signed.isnan() | (step.abs() <= resolution * (right - left))
 
-    one = torch.ones_like(left)
+    resolution, one = torch.finfo(x.dtype).eps, torch.ones_like(left)
     offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 

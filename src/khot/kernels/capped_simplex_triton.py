@@ -274,7 +274,8 @@ def launch_forward(
             _launch_split(rows, y, at, *sizes, link, q, log, how, dtype)
         else:
             _launch_rows(rows, y, at, sound, *sizes, link, q, log, how, dtype)
-    return y.reshape(x.shape if with_y else 0), *(v.reshape(x.shape[:-1]) for v in at), sound
+    anchor, offset = (v.reshape(x.shape[:-1]) for v in at)
+    return y.reshape(x.shape if with_y else 0), anchor, offset, sound
 
 
 def _launch_rows(

@@ -25,11 +25,16 @@ from torch import Tensor
 from khot._validation import can_look
 
 from .capped_simplex import solve_threshold
+from .dispatch import fuses
 from .product_tree import ProductTree
+from .row_slabs import Tensors, by_rows, in_slabs, slab_size
 from .small_numbers import TINY, log_of_small
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
+WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
+SLAB = 2**14  # of more rows, entries whose product trees are made at a time
+SLABS = 12  # at most; larger slabs then
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
@@ -56,6 +61,12 @@ def _threshold(logits: Tensor, k: Tensor) -> Tensor:
     # Where one of the two is infinite or missing, far from the other.
     above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
     return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _log_count(logits: Tensor, k: int | Tensor) -> Tensors:
+    """log P(B = k), and the shift c of the logits there."""
+    tilted = _tilt(logits, k)
+    return tilted.log_probability(), tilted.shift
 
 
 def _bound(k: int | Tensor, n: int) -> int:
@@ -87,6 +98,15 @@ def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
     return _Tilted(z, shift, size, flip, tree)
 
 
+def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor, k: int | Tensor) -> Tensors:
+    """``function(logits, k)``, of many rows on a CPU by slabs: a product tree takes a hundred times its logits."""
+    if fuses(logits) or logits.numel() <= WHOLE:
+        return function(logits, k)
+    if isinstance(k, Tensor):
+        return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)
+    return by_rows(lambda logits: function(logits, k), SLAB, logits, most=SLABS)
+
+
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     """Sum over the units of ``value log sigmoid(z) + (1 - value) log sigmoid(-z)``, with 0 log 0 = 0."""
     positive = z > 0
@@ -94,6 +114,23 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     sure = size == torch.inf
     penalty = torch.where(sure, torch.where(miss == 0, 0.0, torch.inf), miss * size.masked_fill(sure, 0.0))
     return (F.logsigmoid(size) - penalty).sum(-1)
+
+
+def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
+    """:func:`_bernoulli_log_prob` at ``logits + shift``, by slabs of rows."""
+
+    def function(logits: Tensor, shift: Tensor, value: Tensor) -> Tensors:
+        return (_bernoulli_log_prob(logits.double() + shift, value.double()),)
+
+    if logits.numel() <= WHOLE and value.numel() <= WHOLE:
+        return function(logits, shift.unsqueeze(-1), value)[0]
+    shape = torch.broadcast_shapes(logits.shape, value.shape)
+    logits, value = logits.expand(shape), value.expand(shape)
+    shift = shift.unsqueeze(-1).expand(*shape[:-1], 1)
+    if not shift.is_contiguous():  # draws of rows, in the first dimension
+        size = slab_size(len(value), value[:1].numel(), SLAB)
+        return in_slabs(function, size, logits, shift, value)[0]
+    return by_rows(function, SLAB, logits, shift, value)[0]
 
 
 def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
@@ -127,8 +164,8 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    tilted = _tilt(logits, k)
-    return _bernoulli_log_prob(tilted.z, value.double()) - tilted.log_probability()
+    log_count, shift = _by_rows(_log_count, logits, k)
+    return _shifted_log_prob(logits, shift, value) - log_count
 
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
@@ -146,7 +183,7 @@ def _inclusion(tilted: _Tilted) -> Tensor:
 
 def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
-    return _inclusion(_tilt(logits, k))
+    return _by_rows(lambda logits, k: (_inclusion(_tilt(logits, k)),), logits, k)[0]
 
 
 def _log_odds(tilted: _Tilted) -> Tensor:
@@ -159,7 +196,7 @@ def _log_odds(tilted: _Tilted) -> Tensor:
 
 def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    return _log_odds(_tilt(logits, k))
+    return _by_rows(lambda logits, k: (_log_odds(_tilt(logits, k)),), logits, k)[0]
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -192,9 +229,13 @@ def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
 
 def entropy(logits: Tensor, k: int | Tensor) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
-    tilted = _tilt(logits, k)
-    # log_prob is linear in its value, so that its expectation is taken at the mean.
-    return tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted))
+
+    def function(logits: Tensor, k: int | Tensor) -> Tensors:
+        tilted = _tilt(logits, k)
+        # log_prob is linear in its value, so that its expectation is taken at the mean.
+        return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
+
+    return _by_rows(function, logits, k)[0]
 
 
 @torch.no_grad()
@@ -210,9 +251,16 @@ def sample(
         generator: Source of randomness, torch's default one if None.
 
     Returns:
-        ``(*sample_shape, *batch, n)`` float64 of zeros and ones, every row with exactly k ones.
+        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
-    tilted = _tilt(logits, k)
-    draws = tilted.tree.draw(math.prod(sample_shape), generator)  # (n, rows, samples)
-    draws = draws.permute(2, 1, 0).reshape(*sample_shape, *tilted.z.shape)
-    return (draws != tilted.flip[..., None]).double()
+    count = math.prod(sample_shape)
+
+    def function(logits: Tensor, k: int | Tensor) -> Tensors:
+        tilted = _tilt(logits, k)
+        draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
+        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, logits.shape[-1])
+        return (draws != tilted.flip[..., None, None],)
+
+    count = math.prod(sample_shape)
+    (draws,) = _by_rows(function, logits, k)  # (*batch, samples, n)
+    return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], draws.shape[-1])

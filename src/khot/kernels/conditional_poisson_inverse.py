@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .capped_simplex import solve_threshold
-from .conditional_poisson import entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
 from .forward_mode import with_forward_mode
 from .operator import operator
+from .row_slabs import by_rows
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -245,9 +246,13 @@ def _solve_covariance(
     goal: float,
 ) -> Tensor:
     """v of :class:`_CovarianceSolve`."""
-    interior = logits.isfinite()
-    weight, product = _covariance(logits, _either(k, size), _families[family])
-    return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+
+    def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
+        interior = logits.isfinite()
+        weight, product = _covariance(logits, k, _families[family])
+        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+
+    return _by_rows(of_rows, _either(k, size), logits, b)
 
 
 @_solve_covariance.register_fake
@@ -258,12 +263,20 @@ def _(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
 @operator("solve_logits")
 def _solve(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
     """:func:`solve_logits`, not differentiable."""
-    return _newton(probs, _either(k, size), _families[family]._replace(goal=goal))
+    solved_for = _families[family]._replace(goal=goal)
+    return _by_rows(lambda k, probs: _newton(probs, k, solved_for), _either(k, size), probs)
 
 
 @_solve.register_fake
 def _(probs: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(probs, memory_format=torch.contiguous_format)
+
+
+def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:
+    """``function(k, *arguments)`` by slabs of rows, whose product trees take much memory."""
+    if isinstance(k, int):
+        return by_rows(lambda *rows: (function(k, *rows),), SLAB, *arguments)[0]
+    return by_rows(lambda *rows: (function(rows[-1].squeeze(-1), *rows[:-1]),), SLAB, *arguments, k.unsqueeze(-1))[0]
 
 
 def _either(k: Tensor | None, size: int | None) -> int | Tensor:
@@ -272,6 +285,8 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
 
 def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     target = _target(probs, k)
+    if target.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 

@@ -41,7 +41,7 @@ def forest_levels(leaf: Tensor, widest: int) -> int:
 
 def tree_sums(x: Tensor, levels: int) -> Tensor:
     """Sums over the units of each tree, ``(n, R)`` to ``(trees, R)``."""
-    return F.pad(x.T, (0, -len(x) % 2**levels)).unflatten(1, (-1, 2**levels)).sum(2).T
+    return torch.unflatten(F.pad(x.T, (0, -len(x) % 2**levels)), 1, (-1, 2**levels)).sum(2).T
 
 
 def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
@@ -53,7 +53,7 @@ def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
 
 
 def _pairs(x: Tensor) -> Tensor:
-    return x.unflatten(1, (-1, 2)).movedim(2, 1)
+    return torch.unflatten(x, 1, (-1, 2)).movedim(2, 1)
 
 
 def _unpaired(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 NEWTON_STEPS = 36  # usual are 3 to 15
 HALVINGS = 66
 MAX_STEPS = NEWTON_STEPS + HALVINGS
+CLOSED_FROM = 4  # the evaluation from which on it is worth a look whether a bracket has closed
 STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done
 RESOLUTION = 4e-16  # relative, of a float64 root
 
@@ -67,7 +68,7 @@ def guarded_newton(
     bracket: tuple[Tensor, Tensor],
     residuals: tuple[Tensor, Tensor],
     done: Tensor,
-    tolerance: Tensor | float = 0.0,
+    tolerance: Tensor | float | None = None,
     middle: Callable[[Tensor, Tensor], Tensor] = arithmetic_mean,
     max_steps: int = MAX_STEPS,
 ) -> Root:
@@ -94,7 +95,6 @@ def guarded_newton(
         low, r_low = torch.where(positive, t, low), torch.where(positive, residual, r_low)
         high, r_high = torch.where(negative, t, high), torch.where(negative, residual, r_high)
         proposal, size = t + step, step.abs()
-        there = there | (size <= tolerance)
         if i < NEWTON_STEPS:
             share = (r_low / (r_low - r_high)).clamp(0.02, 0.98)
             cut = (1 - share) * low + share * high if i % 2 == 0 else middle(low, high)
@@ -103,10 +103,13 @@ def guarded_newton(
             proposal = torch.where(trusted, proposal, cut)
         else:
             proposal = ordinal_mean(low, high)
-        ending = there & ~done
-        proposal = torch.where(there, t + step.nan_to_num(0.0, 0.0, 0.0), proposal)
-        rest = torch.where(ending, step.nan_to_num(0.0, 0.0, 0.0) - (proposal - t), rest)
-        closed = torch.nextafter(low + tolerance, high) >= high
-        t = torch.where(done | (closed & ~there), t, proposal)
-        found, done = found | ending, done | there | closed
-    return Root(t, rest, low, high, done, found)
+        if tolerance is not None:
+            there = there | (size <= tolerance)
+        rest, found = torch.where(there, step, rest), found | there  # the same again in rows that stay where they are
+        done = done | there
+        if i >= CLOSED_FROM:
+            done = done | (torch.nextafter(low if tolerance is None else low + tolerance, high) >= high)
+        t = torch.where(done, t, proposal)
+    rest = rest.nan_to_num(0.0, 0.0, 0.0)
+    root = t + rest
+    return Root(root, (t - root) + rest, low, high, done, found)

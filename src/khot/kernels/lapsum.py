@@ -51,7 +51,8 @@ def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         values: Sorted items (..., n) in float64, at most half the largest double in size: their differences are finite.
         scale: Of the rows (..., 1) in float64; negative where the items descend.
     """
-    gap = torch.full_like(values, FAR, memory_format=torch.contiguous_format)
+    values = values.contiguous()
+    gap = torch.full_like(values, FAR)
     if values.numel() == 0:
         return torch.zeros_like(gap), gap
     first, last = values[..., :1], values[..., -1:]

@@ -140,6 +140,14 @@ class Link(ABC):
         """log F'(z)."""
         return self.slope(z).log()
 
+    def log_slope_(self, z: Tensor) -> Tensor:
+        """:meth:`log_slope` in a buffer of its own: may overwrite ``z`` and need not be differentiable."""
+        return self.log_slope(z).clone()
+
+    def log_derivative(self, z: Tensor) -> Tensor:
+        """F'(z) / F(z), the derivative of log F."""
+        return (self.log_slope(z) - self.log_value(z)).exp()
+
     def slope_(self, z: Tensor) -> Tensor:
         """:meth:`slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""
         return self.slope(z)
@@ -153,6 +161,10 @@ class Link(ABC):
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
         slope = self.slope(z)
         return slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        """:meth:`normalised_slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""
+        return self.normalised_slope(z)
 
     def tail_sums(self, z: Tensor) -> TailSums:
         """Sums over the last axis that the root finder needs; may overwrite ``z``."""
@@ -169,14 +181,20 @@ class Link(ABC):
         ratio = (sums.signed + excess) / size
         return torch.atanh(ratio) * (1 - ratio * ratio) / (1 - ratio * sums.signed / sums.total) * size / sums.slope
 
+    def log_tail(self, z: Tensor) -> Tensor:
+        """log u: of F below 0 and of 1 - F above; not differentiable."""
+        return torch.where(z > 0, self.log_complement(z), self.log_value(z))
+
     def scaled_tail_sums(self, z: Tensor) -> TailSums:
-        """:meth:`tail_sums` with ``u`` and ``F'`` divided by the row's largest ``u``, so that not all underflow."""
-        above = z > 0
-        log_tail = torch.where(above, self.log_complement(z), self.log_value(z))
-        shift = log_tail.amax(-1, keepdim=True)
-        tail = (log_tail - shift).exp()
-        signed = torch.where(above, -tail, tail)
-        return TailSums(above.sum(-1), signed.sum(-1), tail.sum(-1), (self.log_slope(z) - shift).exp().sum(-1))
+        """:meth:`tail_sums` with ``u`` and ``F'`` divided by the row's largest ``u``, so that not all underflow.
+
+        May overwrite ``z``, too.
+        """
+        above, tail = z > 0, self.log_tail(z)
+        shift = tail.amax(-1, keepdim=True)
+        slope = self.log_slope_(z).sub_(shift).exp_().sum(-1)
+        total = tail.sub_(shift).exp_().sum(-1)
+        return TailSums(above.sum(-1), total - 2 * tail.mul_(above).sum(-1), total, slope)
 
 
 class Logistic(Link, name="logistic"):
@@ -209,8 +227,21 @@ class Logistic(Link, name="logistic"):
     def log_slope(self, z: Tensor) -> Tensor:
         return self.log_value(z) + self.log_value(-z)
 
+    def log_derivative(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(-z)
+
+    def log_tail(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(z.abs().neg_())
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         return torch.softmax(self.log_slope(z), -1)
+
+    def log_slope_(self, z: Tensor) -> Tensor:
+        log_tail = z.abs_().neg_()
+        return log_tail.sub_(log_tail.exp().log1p_().mul_(2))
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        return torch.softmax(self.log_slope_(z), -1)
 
     def slope_(self, z: Tensor) -> Tensor:
         tail = z.abs_().neg_().sigmoid_()
@@ -258,8 +289,21 @@ class Laplace(Link, name="laplace"):
     def log_slope(self, z: Tensor) -> Tensor:
         return -z.abs() - LOG_2
 
+    def log_derivative(self, z: Tensor) -> Tensor:
+        tail = (-z.clamp(min=0)).exp()
+        return tail / (2 - tail)
+
+    def log_tail(self, z: Tensor) -> Tensor:
+        return z.abs().neg_().sub_(LOG_2)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         return torch.softmax(-z.abs(), -1)
+
+    def log_slope_(self, z: Tensor) -> Tensor:
+        return z.abs_().neg_().sub_(LOG_2)
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        return torch.softmax(self.log_slope_(z), -1)
 
     def slope_(self, z: Tensor) -> Tensor:
         return _exp_(z.abs_().neg_()).mul_(0.5)
@@ -300,6 +344,9 @@ class Normal(Link, name="normal"):
 
     def log_slope(self, z: Tensor) -> Tensor:
         return -0.5 * z * z + math.log(INV_SQRT_2PI)
+
+    def log_tail(self, z: Tensor) -> Tensor:
+        return torch.special.log_ndtr(z.abs().neg_())
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         # Relative to the largest, where |z| = m: exp((m^2 - z^2) / 2), factored so that no square overflows first.

@@ -28,12 +28,15 @@ from .dispatch import use_triton
 from .links import Link
 from .operator import operator
 
+DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+
 
 def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
-    largest, infinite = torch.finfo(x.dtype).max, x.isinf()
-    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-0.125 * largest, 0.125 * largest)
-    return torch.where(infinite, x.clamp(-0.25 * largest, 0.25 * largest), z)  # further out than all others
+    infinite = x.isinf()
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-limit, limit)
+    return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
 
 
 def local_shape(
@@ -47,15 +50,85 @@ def local_shape(
     return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
 
 
-def log_ratio(link: Link, z: Tensor) -> Tensor:
-    """F'(z) / F(z), the derivative of log F."""
-    return (link.log_slope(z) - link.log_value(z)).exp()
+def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
+    """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances_of(x, at, scale).clamp_(-limit, limit)
+    z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+    share = link.normalised_slope_(z)
+    if not log:
+        return share, scale
+    top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
+    slope = link.log_slope(distances_of(x.gather(-1, top), at, scale).squeeze(-1)).double() - most.double().log()
+    return share, slope.exp().clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def balanced(values: Tensor, share: Tensor) -> Tensor:
+    """Values that sum to 0 but for rounding: that of the largest share as minus the sum of the others, which it is.
+
+    By itself it may be the difference of two numbers that agree in all their digits.
+    """
+    top = share.argmax(-1, keepdim=True)
+    others = values.scatter(-1, top, 0.0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
-    root = scale.sqrt()
-    return -(grad_z.double() * (z.double() * 2.0**-64)).sum(-1) / root * 2.0**64 / root
+    shrink, root = 2.0**-32 if z.dtype == torch.float32 else 2.0**-64, scale.sqrt()
+    return -(z * shrink).mul(grad_z).sum(-1).double() / root / shrink / root
+
+
+def plain_derivative(
+    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link, log: bool, needs_scale: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """:func:`derivative` from dL/dy or dL/d log y alone, not differentiable: in few passes and fresh buffers."""
+    x, grad = (v.to(compute_dtype(x)) for v in (x, grad))
+    grad_z, grad_k = (_log_mask_gradient if log else _mask_gradient)(x, scale, at, grad, link)
+    grad_scale = None
+    if needs_scale:
+        limit = 0.125 * torch.finfo(x.dtype).max
+        grad_scale = _lever(grad_z, distances_of(x, at, scale).clamp_(-limit, limit), scale)  # 0 * z stays 0
+    return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
+
+
+def _underflow(total: Tensor) -> bool:
+    """Whether the slopes of some row with this sum make sense relative to each other only."""
+    limits = torch.finfo(total.dtype)
+    return bool((total < limits.tiny / limits.eps).any())
+
+
+def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/dy."""
+    slope = link.slope_(distances_of(x, at, scale))
+    total = slope.sum(-1)
+    if link.compact and link.reaches_zero:
+        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
+    elif _underflow(total):
+        share, _ = _underflowing(x, scale, at, link, False)
+        grad_k = (grad * share).sum(-1)
+        return balanced(slope.mul_(grad - grad_k.unsqueeze(-1)), share), grad_k
+    grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
+    rest = grad - grad_k.unsqueeze(-1)
+    if bool((slope.amax(-1) > DOMINANT * total).any()):
+        return balanced(rest.mul_(slope), slope), grad_k
+    return rest.mul_(slope), grad_k
+
+
+def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/d log y."""
+    z = distances_of(x, at, scale)
+    direct = link.log_derivative(z).mul_(grad).masked_fill_(x == -torch.inf, 0)
+    pull, weight = direct.sum(-1), link.slope_(z)
+    norm = density = weight.sum(-1)
+    if _underflow(density):
+        del z, weight  # before others are made
+        weight, density = _underflowing(x, scale, at, link, True)
+        norm = torch.ones_like(pull)
+    grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
+    if bool((weight.amax(-1) > DOMINANT * norm).any()):
+        grad_z = balanced(grad_z, weight)
+    return grad_z, pull / density
 
 
 def derivative(
@@ -71,12 +144,12 @@ def derivative(
     z, share, slope, density = local_shape(link, x, scale, at, log)
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
-        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * log_ratio(link, z)
+        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * link.log_derivative(z)
         total = direct.sum(-1)
-        grad_z, grad_k = direct - share * total.unsqueeze(-1), total.double() / density
+        grad_z, grad_k = balanced(direct - share * total.unsqueeze(-1), share), total.double() / density
     elif grad_y is not None:
         mean = (grad_y * share).sum(-1)
-        grad_z, grad_k = slope * (grad_y - mean.unsqueeze(-1)), mean.double()
+        grad_z, grad_k = balanced(slope * (grad_y - mean.unsqueeze(-1)), share), mean.double()
     if grad_offset is not None:
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset / density

@@ -13,11 +13,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from .capped_simplex import solve_threshold
 from .dispatch import triton_runs
 from .draw_operator import draw_operator
-from .order_sampling import FAMILIES, LOG_UNIFORM, Noise
+from .order_sampling import NOISES, Noise
 from .philox import uniform_rows
 from .random_numbers import uniform
 
-NOISES = {noise.name: noise for noise in (*FAMILIES, LOG_UNIFORM)}
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
 

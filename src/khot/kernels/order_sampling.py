@@ -39,6 +39,7 @@ from torch import Tensor
 from .capped_simplex import solve_threshold
 from .conditional_poisson import count_law
 from .conditional_poisson_inverse import Family, register_family, solve_logits
+from .operator import differentiable_operator
 from .quadrature import gauss, integration_range, trapezoidal
 
 MARGIN = 60.0  # further than this from all positions nothing happens
@@ -126,10 +127,11 @@ class _LogUniform(Noise):
 
 
 LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
+NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
 
 
 class _Rows(NamedTuple):
-    """A problem without certain units: these lie far below the others, and k counts the rest."""
+    """A problem without certain units: these lie at -inf, and k counts the rest."""
 
     theta: Tensor  # (*batch, n)
     k: Tensor  # (*batch,), between 1 and the number of open units less 1
@@ -143,56 +145,117 @@ def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
     k, count = k - included.sum(-1), finite.sum(-1)
     has_choice = ((k > 0) & (k < count))[..., None]
     certain = included | (finite & (k > 0)[..., None])
-    lowest = theta.detach().masked_fill(~finite, torch.inf).amin(-1, keepdim=True)
     is_open = finite & has_choice
-    filler = torch.where(has_choice, lowest - FAR - lowest.abs(), 0.0)
+    filler = torch.where(has_choice, -torch.inf, 0.0)
     return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
 
 
+class _Range(NamedTuple):
+    """Where an integrand is something, numbers of the shape of the integrals."""
+
+    low: Tensor
+    high: Tensor
+    end: Tensor  # what the integral ends at, where that is a kink, whose derivative matters
+    excess: Tensor | None = None  # length of a gap that is left out, but for FAR of it
+
+
 def _nodes(
-    noise: Noise, rows: _Rows, log_integrand: Callable[[Tensor], Tensor], end: Tensor, slab: int
+    noise: Noise, theta: Tensor, log_integrand: Callable[[Tensor], Tensor], around: _Range, slab: int
 ) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for an integrand that is 0 beyond ``end``; both ``(nodes, *end.shape)``."""
-    certain = ~rows.open & rows.open.any(-1, keepdim=True)
-    theta = rows.theta.detach()
-    low = -theta.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
-    high = (-theta.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    low, high = integration_range(log_integrand, low.expand(end.shape), high, slab, 1 if noise.smooth else 3)
-    return trapezoidal(low, high) if noise.smooth else gauss(-rows.theta, low, high, end)
+    """Nodes and weights; both ``(nodes, *low.shape)``."""
+    low, high = integration_range(log_integrand, around.low, around.high, slab, 1 if noise.smooth else 3)
+    return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
-    rows = _rows(theta, k)
-    theta, is_open = rows.theta, rows.open
-    contradicts = (~is_open & ((value != 0) != rows.certain)).any(-1)
-    void = contradicts | ~(is_open & (value != 0)).any(-1)
+    return _log_prob(theta, _as_tensor(k, theta), value, noise.name)
+
+
+def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
+    return k if isinstance(k, Tensor) else torch.full((), k, device=theta.device)
+
+
+@differentiable_operator("order_sampling_log_prob")
+def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+    rows, law_of = _rows(theta, k), NOISES[noise]
+    contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
+    void = contradicts | ~(rows.open & (value != 0)).any(-1)
     first = torch.arange(theta.shape[-1], device=theta.device) == 0
-    value = torch.where(void[..., None], first.double(), value.double().where(is_open, 0.0))
+    value = torch.where(void[..., None], first.double(), value.double().where(rows.open, 0.0))
+    missing = (1 - value) * (rows.open | void[..., None])
+    distance, around = _seen_from_the_peak(law_of, rows, value, missing)
+    # Where the tails are e^z and e^-z they come out of the integral, whose digits they would take.
+    near = distance.maximum(-around.high[..., None] - FAR).minimum(-around.low[..., None] + FAR)
+    beyond = distance - near
+    of_tails = (value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)).sum(-1)
+    if around.excess is not None:
+        of_tails = of_tails - (value * (distance < 0)).sum(-1) * around.excess
     slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
 
     def log_integrand(s: Tensor) -> Tensor:
-        law = noise.law(s[..., None] + theta)
+        law = law_of.law(s[..., None] + near)
         rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
-        return (value * law.log_cdf + (1 - value) * law.log_sf).sum(-1) + rate.log()
+        return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
 
-    end = theta.new_full(void.shape, torch.inf)
-    if not noise.smooth:
-        end = (-theta).masked_fill(value != 0, torch.inf).amin(-1)
-    s, weight = _nodes(noise, rows, log_integrand, end, slab)
+    s, weight = _nodes(law_of, near, log_integrand, around, slab)
+    if around.excess is not None:  # of a gap in which the integrand is flat
+        s, weight = (torch.cat((v, w[None])) for v, w in ((s, around.high / 2), (weight, around.excess)))
     log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
     peak = log_values.detach().amax(0)
-    log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak
+    log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak + of_tails
     return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
 
 
-def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
-    """Positions with the same inclusion probabilities, none much further than FAR from where the k-th ends."""
+@_log_prob.register_fake
+def _(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+    shape = torch.broadcast_shapes(value.shape[:-1], theta.shape[:-1])
+    return theta.new_empty(shape, dtype=torch.float64)
+
+
+def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tensor) -> tuple[Tensor, _Range]:
+    """Distances of the positions from one near which the integrand has its peak, and its range.
+
+    So that positions many scales apart, whose sums with a time would lose all digits, do no harm. Where hazards grow,
+    the integrand falls as soon as all of the set have come, or one of the others. Logistic noise, whose tails are e^z
+    and e^-z, lets it rise as long as fewer than k have come, and fall when it is more; in between it is flat, unless
+    these k are the set, and of a gap wider than FAR the rest is left out.
+    """
+    theta, inside, outside = rows.theta.detach(), value != 0, missing != 0
+    last = theta.masked_fill(~inside, torch.inf).amin(-1)
+    best = theta.masked_fill(~outside, -torch.inf).amax(-1)
+    margin, largest = MARGIN + math.log(theta.shape[-1]), torch.finfo(theta.dtype).max
+    if noise is not LOGISTIC:
+        reference = torch.maximum(last, best)[..., None]
+        away = (torch.where(inside | outside, rows.theta, reference) - reference).clamp(-largest, largest)
+        low, high = torch.full_like(last, -margin), torch.full_like(last, margin)
+        if noise.smooth:
+            return away, _Range(low, high, high)
+        end = (-away).masked_fill(~outside, torch.inf).amin(-1)
+        return away, _Range(low - away.detach().amax(-1), end.detach(), end)
+    inner, outer = _around_threshold(theta, rows.k)
+    away = torch.where(inside | outside, _without_gap(rows.theta, inner, outer), 0.0).clamp(-largest, largest)
+    gap = (inner - outer).clamp(max=largest).squeeze(-1)
+    flat = last < inner.squeeze(-1)
+    high = torch.where(flat, gap.clamp(max=FAR), 0.0) + margin
+    return away, _Range(torch.full_like(high, -margin), high, high, torch.where(flat, (gap - FAR).clamp(min=0.0), 0.0))
+
+
+def _around_threshold(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The k-th largest position and the next, ``(*batch, 1)``."""
     ordered, last = theta.detach().sort(-1, descending=True).values, theta.shape[-1] - 1
-    inner, outer = (ordered.gather(-1, (k + i).clamp(max=last)[..., None]) for i in (-1, 0))
-    excess = (inner - outer - FAR).clamp(min=0.0)
-    near = theta.minimum(inner + FAR).maximum(outer - FAR)
-    return torch.where(near >= inner, near - excess, near)
+    return ordered.gather(-1, (k - 1)[..., None]), ordered.gather(-1, k.clamp(max=last)[..., None])
+
+
+def _without_gap(theta: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    """Distances from the k-th largest position, if no more than FAR lies between that and the next."""
+    return torch.where(theta >= inner, theta - inner, theta - outer - (inner - outer).clamp(max=FAR))
+
+
+def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
+    """Positions with the same inclusion probabilities, none much further than FAR from the k-th, which is at 0."""
+    inner, outer = _around_threshold(theta, k)
+    return _without_gap(theta, inner, outer).clamp(-2 * FAR, FAR)
 
 
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
@@ -216,7 +279,10 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
 
     # When more than k units are sure to have come.
     end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
-    s, weight = _nodes(noise, rows, log_bound, end, slab)
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    s, weight = _nodes(noise, theta, log_bound, _Range(low, high, end), slab)
     if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
         at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
         expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
@@ -244,10 +310,20 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
+    return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name)
+
+
+@differentiable_operator("order_sampling_inclusion")
+def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str) -> Tensor:
     rows = _rows(theta, k)
-    included, out = _inclusion(noise, rows)
+    included, out = _inclusion(NOISES[noise], rows)
     probs = torch.where(included < out, included, 1 - out)
     return torch.where(rows.open, probs, rows.certain.double())
+
+
+@_inclusion_probabilities.register_fake
+def _(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+    return theta.new_empty(theta.shape, dtype=torch.float64)
 
 
 def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:

@@ -29,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._validation import has_contents, is_transformed
+
 from .dispatch import triton_runs
 from .forest import forest_levels, outsides, roots, tree_sums
 from .pair_convolution import DIRECT_WIDTH, merge, split
@@ -93,6 +95,11 @@ def _pad_even(x: Tensor, dim: int, origin: int | None = None) -> Tensor:
     return torch.cat((x, pad), dim)
 
 
+def _in_pairs(x: Tensor, dim: int) -> Tensor:
+    """The nodes along an axis as two halves, the left and the right children."""
+    return torch.unflatten(x, dim, (2, -1))  # not the method, which compilers do not know under a default device
+
+
 class ProductTree:
     """Laws of the counts of all nodes over n units, for each of R rows.
 
@@ -122,11 +129,11 @@ class ProductTree:
             x = self._recentre(x, mean, self.plan[self.low - 1])
         recentred = any(level.radius is not None for level in self.plan)
         for level in self.plan[self.low :]:
-            x = _pad_even(x, 1, level.origin).unflatten(1, (2, -1))
+            x = _in_pairs(_pad_even(x, 1, level.origin), 1)
             self.pairs.append(x)
             x = merge(x, level.start, level.length)
             if recentred and self.offset is None:
-                mean = _pad_even(mean, 0).unflatten(0, (2, -1)).sum(0)
+                mean = _in_pairs(_pad_even(mean, 0), 0).sum(0)
             x = self._recentre(x, mean, level)
         self.root = x.squeeze(1)  # (width, R)
 
@@ -198,7 +205,8 @@ class ProductTree:
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
-        if self.low and (torch.compiler.is_compiling() or not triton_runs(self.leaf)):
+        launches = has_contents(self.leaf) and not is_transformed() and triton_runs(self.leaf)
+        if self.low and not launches:
             return ProductTree(self.leaf, self.k, self.bound, with_forest=False).draw(num_samples, generator)
         _, n, rows = self.leaf.shape
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
@@ -214,7 +222,7 @@ class ProductTree:
             low, high = (self._positions(tree_sums(b, self.low), self.plan[self.low - 1]) for b in (low, high))
         for x, level in zip(self.pairs, self.plan[self.low :], strict=True):
             low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))
-            low, high = low.unflatten(0, (2, -1)), high.unflatten(0, (2, -1))
+            low, high = _in_pairs(low, 0), _in_pairs(high, 0)
             levels.append((x.where(x > FFT_NOISE * x.amax(0), 0) if noisy else x, low, high))
             noisy = noisy or x.shape[0] > DIRECT_WIDTH
             low, high = (self._positions(b.sum(0) - level.start, level) for b in (low, high))

@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
+
 MAX_RANK = torch.iinfo(torch.long).max
 
 
@@ -20,6 +22,7 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
     return k_hot_vectors_of_rank(n, k, torch.arange(start, stop, device=like.device), like)
 
 
+@one_operation
 def k_hot_vectors_of_rank(n: int, k: int, rank: Tensor, like: Tensor) -> Tensor:
     """The vectors of these ranks, ``(*rank.shape, n)``, with the dtype and device of ``like``."""
     values = torch.zeros(*rank.shape, n, dtype=like.dtype, device=like.device)

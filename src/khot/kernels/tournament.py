@@ -76,8 +76,11 @@ def tournament(probs: Tensor, generator: torch.Generator | None = None) -> Tenso
         Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
         probability 0, always those of probability 1.
     """
-    order = random_numbers.shuffled(probs.shape, probs.device, generator)
-    return _play(probs, order, random_numbers.uniform(probs.shape, probs.dtype, probs.device, generator))
+    shape, dtype, device = probs.shape, probs.dtype, probs.device
+    order = random_numbers.shuffled(shape, device, generator)
+    probs = probs.gather(-1, order)  # in the place of the others: a long row is much memory
+    drawn = _play_in_places(probs, random_numbers.uniform(shape, dtype, device, generator))
+    return torch.empty_like(drawn).scatter(-1, order, drawn)
 
 
 def _play(probs: Tensor, order: Tensor, u: Tensor) -> Tensor:
@@ -90,10 +93,10 @@ def _play_in_places(probs: Tensor, u: Tensor) -> Tensor:
     duels = []
     while (half := probs.shape[-1] // 2) > 0:
         left, right, bye = probs.split([half, half, probs.shape[-1] - 2 * half], dim=-1)
-        excess = (torch.maximum(left, right) - 1) + torch.minimum(left, right)  # a + b - 1, rounded once
+        excess = torch.maximum(left, right).sub_(1).add_(torch.minimum(left, right))  # a + b - 1, rounded once
         chosen = excess >= 0  # the fate of the unit that is decided here
-        first, second = torch.where(chosen, 1 - left, right), torch.where(chosen, 1 - right, left)
-        total = first + second
+        first = torch.where(chosen, 1 - left, right)
+        total = torch.where(chosen, 1 - right, left).add_(first)
         u, luck = u.split([u.shape[-1] - half, half], dim=-1)
         # The unit on the right is chosen with its part of u, or goes on with it: where a + b is 1 up to rounding either
         # comes to the same.

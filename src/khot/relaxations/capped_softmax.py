@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
 
 from .engine import relaxed_mask
@@ -9,6 +10,7 @@ from .linked import with_link
 
 
 @with_link(CAPPED_EXPONENTIAL)
+@one_operation
 def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 and with the sum k.
 

@@ -20,18 +20,26 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._validation import check_k, check_scores, check_softness, checks_contents, has_contents
+from khot._tracing import one_operation
+from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import (
     Threshold,
     capped_simplex_threshold,
-    compute_dtype,
-    mask_gradient,
     move_batch_first,
 )
 from khot.kernels.dispatch import fused
 from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
-from khot.kernels.mask import derivative, fused_derivative, fused_mask, local_shape, log_ratio, mask_values
+from khot.kernels.mask import (
+    balanced,
+    derivative,
+    fused_derivative,
+    fused_mask,
+    local_shape,
+    mask_values,
+    plain_derivative,
+)
+from khot.kernels.operator import is_eager
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -67,11 +75,10 @@ class _CappedSimplexMap(Function):
             if fused(x, link, log) and (compiling or not graph):
                 grads = fused_derivative(x, scale, anchor, offset, grad_y, link.key, log)
                 return *grads, *(None,) * 4
-            if not (graph or needs_scale or log or x.is_cuda) and has_contents(x, scale, anchor, offset):
-                dtype = compute_dtype(x)
-                short = mask_gradient(x.to(dtype), scale, at, grad_y.to(dtype), link)
+            if not (graph or x.is_cuda) and is_eager(x, scale, anchor, offset, grad_y):
+                short = plain_derivative(x, scale, at, grad_y, link, log, needs_scale)
                 if short is not None:
-                    return short[0].to(x.dtype), short[1].double(), *(None,) * 5
+                    return short[0].to(x.dtype), *short[1:], *(None,) * 4
         grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
@@ -100,10 +107,10 @@ def _jvp(
     mean = (share * moved).sum(-1)
     shift = mean.double() if dk is None else mean.double() - dk / density
     if ctx.log:
-        dy = log_ratio(link, z) * (moved - shift.to(z.dtype).unsqueeze(-1))
+        dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
-        dy = slope * (moved - mean.unsqueeze(-1))
+        dy = balanced(slope * (moved - mean.unsqueeze(-1)), share)
         if dk is not None:
             dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
     return dy.to(x.dtype), None, shift if dscale is None else shift - offset * (dscale / scale)
@@ -136,6 +143,7 @@ def relaxed_mask(
     return y.movedim(-1, dim)
 
 
+@one_operation
 def capped_simplex_map(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int = -1
 ) -> Tensor:

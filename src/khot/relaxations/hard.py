@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, looks_at_contents
 
 
+@one_operation
 def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 

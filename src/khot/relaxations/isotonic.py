@@ -9,6 +9,7 @@ derivatives, in plain torch operations: to any order, forwards and backwards, ba
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_count, check_softness, checks_contents
 from khot.kernels.isotonic import Objective, block_sums, isotonic
 
@@ -72,6 +73,7 @@ def _is_dual(solver: str, dual: str) -> bool:
     return solver == dual
 
 
+@one_operation
 def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_iter: int = 1000) -> Tensor:
     r"""Projects onto decreasing sequences.
 
@@ -112,6 +114,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
     return _solve(objective, _is_dual(solver, "dykstra"), max_iter).to(s.dtype)
 
 
+@one_operation
 def isotonic_lp(
     s: Tensor,
     w: Tensor,

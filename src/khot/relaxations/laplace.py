@@ -125,8 +125,18 @@ class _SliceWeights(Function):
     """:func:`khot.kernels.slices.slice_weights`, with z and t before its arguments, to carry the derivatives."""
 
     @staticmethod
-    def forward(z: Tensor, t: Tensor, *arguments: Any) -> Tensor:
-        return slices.slice_weights(*arguments)
+    def forward(
+        z: Tensor,
+        t: Tensor,
+        values: Tensor,
+        scale: Tensor,
+        order: Tensor,
+        cuts: Tensor,
+        offset: Tensor,
+        below: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:  # one by one: in a strict export Dynamo takes t for one of *arguments
+        return slices.slice_weights(values, scale, order, cuts, offset, below, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

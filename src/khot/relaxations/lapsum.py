@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.links import LAPLACE
 
 from .engine import relaxed_mask
@@ -9,6 +10,7 @@ from .linked import with_link
 
 
 @with_link(LAPLACE)
+@one_operation
 def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k.
 
@@ -46,6 +48,7 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
     return relaxed_mask(x, k, scale, dim, link=LAPLACE, name="scale")
 
 
+@one_operation
 def log_lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Logarithm of :func:`lapsum_topk`, accurate also where the mask itself underflows.
 

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._tracing import one_operation
+
 from .sigmoid import log_sigmoid_topk
 
 _ATTRIBUTE = "_khot_scores"
 
 
+@one_operation
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
     lowest = x.argmin(-1, keepdim=True)  # the smallest entry of the mask, whose logarithm has all digits

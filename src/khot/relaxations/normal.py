@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.links import NORMAL
 
 from .engine import relaxed_mask
@@ -9,6 +10,7 @@ from .linked import with_link
 
 
 @with_link(NORMAL)
+@one_operation
 def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k.
 

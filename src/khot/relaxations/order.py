@@ -8,6 +8,7 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
 
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
@@ -81,6 +82,7 @@ _SORT = OrderMap(_sort, "sort", SORT)
 _PERMUTATION = OrderMap(_permutation, "permutation")
 
 
+@one_operation
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries.
 
@@ -119,6 +121,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return _RANK(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
+@one_operation
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes sorting.
 
@@ -151,6 +154,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return _SORT(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
 
 
+@one_operation
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries.
 

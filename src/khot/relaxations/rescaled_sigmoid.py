@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
 from khot.kernels.capped_simplex import compute_dtype
 
 
+@one_operation
 def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by a sigmoid, whose values or their complements are scaled to the right sum.
 

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.links import LOGISTIC
 
 from .engine import relaxed_mask
@@ -9,6 +10,7 @@ from .linked import with_link
 
 
 @with_link(LOGISTIC)
+@one_operation
 def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation on the capped simplex.
 
@@ -47,6 +49,7 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
     return relaxed_mask(x, k, temperature, dim, link=LOGISTIC, name="temperature")
 
 
+@one_operation
 def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Logarithm of :func:`sigmoid_topk`, accurate also where the mask itself underflows.
 

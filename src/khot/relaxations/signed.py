@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.clipped_power import clipped_power
 
 from .odd_map import apply_odd_map
 from .sparse import check_exponent
 
 
+@one_operation
 def sparse_topk_signed(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
 ) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.capped_simplex import move_batch_first
 from khot.kernels.dispatch import use_triton_transport
@@ -94,6 +95,7 @@ def _check_sorted(k: object, tol: object, max_iter: object) -> None:
         raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")
 
 
+@one_operation
 def sorted_transport_topk(
     x: Tensor,
     k: int,

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot.kernels.clipped_power import clipped_power
 
 from .engine import relaxed_mask
@@ -15,6 +16,7 @@ def check_exponent(p: float) -> None:
         raise ValueError(f"`p` must satisfy 1 < p <= 2, but got p={p}")
 
 
+@one_operation
 def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation on the capped simplex, to a mask with exact zeros and ones.
 

@@ -5,12 +5,14 @@ from typing import Any
 
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
 
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
 
 
+@one_operation
 def straight_through_topk(
     x: Tensor,
     k: float | Tensor,

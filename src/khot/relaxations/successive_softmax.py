@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
 from khot.kernels.capped_simplex import compute_dtype
 
@@ -20,6 +21,7 @@ def _largest(k: int | Tensor) -> int:
     return k if isinstance(k, int | torch.SymInt) else int(k.max()) if k.numel() else 0
 
 
+@one_operation
 def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn, each of which lowers what the former have chosen.
 

@@ -1,9 +1,9 @@
 """Unsorted SOFT top-k: entropic optimal transport to two anchors, which is sigmoid top-k at half the epsilon."""
 
-import torch
 from torch import Tensor
 
-from khot._validation import check_scores, check_softness, looks_at_contents
+from khot._tracing import one_operation
+from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
 from khot.kernels.links import LOGISTIC, Link, Logistic
 
 from .engine import relaxed_mask
@@ -35,6 +35,7 @@ class _TwoAnchors(Link):
 
 
 @with_link(_TwoAnchors())
+@one_operation
 def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
@@ -75,8 +76,7 @@ def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, 
     check_scores(x, dim)
     check_softness("epsilon", epsilon, x, x.movedim(dim, -1).shape[:-1])
     if isinstance(epsilon, Tensor):
-        if looks_at_contents(epsilon) and not bool(((epsilon > 0) & (epsilon < torch.inf)).all()):
-            wrong = epsilon[~((epsilon > 0) & (epsilon < torch.inf))][0].item()
-            raise ValueError(f"`epsilon` must be positive and finite, but got {wrong:g}")
+        if looks_at_contents(epsilon):
+            check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
     return relaxed_mask(x, k, epsilon / 2, dim, link=LOGISTIC, name="epsilon / 2")

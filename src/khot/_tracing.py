@@ -1,0 +1,254 @@
+"""Functions whose steps depend on the contents of tensors, as single operations to those who watch from outside.
+
+``torch.jit.trace``, by which Pyro's JitTrace losses run, records operations on tensors and takes everything else for
+constant: how many steps a search took, which nodes a rule chose, what a comparison gave. So what searches, draws or
+checks is recorded as one operation, which runs the Python function again whenever the trace runs, on the new contents,
+with fresh random numbers and with the gradients that it has. Such a trace cannot be saved, as torch then says;
+``torch.export`` makes programs that can.
+
+Subclasses of tensors that override torch's functions, such as those by which Pyro's TraceGraph_ELBO finds out what
+depends on what, get whole calls as well, on plain tensors inside: a Function that is given the subclass itself loses
+the gradient.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributions import Distribution, Transform
+from torch.jit._trace import is_tracing
+from torch.overrides import handle_torch_function, has_torch_function
+
+__all__ = [
+    "broadcast_shapes",
+    "is_tracing",
+    "one_operation",
+    "outside_trace",
+    "overrides_functions",
+    "shape_of",
+    "untraced",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_C: Any = torch._C  # which has no annotation of what sets the state of a trace
+
+
+@contextmanager
+def outside_trace() -> Iterator[None]:
+    """Records nothing in this block, which may look at shapes; tensors made in it are constants to the trace."""
+    state = _C._get_tracing_state()
+    _C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _C._set_tracing_state(state)
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator for checks: what they look at, a trace neither records nor warns of."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not is_tracing():
+            return function(*args, **kwargs)
+        with outside_trace():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def shape_of(x: Tensor) -> torch.Size:
+    """The shape in integers, for a trace constants: it is for inputs of the same shape."""
+    if not is_tracing():
+        return x.shape
+    with outside_trace():
+        return x.shape
+
+
+@untraced
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """As torch's, of shapes in integers, and so in integers."""
+    return torch.broadcast_shapes(*shapes)
+
+
+def one_operation(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a trace records a call as one operation, which calls the function again whenever the trace runs.
+
+    Tensors are found among the arguments, in containers, partial functions and distributions; every other argument is
+    a constant. The result is a tensor or a tuple of tensors, random ones without a gradient.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or not (is_tracing() or _overridden(args, kwargs)):  # Dynamo knows the first
+            return function(*args, **kwargs)
+        tensors: list[Tensor] = []
+        template = _without_tensors((args, kwargs), tensors)
+        return _run(_Call(function, template), *tensors)
+
+    return call
+
+
+def _overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    values = (*args, *kwargs.values()) if kwargs else args
+    return overrides_functions(*values) or any(getattr(value, "overridden", False) for value in values)
+
+
+def overrides_functions(*values: Any) -> bool:
+    """Whether one of the values is of a subclass of tensors that overrides torch's functions.
+
+    A design says in its attribute ``overridden`` whether one of its parameters does.
+    """
+    if not has_torch_function(values):  # which a mode, such as that of a default device, makes true for all
+        return False
+    special = (type(x) for x in values if isinstance(x, Tensor) and type(x) is not Tensor)
+    return any(kind.__torch_function__ is not torch._C._disabled_torch_function_impl for kind in special)
+
+
+def _run(call: Callable[..., Any], *tensors: Tensor) -> Any:
+    if overrides_functions(*tensors):
+        return handle_torch_function(_run, tensors, call, *tensors)
+    return _Operation.apply(call, *tensors)
+
+
+class _Slot(NamedTuple):
+    """The place of a tensor."""
+
+    at: int
+
+
+class _State(NamedTuple):
+    """An object, by its class and what stands in for its attributes."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with slots for its tensors, which are appended to the list."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Slot(len(tensors) - 1)
+    if isinstance(value, Distribution | Transform):
+        return _State(type(value), _without_tensors(vars(value), tensors))
+    if isinstance(value, functools.partial):
+        parts = _without_tensors((value.func, value.args, value.keywords), tensors)
+        return _State(functools.partial, {"parts": parts})
+    if isinstance(value, dict):
+        return {name: _without_tensors(part, tensors) for name, part in value.items()}
+    if type(value) in (tuple, list) or hasattr(value, "_fields"):
+        return _sequence(type(value), [_without_tensors(part, tensors) for part in value])
+    if not callable(value) and any(isinstance(part, Tensor) for part in getattr(value, "__dict__", {}).values()):
+        raise RuntimeError(f"a trace would take the tensors in {value!r} for constants: give them as arguments")
+    return value
+
+
+def _sequence(kind: Any, parts: list[Any]) -> Any:
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+
+def _with_tensors(template: Any, tensors: tuple[Tensor, ...]) -> Any:
+    """The inverse of :func:`_without_tensors`."""
+    if isinstance(template, _Slot):
+        return tensors[template.at]
+    if isinstance(template, _State):
+        attributes = _with_tensors(template.attributes, tensors)
+        if template.kind is functools.partial:
+            function, args, kwargs = attributes["parts"]
+            return functools.partial(function, *args, **kwargs)
+        new: Any = object.__new__(template.kind)
+        vars(new).update(attributes)
+        return new
+    if isinstance(template, dict):
+        return {name: _with_tensors(part, tensors) for name, part in template.items()}
+    if type(template) in (tuple, list) or hasattr(template, "_fields"):
+        return _sequence(type(template), [_with_tensors(part, tensors) for part in template])
+    return template
+
+
+class _Call:
+    """A call of a function, to which the tensors are missing."""
+
+    def __init__(self, function: Callable[..., Any], template: Any) -> None:
+        self.function, self.template = function, template
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        args, kwargs = _with_tensors(self.template, tensors)
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.function.__qualname__  # traces of one function are compared by what they print
+
+
+class _Derivative:
+    """The derivative of a call: from its tensors and the cotangents of its result to cotangents of the tensors."""
+
+    def __init__(self, call: Callable[..., Any], wanted: list[int], given: list[int], count: int) -> None:
+        self.call, self.wanted, self.given, self.count = call, wanted, given, count
+
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+        tensors, cotangents = list(values[: self.count]), values[self.count :]
+        with torch.enable_grad():
+            for i in self.wanted:
+                x = tensors[i]  # a view, as one of the tensors may have been made of another
+                tensors[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            outputs = _as_tuple(self.call(*tensors))
+            return torch.autograd.grad(
+                [outputs[i] for i in self.given],
+                [tensors[i] for i in self.wanted],
+                cotangents,
+                create_graph=True,
+                materialize_grads=True,
+            )
+
+    def __repr__(self) -> str:
+        return f"derivative of {self.call}"
+
+
+def _as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _generator_states(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Those of torch's own generators, which show whether numbers were drawn."""
+    devices = {x.device for x in tensors if x.device.type not in ("cpu", "meta")}
+    return [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in devices)]
+
+
+class _Operation(Function):
+    """Calls a function of tensors; in a trace a Function is one operation, which runs by ``apply``."""
+
+    @classmethod
+    def apply(cls, call: Callable[..., Any], *tensors: Tensor) -> Any:
+        return super().apply(call, *tensors) if is_tracing() else call(*tensors)
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., Any], *tensors: Tensor) -> Any:
+        with outside_trace():
+            before = _generator_states(tensors)
+            with torch.enable_grad():
+                outputs = call(*tensors)
+            ctx.draws = not all(map(torch.equal, before, _generator_states(tensors)))
+            ctx.call, ctx.given = call, [i for i, y in enumerate(_as_tuple(outputs)) if y.requires_grad]
+            values = [y.detach() for y in _as_tuple(outputs)]
+        ctx.save_for_backward(*tensors)
+        values = [y.clone() for y in values]  # the trace wants to see where outputs come from
+        ctx.mark_non_differentiable(*(y for i, y in enumerate(values) if i not in ctx.given))
+        return tuple(values) if isinstance(outputs, tuple) else values[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.draws:
+            raise RuntimeError(f"{ctx.call} draws random numbers: take its gradient outside of the traced function")
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
+        derivative = _Derivative(ctx.call, wanted, ctx.given, len(ctx.saved_tensors))
+        found = _run(derivative, *ctx.saved_tensors, *(grads[i] for i in ctx.given))
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for i, gradient in zip(wanted, found, strict=True):
+            gradients[i + 1] = gradient
+        return tuple(gradients)

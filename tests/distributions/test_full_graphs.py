@@ -1,0 +1,150 @@
+"""``torch.compile`` of every design: one graph without breaks, with the results and gradients of eager mode."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from khot import GumbelTopK, ReinMax, StraightThrough, sigmoid_topk
+from tests.registry import DESIGNS
+
+LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
+INTEGRALS = [case for case in DESIGNS if case.name.startswith(("pareto", "sequential", "gumbel"))]
+QUICK = [case for case in INTEGRALS if not case.slow]
+VALUE = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
+
+
+def compiled(function, backend="aot_eager", **options):
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=True, **options)
+
+
+def loss(case, given, logits):
+    """A draw that carries a gradient, and all that the design says about itself."""
+    design = case.make(logits=logits, k=2) if given == "logits" else case.make(probs=sigmoid_topk(logits, 2), k=2)
+    draw = StraightThrough(design, log_prob="none").rsample((3,))
+    total = (draw * WEIGHTS).sum() + (design.mean * WEIGHTS.square()).sum()
+    if case.has_log_prob:
+        log_prob = design.log_prob(VALUE)
+        total = total + torch.where(log_prob > -torch.inf, log_prob, 0.0).sum()
+    if case.has_entropy:
+        total = total + design.entropy().sum()
+    return total
+
+
+def outcome(function, logits):
+    torch.manual_seed(0)
+    logits = logits.clone().requires_grad_()
+    value = function(logits)
+    return value.detach(), *torch.autograd.grad(value, logits)
+
+
+def check_full_graph(function, logits=LOGITS, **options):
+    once = compiled(function, **options)
+    for x in (logits, logits.cos()):  # the graph is of no particular contents
+        torch.testing.assert_close(outcome(once, x), outcome(function, x), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("case", "given"),
+    [
+        pytest.param(
+            case,
+            given,
+            id=f"{case.name}-{given}",
+            marks=[] if given == "logits" and case in QUICK else pytest.mark.slow,
+        )
+        for case in DESIGNS
+        for given in ("logits", "probs")
+    ],
+)
+def test_forward_and_backward(case, given):
+    check_full_graph(partial(loss, case, given))
+
+
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.slow
+def test_with_a_default_device(case):
+    """A mode of torch, under which compilers know less."""
+    with torch.device("cpu"):
+        check_full_graph(partial(loss, case, "logits"), backend="eager")
+
+
+def test_conditional_poisson_with_a_default_device():
+    with torch.device("cpu"):
+        check_full_graph(lambda logits: DESIGNS[0].make(logits=logits, k=2).mean[0, 0], backend="eager")
+
+
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.slow
+def test_sizes_of_rows_and_values_with_a_gradient(case):
+    """k as a tensor; and the score of a value that has a gradient, as straight-through has."""
+
+    def function(logits):
+        design = case.make(logits=logits, k=torch.tensor([1, 3]))
+        value = StraightThrough(design).rsample()
+        return (value * WEIGHTS).sum() + (design.log_prob(value).sum() if case.name == "gumbel_topk" else 0.0)
+
+    if case.name != "brewer":  # which draws as many units as the largest k, which a graph does not know
+        check_full_graph(function, backend="eager")
+
+
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+@pytest.mark.slow
+def test_dynamic_shapes(case):
+    check_full_graph(partial(loss, case, "logits"), dynamic=True, backend="eager")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # which it calls
+@pytest.mark.parametrize("name", ["conditional_poisson", "gumbel_topk", "pareto"])
+@pytest.mark.slow
+def test_inductor(name):
+    case = next(case for case in DESIGNS if case.name == name)
+    with torch._inductor.config.patch(compile_threads=1, fallback_random=True):  # in this process; torch's own numbers
+        check_full_graph(partial(loss, case, "logits"), backend="inductor")
+
+
+@pytest.mark.slow
+def test_reinmax():
+    check_full_graph(lambda x: (ReinMax(DESIGNS[0].make(logits=x, k=2)).rsample() * WEIGHTS).sum())
+
+
+def test_vmap_inside_of_a_graph():
+    def function(logits):
+        def row(x):
+            design = GumbelTopK(logits=x, k=2)
+            return design.log_prob(VALUE) + design.mean @ WEIGHTS
+
+        return torch.vmap(row)(logits).sum()
+
+    check_full_graph(function)
+
+
+def test_graphs_hold_the_integrals_as_operators():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes if node.op == "call_function"})
+        return graph.forward
+
+    def function(x):
+        design = GumbelTopK(logits=x, k=2)
+        return design.log_prob(VALUE) + design.mean.sum(-1)
+
+    torch.compile(function, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend))(LOGITS)
+    assert {"khot.order_sampling_log_prob.default", "khot.order_sampling_inclusion.default"} <= graphs[0]
+
+
+@pytest.mark.parametrize("case", INTEGRALS, ids=lambda case: case.name)
+def test_operators(case):
+    """What torch checks of operators: schema, fakes, autograd, and both under dynamic shapes."""
+    from khot.kernels import order_sampling
+
+    theta, k = LOGITS.clone().requires_grad_(), torch.tensor(2)
+    noise = case.make(logits=LOGITS, k=2)._noise.name
+    value = VALUE.expand(3, 2, 5).clone().requires_grad_()
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.khot.order_sampling_log_prob.default, (theta, k, value, noise), test_utils=tests)
+    torch.library.opcheck(torch.ops.khot.order_sampling_inclusion.default, (theta, k, noise), test_utils=tests)
+    assert order_sampling.NOISES[noise].name == noise
