@@ -173,8 +173,8 @@ def _magnitude_at(
         slope = np.where(inside, q * np.where(inside, u, 1.0) ** np.longdouble(q - 1), 0.0)
         shrunk = a / (1 + s) if q == 1 else np.where(s * root < a / 2, a - s * root, root ** np.longdouble(q))
         y = np.where(kept, shrunk, t * u ** np.longdouble(q))
-        part = np.where(kept, 1 / (1 + s / q * root / np.where(kept, shrunk, 1.0)), 0.0)
         lever = np.where(kept, shrunk if q == 1 else root, 0.0)
+        part = np.where(kept, 1 / (1 + s / q * lever / np.where(kept, shrunk, 1.0)), 0.0)
         ratio = np.where(t > 0, s * np.where(t > 0, t, 1.0) ** np.longdouble(1 / q - 1), 1.0)  # sigma / t
         weights = slope.sum(-1, keepdims=True) + ratio * np.where(inside, u ** np.longdouble(q), 0.0).sum(
             -1, keepdims=True

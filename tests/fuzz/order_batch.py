@@ -41,7 +41,7 @@ def soft_rank(x: Tensor, scale: Tensor, g: Tensor) -> Order:
     flow = density * (g.unsqueeze(-1) - g.unsqueeze(-2))
     size = (density * (g.abs().unsqueeze(-1) + g.abs().unsqueeze(-2))).sum(-1).amax(-1) / scale
     value = 0.5 + below + tails.sum(-1)
-    return Order(value, value, flow.sum(-1) / scale[:, None], -(flow * d).sum((-1, -2)) / (2 * scale), size)
+    return Order(value, value, flow.sum(-1) / scale[:, None], -(flow * d).sum((-1, -2)) / scale / 2, size)
 
 
 class Points(NamedTuple):

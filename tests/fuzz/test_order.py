@@ -47,11 +47,12 @@ def run(order_map, rows: Rows, descending: bool) -> None:
     flip = sign if order_map is soft_sort else 1.0  # descending maps are those of -x
     truth = getattr(order_batch, name)(sign * rows.x.double(), rows.softness, flip * weight.double())
     floor = 4 * limits.tiny
+    underflow = limits.tiny / limits.eps / rows.softness  # of densities
     compare(name, rows, "y", y.detach(), flip * truth.value, TIER * limits.eps * truth.value_size + floor)
-    tolerance = GRADIENT[dtype] * truth.size + floor
+    tolerance = GRADIENT[dtype] * truth.size + floor + underflow
     compare(name, rows, "dL/dx", grads[0], sign * truth.grad_x, tolerance.unsqueeze(-1))
     lever = rows.x.shape[-1] * (1 + 2 * torch.log(torch.tensor(rows.x.shape[-1] + 1.0)))
-    tolerance = GRADIENT[dtype] * truth.size * lever + floor
+    tolerance = (GRADIENT[dtype] * truth.size + underflow) * lever + floor
     compare(name, rows, "dL/dscale", grads[1], truth.grad_scale, tolerance)
 
 

@@ -31,14 +31,14 @@ from torch import Tensor
 from .capped_simplex import Threshold, compute_dtype, distances, move_batch_first
 from .clipped_power import ClippedPower
 from .links import Link
-from .odd_threshold import odd_threshold, ratios, root_of, shrink, threshold_value
+from .odd_threshold import far_dtype, odd_threshold, ratios, root_of, shrink, threshold_value
 from .operator import operator
 
 LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which is sure to round to 1 : 0
 SMALLEST_ROOT = 1e-30  # of a number that rows are multiplied by in two steps; below, one is enough
 LARGE, SHRINKAGE = 1e280, 2.0**-64  # numbers above which are added when they are smaller
 ORDINARY = 2.0**24  # thresholds and strengths up to which, and down to the inverse of which, float32 does
-TILE = 2**18  # entries that are worked on at a time, as few as fit a CPU's cache
+TILE = 2**16  # entries that are worked on at a time, as few as fit a CPU's cache
 
 
 class LocalShape(NamedTuple):
@@ -152,9 +152,9 @@ def _weighted_sum(entries: Tensor, levers: Tensor, factor: Tensor, other: Tensor
 
 
 def _arithmetic(x: Tensor, at: Threshold, strength: Tensor, magnitude: bool) -> torch.dtype:
-    """The dtype that x is computed in: float64 where magnitudes or what comes up on the way may leave float32."""
+    """The dtype that x is computed in: float64 where its map or what comes up on the way may leave float32."""
     if not magnitude:
-        return compute_dtype(x)
+        return far_dtype(x, strength)
     numbers = torch.stack([at.anchor, strength])
     ordinary = (numbers > 1 / ORDINARY) & (numbers < ORDINARY)
     return compute_dtype(x) if bool(ordinary.all()) else torch.float64

@@ -67,14 +67,14 @@ def odd_threshold(
         if check and bool((k != 0).any()):  # n = 0, or no rows
             raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
-    a = x.to(compute_dtype(x)).reshape(-1, n).abs()
     k, strength = k.reshape(-1), strength.reshape(-1)
+    a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
     span = row_range(a)
     if check:
         if bool((span.selected > 0).any()):
             row = int((span.selected > 0).nonzero()[0])
             raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-        check_contents(a, k, strength, "strength", span)
+        check_contents(x.reshape(-1, n), k, strength, "strength", span)
     found = Link.find(link)
     assert isinstance(found, ClippedPower)
     at = _solve_magnitudes(a, k, strength, found, span) if magnitude else _solve_signed(a, k, strength, found, span)
@@ -140,6 +140,12 @@ def root_of(t: Tensor, link: ClippedPower) -> Tensor:
 
 def _inverse(root: Tensor, dtype: torch.dtype) -> Tensor:
     return root.reciprocal().clamp(max=torch.finfo(dtype).max)
+
+
+def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
+    """float64 for the signed mask in float32 where a strength is so large or small that slopes may leave float32."""
+    ordinary = (strength > 1 / ORDINARY) & (strength < ORDINARY)
+    return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
 def _solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
@@ -232,11 +238,13 @@ def _solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower
     at = _split(root, strength, link, a.dtype)
     anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
     at = Threshold(anchor, torch.where(trivial, 0.0, at.offset))
-    hard = ~trivial & (~root.found | rows.may_be_hard() | rows.is_extreme(span.highest))
+    extreme = rows.is_extreme(span.highest)
+    hard = ~trivial & (~root.found | rows.may_be_hard() | extreme)
     if bool(hard.any()):
         which = hard.nonzero().squeeze(-1)
-        # In float64: the distances of entries from a threshold among them may be far smaller than they are.
-        rest = _Magnitudes(a[which].double(), k[which], strength[which], link)
+        rest = rows if bool(hard.all()) else rows.take(which)
+        if bool(extreme.any()):  # the distances of entries from a threshold among them are far smaller than they are
+            rest = _Magnitudes(a[which].double(), k[which], strength[which], link)
         again = _solve_hard_rows(rest, root.t[which], low[which], high[which], a.dtype)
         at.anchor[which], at.offset[which] = again.anchor, again.offset
     return at

@@ -1,0 +1,54 @@
+"""How much memory the maps take for long rows, forward and backward, in units of their input."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import khot
+from tests.inputs import normal
+
+N = 10**6
+SIZE = N // 3
+
+
+def peak_memory(function, x):
+    """The most that torch holds at a time beside x, over the size of x."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        y = function(x)
+        y.backward(torch.ones((), dtype=y.dtype).expand(y.shape))
+    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = torch.tensor([event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())]).cumsum(0)
+    assert len(held) > 4
+    return held.max().item() / (x.numel() * x.element_size())
+
+
+# 8 times the input, or what the documentation says and why.
+MAPS = {
+    "soft_rank": (lambda x: khot.soft_rank(x, 0.1), 8),
+    "soft_sort": (lambda x: khot.soft_sort(x, 0.1, descending=True), 8),
+    "soft_rank_far": (lambda x: khot.soft_rank(x, 1e-12), 8),
+    "soft_sort_far": (lambda x: khot.soft_sort(x, 1e-12), 8),
+    "soft_sort_flat": (lambda x: khot.soft_sort(x, 1e3), 8),
+    "sparse_topk_magnitude": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1), 8),
+    "sparse_topk_magnitude_p": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1, 1.5), 8),
+    "sparse_topk_magnitude_hard": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 1e-12), 8),
+    "sparse_topk_signed": (lambda x: khot.sparse_topk_signed(x, SIZE, 0.1, 1.5), 8),
+    "sigmoid_topk": (lambda x: khot.sigmoid_topk(x, SIZE, 0.1), 8),
+    "lapsum_topk": (lambda x: khot.lapsum_topk(x, SIZE, 0.1), 8),
+    "normal_topk": (lambda x: khot.normal_topk(x, SIZE, 0.1), 8),
+    "sparse_topk": (lambda x: khot.sparse_topk(x, SIZE, 0.1, 1.5), 8),
+    "capped_softmax": (lambda x: khot.capped_softmax(x, SIZE, 0.1), 8),
+    "permutahedron_rank": (lambda x: khot.permutahedron_rank(x, 0.1), 26),
+    "permutahedron_sort": (lambda x: khot.permutahedron_sort(x, 0.1), 26),
+    "sorted_transport_topk": (lambda x: khot.sorted_transport_topk(x, 3, 0.1), 48),
+}
+QUICK = ("soft_rank", "sparse_topk_magnitude")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MAPS]
+)
+def test_peak_memory(name, dtype):
+    function, limit = MAPS[name]
+    assert peak_memory(function, normal(N, dtype=dtype).requires_grad_()) <= limit
