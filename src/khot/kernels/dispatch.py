@@ -9,9 +9,9 @@
              torch for what has no kernel
 
 Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room
-for beside the root finder's numbers, so that nothing spills; a row of 16384 has a multiprocessor to itself and 64
-entries in a thread, with all the registers that a thread can have. Longer rows are read in tiles; few of them are split
-over all multiprocessors, which costs a launch for each step of the root finder.
+for beside the root finder's numbers, so that nothing spills; the longest rows that stay on chip have 32 entries in a
+thread. Longer rows are read in tiles; few of them are split over all multiprocessors, which costs a launch for each
+step of the root finder.
 """
 
 import functools
@@ -35,7 +35,7 @@ OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 # holds three values of each entry at a time, that of the logarithm four.
 Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
 _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
-FORWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 8)), torch.float64: _DOUBLE}
+FORWARD: Table = {torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)), torch.float64: _DOUBLE}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
 LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
