@@ -37,7 +37,8 @@ inputs, results = torch.load(sys.argv[1])
 for name, expected in results.items():
     program = torch.export.load(f"{sys.argv[2]}/{name}.pt2").module()
     for x, y in zip(inputs, expected, strict=True):
-        torch.testing.assert_close(program(x), y, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")
+        # Eager order maps go tile by tile, which rounds in another way than the whole row of a program.
+        torch.testing.assert_close(program(x), y, rtol=1e-13, atol=1e-13, msg=lambda text: f"{name}: {text}")
 print(len(results), "programs")
 """
 
