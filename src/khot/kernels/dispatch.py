@@ -32,19 +32,18 @@ MAX_N = 2**31 - 2**15  # columns are counted in int32
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 
 # Up to how many entries a row stays in registers with how many warps, by the dtype of the arithmetic. The derivative
-# holds three values of each entry at a time, that of the logarithm four.
+# holds three or four values of each entry at a time.
 Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
 _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
 FORWARD: Table = {torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)), torch.float64: _DOUBLE}
-BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (16384, 16)), torch.float64: _DOUBLE}
-LOG_BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
+BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
 LONGEST_TOURNAMENT = TOURNAMENT[torch.float64][-1][0]  # longer rows would take too long to sort
 # The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
 POINTS: Table = {torch.float64: _DOUBLE[:-1]}
 SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
-TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
+TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .capped_simplex import Threshold
-from .dispatch import BACKWARD, LOG_BACKWARD, Plan, plan
+from .dispatch import BACKWARD, Plan, plan
 from .launch_triton import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .links_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
 from .threshold_triton import distances, load_shrunk, load_threshold
@@ -253,7 +253,7 @@ def launch_backward(
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     grad_k, grad_scale = torch.empty_like(at.offset), torch.empty_like(at.offset)
     torch_dtype, dtype = arithmetic(x)
-    how = plan(len(rows), rows.shape[1], torch_dtype, LOG_BACKWARD if log else BACKWARD)
+    how = plan(len(rows), rows.shape[1], torch_dtype, BACKWARD)
     numbers = row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:

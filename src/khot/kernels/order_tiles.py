@@ -172,7 +172,7 @@ def soft_rank(values: Tensor, order: Tensor, scale: Tensor) -> Tensor:
         for i, tile in enumerate(tiles):
             here = _load(values, tile)
             before, after = _Scan(here, len(tiles) == 1)(*_ones(here), carries.before[i], carries.after[i])
-            places = torch.arange(tile.start + 1, tile.stop + 1, dtype=torch.float64)
+            places = torch.arange(tile.start + 1, tile.stop + 1, dtype=torch.float64, device=values.device)
             rank = after.sub_(before).mul_(0.5).add_(places)
             result[tile.rows].scatter_(1, order[tile.rows, tile.start : tile.stop], rank.to(values.dtype))
     return result
@@ -239,7 +239,7 @@ def _count(values: Tensor, tile: Tile, i: int, carries: Carries, goals: list[int
     here = _load(values, tile)
     scan = _Scan(here, len(goals) == 2)
     before, after = scan(*_ones(here), carries.before[i], carries.after[i])
-    places = torch.arange(tile.start + 1, tile.stop + 1, dtype=torch.float64)
+    places = torch.arange(tile.start + 1, tile.stop + 1, dtype=torch.float64, device=tile.items.device)
     first_goal = (after - before).mul_(0.5).add_(places).ceil_().long()
     items = here.items
     if not tile.last:
@@ -270,13 +270,13 @@ class _Points(NamedTuple):
 def _points(at: _Counted, goals: range) -> _Points:
     """See :func:`khot.kernels.lapsum.soft_count_inverse`."""
     rows, count = len(at.items), len(goals)
-    reached = torch.zeros(rows, count + 1, dtype=torch.long)
+    reached = torch.zeros(rows, count + 1, dtype=torch.long, device=at.items.device)
     slot = (at.first_goal - goals.start).clamp_(0, count)
     reached.scatter_add_(1, slot, torch.ones_like(reached[:, :1]).expand_as(slot))
     local = reached.cumsum(1)[:, :count]
     lower, upper = (local - 1).clamp_(min=0), local.clamp(max=at.items.shape[1] - 1)
     below = local + at.scan.tile.start
-    excess = torch.arange(goals.start, goals.stop, dtype=torch.float64) - 0.5 - below
+    excess = torch.arange(goals.start, goals.stop, dtype=torch.float64, device=below.device) - 0.5 - below
     anchor = torch.where(excess > 0, upper, lower)
     left, right = at.before.gather(1, anchor), at.after.gather(1, anchor)
     near, far = torch.where(excess > 0, right, left).add_(1), torch.where(excess > 0, left, right)
