@@ -22,11 +22,13 @@ from torch import Tensor
 
 import khot
 import khot.kernels
-from khot.kernels import conditional_poisson, order_draw
-from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
-from khot.kernels.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
+from khot.kernels import order_draw
 from khot.kernels.philox import draw_seed
+from khot.kernels.registry import fuses_draws
+from khot.kernels.tiles import LONGEST_TOURNAMENT
 from khot.kernels.tournament import balance, pivotal_draw, tournament
+from khot.laws import conditional_poisson
+from khot.laws.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
 
 SHAPES = [
     (8192, 10),

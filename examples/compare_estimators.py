@@ -31,14 +31,7 @@ import torch
 from torch import Tensor
 
 from common import Table, each_seed, example_parser, parse, save_figure
-from khot import (
-    ConditionalPoisson,
-    compare_estimators,
-    reinmax,
-    score_function,
-    straight_through,
-    unordered_set,
-)
+from khot import ConditionalPoisson, compare_estimators, reinmax, score_function, straight_through, unordered_set
 from khot.diagnostics import Comparison
 
 N, K = 10, 5

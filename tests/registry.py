@@ -16,13 +16,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from khot import (
-    FenchelYoungTopKLoss,
-    TopKCrossEntropy,
-    fenchel_young_topk_loss,
-    sigmoid_topk,
-    topk_cross_entropy,
-)
+from khot import FenchelYoungTopKLoss, TopKCrossEntropy, fenchel_young_topk_loss, sigmoid_topk, topk_cross_entropy
 from khot.distributions import (
     Brewer,
     ConditionalPoisson,

@@ -12,7 +12,7 @@ from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
-from ._tracing import is_tracing, untraced
+from khot._tracing import is_tracing, untraced
 
 _MODES = torch._C._TorchDispatchModeKey
 TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)

@@ -39,8 +39,8 @@ from khot._validation import (
     check_softness,
     looks_at_contents,
 )
-from khot.kernels.capped_simplex import compute_dtype
-from khot.kernels.forward_mode import with_forward_mode
+from khot.kernels.autograd import with_forward_mode
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import (
     lapsum_topk,
     log_lapsum_topk,

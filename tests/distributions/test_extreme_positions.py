@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from khot import GumbelTopK, sigmoid_topk
-from khot.kernels import order_sampling
+from khot.laws import order_sampling
 from tests.registry import DESIGNS
 
 ORDER_SAMPLING = [case for case in DESIGNS if case.name.startswith(("pareto", "seq", "gumbel"))]

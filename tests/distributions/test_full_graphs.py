@@ -139,7 +139,7 @@ def test_graphs_hold_the_integrals_as_operators():
 @pytest.mark.parametrize("case", INTEGRALS, ids=lambda case: case.name)
 def test_operators(case):
     """What torch checks of operators: schema, fakes, autograd, and both under dynamic shapes."""
-    from khot.kernels import order_sampling
+    from khot.laws import order_sampling
 
     theta, k = LOGITS.clone().requires_grad_(), torch.tensor(2)
     noise = case.make(logits=LOGITS, k=2)._noise.name

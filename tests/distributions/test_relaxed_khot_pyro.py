@@ -10,12 +10,7 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.ops.stats import effective_sample_size
 
-from khot import (
-    ConditionalPoisson,
-    RelaxedKHot,
-    RelaxedKHotStraightThrough,
-    sigmoid_topk,
-)
+from khot import ConditionalPoisson, RelaxedKHot, RelaxedKHotStraightThrough, sigmoid_topk
 from khot.constraints import capped_simplex
 from tests.oracle import tensor
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from khot import sigmoid_topk
 from khot.kernels.order_draw import NOISES, order_draw, rank_centre
-from khot.kernels.order_draw_triton import launch_draw
+from khot.kernels.order_draw.triton_backend import launch_draw
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.ordered_duels_triton import launch_ordered_duels
+from khot.kernels.ordered_duels.triton_backend import launch_ordered_duels
 from khot.kernels.tournament import pivotal_draw
-from khot.kernels.tournament_triton import launch_tournament
+from khot.kernels.tournament.triton_backend import launch_tournament
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2

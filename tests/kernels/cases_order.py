@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from khot import soft_permutation, soft_rank, soft_sort
-from khot.kernels import lapsum
-from khot.kernels.lapsum_triton import launch_decayed_sums
-from khot.kernels.order_triton import LAUNCHERS
+from khot.kernels.order import lapsum
+from khot.kernels.order.triton_maps import LAUNCHERS
+from khot.kernels.order.triton_scans import launch_decayed_sums
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 MAPS: dict[str, Callable[..., Tensor]] = {"rank": soft_rank, "sort": soft_sort, "permutation": soft_permutation}

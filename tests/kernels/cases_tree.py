@@ -6,11 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from khot.kernels import backend, forest, pair_convolution
-from khot.kernels.dispatch import FOREST_LEVELS
-from khot.kernels.pair_convolution_triton import launch_merge, launch_split
-from khot.kernels.product_draw_triton import launch_draw
-from khot.kernels.product_tree_triton import launch_forest
+from khot.kernels import backend
+from khot.kernels.product_tree import forest
+from khot.kernels.product_tree import pairs as pair_convolution
+from khot.kernels.product_tree.triton_draw import launch_draw
+from khot.kernels.product_tree.triton_forest import launch_forest
+from khot.kernels.product_tree.triton_pairs import launch_merge, launch_split
+from khot.kernels.tiles import FOREST_LEVELS
 from tests.kernels.kernel_case import DOUBLE, Inputs, KernelCase, Outputs
 
 SHAPES = [(5, 2), (3, 21), (1, 90)]

@@ -12,7 +12,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import dispatch, lapsum_triton, links_triton, points_triton, threshold_triton
+from khot.kernels import registry as dispatch
+from khot.kernels.capped_simplex import triton_root as threshold_triton
+from khot.kernels.links import tails_triton as links_triton
+from khot.kernels.order import triton_points as points_triton
+from khot.kernels.order import triton_scans as lapsum_triton
 
 np.seterr(all="ignore")  # infinities are meant
 

@@ -9,13 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
-from khot.kernels.capped_simplex import Threshold
-from khot.kernels.capped_simplex_triton import launch_forward
-from khot.kernels.clipped_power import clipped_power
-from khot.kernels.gradient_triton import launch_backward
-from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link
-from khot.kernels.mask import derivative, mask_values
+from khot.kernels.capped_simplex.derivative import derivative, mask_values
+from khot.kernels.capped_simplex.triton_backward import launch_backward
+from khot.kernels.capped_simplex.triton_forward import launch_forward
+from khot.kernels.links.base import Link
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.links.normal import NORMAL
+from khot.kernels.rows import Threshold
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_transport import transports

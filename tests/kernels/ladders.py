@@ -13,7 +13,10 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from khot.kernels import gradient_triton, links_triton, order_draw_triton, threshold_triton
+from khot.kernels.capped_simplex import triton_backward as gradient_triton
+from khot.kernels.capped_simplex import triton_root as threshold_triton
+from khot.kernels.links import tails_triton as links_triton
+from khot.kernels.order_draw import triton_backend as order_draw_triton
 from tests.kernels.aot import TARGETS, NoDevice
 
 exp_noise, nearest, merge = order_draw_triton._exp_noise, gradient_triton._nearest, gradient_triton._merge

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from khot.kernels import guarded_newton
+from khot.kernels import newton as guarded_newton
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.links import LOGISTIC, Logistic
+from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 
 class CountingLogistic(Logistic):

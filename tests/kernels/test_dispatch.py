@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, dispatch
-from khot.kernels.clipped_power import ClippedPower, clipped_power
-from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Logistic
+from khot.kernels import backend
+from khot.kernels import registry as dispatch
+from khot.kernels.links.clipped_power import ClippedPower, clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC, Logistic
+from khot.kernels.links.normal import NORMAL
 from khot.relaxations.engine import _apply
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, dispatch, order_sampling
+from khot.kernels import backend
+from khot.kernels import registry as dispatch
 from khot.kernels.order_draw import NOISES, order_draw, rank_centre
 from khot.kernels.philox import draw_seed, random_words
 from khot.kernels.tournament import pivotal_draw
+from khot.laws import order_sampling
 from tests import gof
 
 THETA = torch.tensor([[0.5, -1.0, 2.0, 0.0, -3.0, 1.0], [0.0, 5.0, 0.2, -0.4, 0.1, -8.0]], dtype=torch.float64)

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from khot.kernels import conditional_poisson as cps
-from khot.kernels import forest, product_tree
-from khot.kernels.product_tree import ProductTree
+from khot.kernels.product_tree import forest
+from khot.kernels.product_tree import tree as product_tree
+from khot.kernels.product_tree.tree import ProductTree
+from khot.laws import conditional_poisson as cps
 
 OPERATORS = torch.ops.khot
 

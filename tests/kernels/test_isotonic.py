@@ -5,8 +5,10 @@ import torch
 from scipy.optimize import isotonic_regression
 
 from khot import isotonic_l2, permutahedron_rank
-from khot.kernels import backend, dispatch, isotonic
-from khot.kernels.isotonic import Objective, block_minimiser, dual_ascent, pool_adjacent, pool_by_halves
+from khot.kernels import backend
+from khot.kernels import registry as dispatch
+from khot.kernels.isotonic import torch_backend as isotonic
+from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_adjacent, pool_by_halves
 from tests.inputs import normal
 
 

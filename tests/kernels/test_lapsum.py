@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from khot.kernels import lapsum
-from khot.kernels.lapsum import FAR
+from khot.kernels.order import lapsum
+from khot.kernels.order.lapsum import FAR
 from tests.inputs import normal
 
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from khot import capped_simplex_map, sparse_topk
-from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
-from khot.kernels.clipped_power import ClippedPower, clipped_power
-from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link, Logistic
+from khot.kernels.links.base import Link
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.clipped_power import ClippedPower, clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC, Logistic
+from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
 from tests.maps import Cauchy
 

@@ -8,9 +8,12 @@ import torch
 from torch.autograd import gradcheck
 
 from khot import capped_simplex_map
-from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
-from khot.kernels.clipped_power import ClippedPower, clipped_power
-from khot.kernels.links import LAPLACE, LOGISTIC, NORMAL, Link, Logistic
+from khot.kernels.links.base import Link
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.clipped_power import ClippedPower, clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC, Logistic
+from khot.kernels.links.normal import NORMAL
 
 SMOOTH = {"logistic": (Logistic(), scipy.stats.logistic), "laplace": (LAPLACE, scipy.stats.laplace)}
 SMOOTH |= {"normal": (NORMAL, scipy.stats.norm)}

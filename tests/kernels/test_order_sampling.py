@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from khot.kernels import order_draw
-from khot.kernels import order_sampling as kernel
+from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
 NOISES = {"logistic": kernel.LOGISTIC, "log_exponential": kernel.LOG_EXPONENTIAL, "log_uniform": kernel.LOG_UNIFORM}

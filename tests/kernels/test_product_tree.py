@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.functional import hessian, jacobian
 
-from khot.kernels import conditional_poisson as cps
-from khot.kernels import pair_convolution, product_tree
-from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
+from khot.kernels.product_tree import pairs as pair_convolution
+from khot.kernels.product_tree import tree as product_tree
+from khot.laws import conditional_poisson as cps
+from khot.laws.inverse import largest_entropy, solve_logits
 from tests import gof, oracle
 from tests.inputs import normal
 

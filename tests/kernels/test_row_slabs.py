@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson, Sampford
-from khot.kernels import conditional_poisson
 from khot.kernels.row_slabs import by_rows, in_slabs, slab_size
+from khot.laws import conditional_poisson
 from tests.inputs import normal
 
 X, Y = normal(7, 3), normal(7, 2, seed=1)

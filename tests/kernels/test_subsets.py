@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from khot.kernels.subsets import k_hot_vectors
+from khot.laws.subsets import k_hot_vectors
 
 
 @pytest.mark.parametrize(("n", "k"), [(6, 3), (5, 0), (5, 5), (1, 1), (1, 0), (7, 1), (7, 6)])

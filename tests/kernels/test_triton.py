@@ -13,9 +13,9 @@ pytestmark = kernel_marks()
 import khot.kernels
 from khot import lapsum_topk, normal_topk, sigmoid_topk, sorted_transport_topk, sparse_topk
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.capped_simplex_triton import launch_forward
-from khot.kernels.clipped_power import clipped_power
-from khot.kernels.links import LOGISTIC
+from khot.kernels.capped_simplex.triton_forward import launch_forward
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.logistic import LOGISTIC
 from tests.fuzz.rows import make_rows
 from tests.fuzz.test_masks import CASES, TIER, run
 from tests.kernels.kernel_case import KernelCase

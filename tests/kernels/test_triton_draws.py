@@ -10,12 +10,12 @@ pytestmark = kernel_marks()
 import triton
 import triton.language as tl
 
-from khot.kernels import conditional_poisson
 from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.order_draw_triton import _exp_noise
+from khot.kernels.order_draw.triton_backend import _exp_noise
 from khot.kernels.philox import draw_seed, uniform
-from khot.kernels.random_triton import uniform_and_rest, uniform_double
+from khot.kernels.philox_triton import uniform_and_rest, uniform_double
 from khot.kernels.tournament import pivotal_draw
+from khot.laws import conditional_poisson
 
 
 def draw(theta, k, draws=1, noise="logistic", seed=7):

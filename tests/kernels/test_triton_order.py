@@ -9,9 +9,10 @@ pytestmark = kernel_marks()
 
 import khot.kernels
 from khot import soft_permutation, soft_rank, soft_sort
-from khot.kernels import lapsum, lapsum_triton
-from khot.kernels.dispatch import sorts_on_chip
-from khot.kernels.slices import slice_weights, slice_weights_derivative
+from khot.kernels.order import lapsum
+from khot.kernels.order import triton_scans as lapsum_triton
+from khot.kernels.order.slices import slice_weights, slice_weights_derivative
+from khot.kernels.registry import sorts_on_chip
 from tests.inputs import normal
 
 MAPS = [soft_rank, soft_sort, soft_permutation]

@@ -9,8 +9,8 @@ from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
 pytestmark = kernel_marks()
 
 import khot.kernels
-from khot.kernels import conditional_poisson as cps
-from khot.kernels import forest
+from khot.kernels.product_tree import forest
+from khot.laws import conditional_poisson as cps
 from tests import gof, oracle
 from tests.inputs import normal
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from khot import lapsum_topk, log_lapsum_topk
-from khot.kernels.links import LAPLACE
+from khot.kernels.links.laplace import LAPLACE
 from tests.oracle import cases, sum_tolerance, tensor
 
 

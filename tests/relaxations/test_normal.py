@@ -5,7 +5,7 @@ import torch
 
 from khot import lapsum_topk, normal_topk, sigmoid_topk
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.links import NORMAL
+from khot.kernels.links.normal import NORMAL
 
 
 def test_invertible_up_to_a_shift():

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
-from khot.kernels import brewer as kernel
 from khot.kernels.tournament import balance
+from khot.laws import brewer as kernel
 
 from .design import SamplingDesign
 

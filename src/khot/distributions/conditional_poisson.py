@@ -6,8 +6,8 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
-from khot.kernels import conditional_poisson as kernel
-from khot.kernels.conditional_poisson_inverse import largest_entropy, solve_logits
+from khot.laws import conditional_poisson as kernel
+from khot.laws.inverse import largest_entropy, solve_logits
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign

@@ -26,7 +26,7 @@ from khot._validation import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.row_slabs import MOST_SLABS, by_rows
-from khot.kernels.subsets import k_hot_vectors
+from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of

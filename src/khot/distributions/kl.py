@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence, register_kl
 
 from khot._tracing import one_operation
 from khot._validation import can_look
-from khot.kernels.conditional_poisson import log_prob
+from khot.laws.conditional_poisson import log_prob
 
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign

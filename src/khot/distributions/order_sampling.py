@@ -11,10 +11,10 @@ from torch.types import _size as SizeLike
 from khot._tracing import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels import order_sampling as kernel
-from khot.kernels.dispatch import fuses_draws
 from khot.kernels.philox import draw_seed
+from khot.kernels.registry import fuses_draws
 from khot.kernels.small_numbers import constant_if_tiny
+from khot.laws import order_sampling as kernel
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign

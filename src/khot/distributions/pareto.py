@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
-from khot.kernels import order_sampling as kernel
+from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
 from .design import Relaxation

@@ -24,11 +24,12 @@ from torch.nn.functional import pad
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
-from khot.kernels.dispatch import LONGEST_TOURNAMENT, fuses_draws
 from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed
 from khot.kernels.random_numbers import uniform
+from khot.kernels.registry import fuses_draws
 from khot.kernels.small_numbers import TINY
+from khot.kernels.tiles import LONGEST_TOURNAMENT
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
-from khot.kernels import sampford as kernel
 from khot.kernels.tournament import balance
+from khot.laws import sampford as kernel
 from khot.relaxations import topk_mask
 
 from .design import WHOLE, SamplingDesign

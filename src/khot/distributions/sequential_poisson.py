@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot.kernels import order_sampling as kernel
+from khot.laws import order_sampling as kernel
 
 from .order_sampling import OrderSampling, interior_of, with_certain
 

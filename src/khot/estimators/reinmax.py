@@ -12,9 +12,9 @@ from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
-from khot.kernels.conditional_poisson import inclusion_probabilities, pull_back
-from khot.kernels.conditional_poisson_inverse import solve_logits
-from khot.kernels.links import Link
+from khot.kernels.links.base import Link
+from khot.laws.conditional_poisson import inclusion_probabilities, pull_back
+from khot.laws.inverse import solve_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 

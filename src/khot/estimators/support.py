@@ -12,7 +12,7 @@ from khot._tracing import shape_of, untraced
 from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.design import MAX_SUPPORT
-from khot.kernels.subsets import k_hot_vectors_of_rank
+from khot.laws.subsets import k_hot_vectors_of_rank
 
 
 class Support:

@@ -4,6 +4,6 @@ Reachable, not promised: the public names are those of ``khot`` and its other su
 between torch and Triton by hand, as ``KHOT_BACKEND`` in the environment does.
 """
 
-from .dispatch import backend
+from .registry import backend
 
 __all__ = ["backend"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .forward_mode import with_forward_mode
-from .operator import is_eager
+from .autograd import with_forward_mode
+from .registry import is_eager
 
 MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
 

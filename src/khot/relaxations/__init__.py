@@ -1,6 +1,7 @@
 """Relaxed top-k maps: deterministic, differentiable stand-ins for "the k largest of n". Needs torch only."""
 
-from khot.kernels.links import Link, Logistic
+from khot.kernels.links.base import Link
+from khot.kernels.links.logistic import Logistic
 
 from .capped_softmax import capped_softmax
 from .engine import capped_simplex_map

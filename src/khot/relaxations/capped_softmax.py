@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot.kernels.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 
 from .engine import relaxed_mask
 from .linked import with_link

@@ -22,24 +22,12 @@ from torch.autograd import Function
 
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
-from khot.kernels.capped_simplex import (
-    Threshold,
-    capped_simplex_threshold,
-    move_batch_first,
-)
-from khot.kernels.dispatch import fused
-from khot.kernels.forward_mode import with_forward_mode
-from khot.kernels.links import Link
-from khot.kernels.mask import (
-    balanced,
-    derivative,
-    fused_derivative,
-    fused_mask,
-    local_shape,
-    mask_values,
-    plain_derivative,
-)
-from khot.kernels.operator import is_eager
+from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.capped_simplex import capped_simplex_threshold, fused_derivative, fused_mask
+from khot.kernels.capped_simplex.derivative import balanced, derivative, local_shape, mask_values, plain_derivative
+from khot.kernels.links.base import Link
+from khot.kernels.registry import fused, is_eager
+from khot.kernels.rows import Threshold
 
 _Grads = tuple[Tensor | None, ...]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_count, check_softness, checks_contents
-from khot.kernels.isotonic import Objective, block_sums, isotonic
+from khot.kernels.isotonic import isotonic
+from khot.kernels.isotonic.torch_backend import Objective, block_sums
 
 
 def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:

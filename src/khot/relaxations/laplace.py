@@ -1,6 +1,6 @@
 r"""The positions, sums, quantiles and slices behind the order maps, as differentiable functions of the sorted items.
 
-Derivatives are written in the two-sided sums of :mod:`khot.kernels.lapsum`, which are linear in their weights and one
+Derivatives are written in the two-sided sums of :mod:`khot.kernels.order.lapsum`, which are linear in their weights and one
 another's transposes, so the derivatives of every order are such sums again. For a quantile t of F the implicit function
 theorem gives :math:`dt = \sum_i \omega_i\,dz_i`, :math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on
 the left of t and the mean over those on its right, weighted by a logistic function that stays exact where all
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot.kernels import lapsum, slices
-from khot.kernels.capped_simplex import move_batch_first
-from khot.kernels.forward_mode import with_forward_mode
+from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.order import lapsum, slices
 
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ class _DecayedSums(Function):
 
 
 class _SoftCountInverse(Function):
-    """(z, gap, between) -> t and the :class:`khot.kernels.lapsum.Points`, which carry no derivatives."""
+    """(z, gap, between) -> t and the :class:`khot.kernels.order.lapsum.Points`, which carry no derivatives."""
 
     @staticmethod
     def forward(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, ...]:
@@ -122,7 +121,7 @@ def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: lapsum.Points) ->
 
 
 class _SliceWeights(Function):
-    """:func:`khot.kernels.slices.slice_weights`, with z and t before its arguments, to carry the derivatives."""
+    """:func:`khot.kernels.order.slices.slice_weights`, with z and t before its arguments, to carry the derivatives."""
 
     @staticmethod
     def forward(
@@ -203,21 +202,21 @@ _apply_slice_weights = with_forward_mode(_SliceWeights, _slice_weights_jvp)
 
 
 def positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`khot.kernels.lapsum.sorted_positions`, z differentiable in both for functions of its differences."""
+    """:func:`khot.kernels.order.lapsum.sorted_positions`, z differentiable in both for functions of its differences."""
     return _apply_positions(values, scale)
 
 
 def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`khot.kernels.lapsum.decayed_sums`, differentiable in z and the weights."""
+    """:func:`khot.kernels.order.lapsum.decayed_sums`, differentiable in z and the weights."""
     return _apply_decayed_sums(z, gap, left, right)
 
 
 def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, lapsum.Points]:
-    """t, differentiable in z, and the points as :func:`khot.kernels.lapsum.soft_count_inverse` gives them."""
+    """t, differentiable in z, and the points as :func:`khot.kernels.order.lapsum.soft_count_inverse` gives them."""
     t, *points = _apply_inverse(z, gap, between)
     return t, lapsum.Points(*points)
 
 
 def slice_weights(z: Tensor, t: Tensor, *arguments: Any) -> Tensor:
-    """:func:`khot.kernels.slices.slice_weights` of the arguments after z and t, differentiable in these two alone."""
+    """:func:`khot.kernels.order.slices.slice_weights` of the arguments after z and t, differentiable in these two alone."""
     return _apply_slice_weights(z, t, *arguments)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot.kernels.links import LAPLACE
+from khot.kernels.links.laplace import LAPLACE
 
 from .engine import relaxed_mask
 from .linked import with_link

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from khot.kernels.links import Link
+from khot.kernels.links.base import Link
 
 _Map = TypeVar("_Map", bound=Callable[..., Any])
 

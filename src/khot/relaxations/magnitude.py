@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot.kernels.clipped_power import clipped_power
+from khot.kernels.links.clipped_power import clipped_power
 
 from .odd_map import apply_odd_map
 from .sparse import check_exponent

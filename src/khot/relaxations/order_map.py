@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot.kernels import order_tiles
-from khot.kernels.dispatch import sorts_on_chip, triton_runs
-from khot.kernels.operator import is_eager
+from khot.kernels.order import tiles as order_tiles
+from khot.kernels.registry import is_eager, sorts_on_chip, triton_runs
 
 
 class InTiles(NamedTuple):
-    """A map and its derivative in :mod:`khot.kernels.order_tiles`."""
+    """A map and its derivative in :mod:`khot.kernels.order.tiles`."""
 
     forward: Callable[[Tensor, Tensor, Tensor], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
@@ -34,7 +33,7 @@ class OrderMap(NamedTuple):
 
     Attributes:
         compose: From values and order (..., n) and the scale, a number or of the batch shape (...).
-        kernels: Its name among those of :mod:`khot.kernels.order_triton`.
+        kernels: Its name among those of :mod:`khot.kernels.order.triton_maps`.
         tiles: How a CPU does it, if there is a way.
     """
 
@@ -44,7 +43,7 @@ class OrderMap(NamedTuple):
 
     def launchers(self) -> Any:
         """Its kernels; imports Triton."""
-        from khot.kernels.order_triton import LAUNCHERS
+        from khot.kernels.order.triton_maps import LAUNCHERS
 
         return LAUNCHERS[self.kernels]
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_scores, check_softness
-from khot.kernels.isotonic import block_sums
+from khot.kernels.isotonic.torch_backend import block_sums
 
 from .isotonic import column, find_blocks
 

@@ -6,7 +6,7 @@ from torch.nn.functional import logsigmoid
 
 from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
-from khot.kernels.capped_simplex import compute_dtype
+from khot.kernels.rows import compute_dtype
 
 
 @one_operation

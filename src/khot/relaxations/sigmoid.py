@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot.kernels.links import LOGISTIC
+from khot.kernels.links.logistic import LOGISTIC
 
 from .engine import relaxed_mask
 from .linked import with_link

@@ -1,7 +1,7 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
 Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas of
-:mod:`khot.kernels.transport_plan`, in differentiable operations of x, T and the thresholds t. As t is itself an output
+:mod:`khot.kernels.sorted_transport`, in differentiable operations of x, T and the thresholds t. As t is itself an output
 of the function, derivatives of every order follow. Saved are x and the thresholds.
 """
 
@@ -15,11 +15,9 @@ from torch.nn.functional import pad
 
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
-from khot.kernels.capped_simplex import move_batch_first
-from khot.kernels.dispatch import use_triton_transport
-from khot.kernels.forward_mode import with_forward_mode
-from khot.kernels.sorted_transport import solve_dual
-from khot.kernels.transport_plan import (
+from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.registry import use_triton_transport
+from khot.kernels.sorted_transport import (
     anchors,
     centred,
     derivative,
@@ -27,6 +25,7 @@ from khot.kernels.transport_plan import (
     sorted_transport,
     sorted_transport_derivative,
 )
+from khot.kernels.sorted_transport.torch_backend import solve_dual
 
 from .engine import row_scalar
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
-from khot.kernels.capped_simplex import compute_dtype
+from khot.kernels.rows import compute_dtype
 
 FAR = 1e30  # bounds the logits: more would overflow when they are lowered
 

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
-from khot.kernels.links import LOGISTIC, Link, Logistic
+from khot.kernels.links.base import Link
+from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 from .engine import relaxed_mask
 from .linked import with_link

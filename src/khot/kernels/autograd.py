@@ -1,0 +1,42 @@
+"""Forward-mode derivatives for autograd Functions, without two surprises that torch has in store.
+
+Dynamo refuses to trace a Function that has a ``jvp``; and torch switches forward mode off inside a ``jvp``, so that
+forward-over-forward derivatives come out as zeros, silently.
+"""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+
+def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """For vmap rules: the batch as the first axis of every tensor, expanded where it has none."""
+    return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
+
+
+def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
+
+    Args:
+        function: A Function without ``jvp``, which saves for forward what the rule needs.
+        jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations, ``saved`` in place of
+            ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
+    """
+
+    def nestable(ctx: Any, *tangents: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = [forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors]
+            return jvp(ctx, saved, *tangents)
+
+    in_both_modes: Any = types.new_class(
+        f"{function.__name__}ForwardMode", (function,), exec_body=lambda body: body.update(jvp=staticmethod(nestable))
+    )
+
+    def apply(*args: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else in_both_modes).apply(*args)
+
+    return apply

@@ -1,0 +1,154 @@
+r"""The relaxed top-k mask and its first derivative as one operator each, for which accelerators have fused kernels.
+
+Forward: y_i = F(z_i), z_i = (x_i - t) / s, with t from :mod:`khot.kernels.capped_simplex`. Derivatives, with slopes
+w_i = F'(z_i) / s and their shares omega_i = w_i / sum w: of y,
+
+    dL/dx_i = w_i (g_i - <omega, g>),  dL/dk = <omega, g>,  dL/ds = -sum_i z_i dL/dx_i
+
+and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d,  dL/dk = sum d / sum w.
+
+The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
+"""
+
+import torch
+from torch import Tensor
+
+from ..links.base import Link
+from ..rows import Threshold, compute_dtype, distances, distances_of
+
+DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+
+
+def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """:func:`distances` between numbers as good as infinite, also of infinite scores (masked items): 0 * z stays 0."""
+    infinite = x.isinf()
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-limit, limit)
+    return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
+
+
+def local_shape(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
+    z = bounded_distances(x.to(compute_dtype(x)), at, scale)
+    slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
+    # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
+    density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
+    return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
+
+
+def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
+    """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances_of(x, at, scale).clamp_(-limit, limit)
+    z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+    share = link.normalised_slope_(z)
+    if not log:
+        return share, scale
+    top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
+    slope = link.log_slope(distances_of(x.gather(-1, top), at, scale).squeeze(-1)).double() - most.double().log()
+    return share, slope.exp().clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def balanced(values: Tensor, share: Tensor) -> Tensor:
+    """Values that sum to 0 but for rounding: that of the largest share as minus the sum of the others, which it is.
+
+    By itself it may be the difference of two numbers that agree in all their digits.
+    """
+    top = share.argmax(-1, keepdim=True)
+    others = values.scatter(-1, top, 0.0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
+
+
+def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
+    shrink, root = 2.0**-32 if z.dtype == torch.float32 else 2.0**-64, scale.sqrt()
+    return -(z * shrink).mul(grad_z).sum(-1).double() / root / shrink / root
+
+
+def plain_derivative(
+    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link, log: bool, needs_scale: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """:func:`derivative` from dL/dy or dL/d log y alone, not differentiable: in few passes and fresh buffers."""
+    x, grad = (v.to(compute_dtype(x)) for v in (x, grad))
+    grad_z, grad_k = (_log_mask_gradient if log else _mask_gradient)(x, scale, at, grad, link)
+    grad_scale = None
+    if needs_scale:
+        limit = 0.125 * torch.finfo(x.dtype).max
+        grad_scale = _lever(grad_z, distances_of(x, at, scale).clamp_(-limit, limit), scale)  # 0 * z stays 0
+    return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
+
+
+def _underflow(total: Tensor) -> bool:
+    """Whether the slopes of some row with this sum make sense relative to each other only."""
+    limits = torch.finfo(total.dtype)
+    return bool((total < limits.tiny / limits.eps).any())
+
+
+def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/dy."""
+    slope = link.slope_(distances_of(x, at, scale))
+    total = slope.sum(-1)
+    if link.compact and link.reaches_zero:
+        total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
+    elif _underflow(total):
+        share, _ = _underflowing(x, scale, at, link, False)
+        grad_k = (grad * share).sum(-1)
+        return balanced(slope.mul_(grad - grad_k.unsqueeze(-1)), share), grad_k
+    grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
+    rest = grad - grad_k.unsqueeze(-1)
+    if bool((slope.amax(-1) > DOMINANT * total).any()):
+        return balanced(rest.mul_(slope), slope), grad_k
+    return rest.mul_(slope), grad_k
+
+
+def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dk from dL/d log y."""
+    z = distances_of(x, at, scale)
+    direct = link.log_derivative(z).mul_(grad).masked_fill_(x == -torch.inf, 0)
+    pull, weight = direct.sum(-1), link.slope_(z)
+    norm = density = weight.sum(-1)
+    if _underflow(density):
+        del z, weight  # before others are made
+        weight, density = _underflowing(x, scale, at, link, True)
+        norm = torch.ones_like(pull)
+    grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
+    if bool((weight.amax(-1) > DOMINANT * norm).any()):
+        grad_z = balanced(grad_z, weight)
+    return grad_z, pull / density
+
+
+def derivative(
+    x: Tensor,
+    scale: Tensor,
+    at: Threshold,
+    grad_y: Tensor | None,
+    grad_offset: Tensor | None,
+    link: Link,
+    log: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
+    z, share, slope, density = local_shape(link, x, scale, at, log)
+    grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
+    if grad_y is not None and log:
+        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * link.log_derivative(z)
+        total = direct.sum(-1)
+        grad_z, grad_k = balanced(direct - share * total.unsqueeze(-1), share), total.double() / density
+    elif grad_y is not None:
+        mean = (grad_y * share).sum(-1)
+        grad_z, grad_k = balanced(slope * (grad_y - mean.unsqueeze(-1)), share), mean.double()
+    if grad_offset is not None:
+        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
+        grad_k = grad_k - grad_offset / density
+    grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
+    grad_scale = _lever(grad_z, z, scale)
+    if grad_offset is not None:  # which is (t - anchor) / s
+        grad_scale = grad_scale - grad_offset * (at.offset / scale)
+    return grad_x, grad_k, grad_scale
+
+
+def mask_values(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> Tensor:
+    """y or log y at the threshold, in x's dtype; not differentiable."""
+    z = distances_of(x.to(compute_dtype(x)), at, scale)
+    return (link.log_value(z) if log else link.value(z)).to(x.dtype)

@@ -1,0 +1,1 @@
+"""Link functions: what distinguishes one relaxed top-k mask from another."""

@@ -1,0 +1,195 @@
+"""Link functions: what distinguishes one relaxed top-k mask from another.
+
+A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.capped_simplex` finds
+the threshold ``t`` with sum F((x - t) / scale) = k, and every relaxed mask is that one map with its own link. F and
+1 - F come from separate branches, because 1 - F(z) computed by subtraction has no digits left where an item is almost
+certainly chosen.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .names import find_link, name_of, register, remember
+
+LOG_2 = math.log(2)
+
+
+def _exp_(z: Tensor) -> Tensor:
+    """exp(z) in place. On a CPU exp2 is three times faster than exp; the product rounds no worse than z itself did."""
+    return z.mul_(1 / LOG_2).exp2_()
+
+
+class TailSums(NamedTuple):
+    """Row sums of the tails ``u_i = F(z_i)`` below and ``1 - F(z_i)`` above a cut, so that sum F = signed + above.
+
+    Attributes:
+        above: Number of entries above the cut, ``z_i > 0`` unless the link cuts elsewhere.
+        signed: Sum of ``u_i`` below the cut minus the sum above.
+        total: Sum of all ``u_i``.
+        slope: Sum of ``F'(z_i)``.
+    """
+
+    above: Tensor
+    signed: Tensor
+    total: Tensor
+    slope: Tensor
+
+
+class Link(ABC):
+    r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
+
+    A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the
+    implicit derivatives of every order, batching and masking. The other methods have defaults, exact as long as
+    ``value`` and ``slope`` do not underflow; a link with exponential tails overrides the logarithms and
+    ``normalised_slope`` to stay exact beyond.
+
+    Attributes:
+        compact: Whether F reaches 0 and 1 at finite ``z``. Then the threshold is not unique where ``y`` consists of
+            zeros and ones alone: any root is as good, and the derivatives there are zero.
+        reach: A finite ``z`` with ``F(-z) = 0`` and ``F(z) = 1`` to double precision, or nearly so: where the rows with
+            ``k = 0`` and ``k = n`` are put.
+        reaches_zero: False for a link that is compact but for an exponential tail at 0, which may underflow.
+        condition: Of a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much of the rounding of z shows in F.
+        moments: Mean and variance of F as a distribution function, if it has them; for the first guess only.
+        kernel: Its name in :mod:`khot.kernels.links.tails_triton`; None, also for subclasses, if it is not there.
+        q: The parameter of the kernel, if it has one.
+
+    Links of one class are equal, and the same to compiled graphs, if their attributes are. To be part of an exported
+    program (``torch.export``) a link needs a name of its own, by which the process that loads the program finds the
+    class: ``class Cauchy(Link, name="mypackage.cauchy")``, in a module that is imported there, too; its attributes
+    must be plain numbers, strings, None or tuples of them. A subclass does not inherit the name.
+
+    Example:
+        >>> class Cauchy(Link):
+        ...     def value(self, z): return torch.atan2(torch.ones_like(z), -z) / torch.pi
+        ...     def complement(self, z): return self.value(-z)
+        ...     def slope(self, z): return 1 / (torch.pi * (1 + z * z))
+        ...     def inverse(self, p): return torch.tan(torch.pi * (p - 0.5))
+    """
+
+    reach: float = 1e30
+    compact: bool = False
+    reaches_zero: bool = True
+    condition: float = 1.0
+    moments: tuple[float, float] = (0.0, math.pi**2 / 3)  # of the logistic distribution
+    kernel: str | None = None
+    q: float = 1.0
+    class_name: str
+    exportable: bool
+    has_slots: bool = False
+
+    def __init_subclass__(cls, name: str | None = None, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.kernel = cls.__dict__.get("kernel")
+        cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
+        register(cls, name)
+
+    def __new__(cls, *args: object, **kwargs: object) -> "Link":
+        self = super().__new__(cls)
+        if not torch.compiler.is_compiling():
+            remember(self)
+        return self
+
+    @property
+    def key(self) -> str:
+        """The name by which a graph refers to it, see :mod:`khot.kernels.links.names`."""
+        return name_of(self)
+
+    @staticmethod
+    def find(key: str) -> "Link":
+        """The link with this key, or one that equals it."""
+        return find_link(key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Link) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """F(z), accurate where it is small."""
+
+    @abstractmethod
+    def complement(self, z: Tensor) -> Tensor:
+        """1 - F(z), accurate where it is small."""
+
+    @abstractmethod
+    def slope(self, z: Tensor) -> Tensor:
+        """F'(z), accurate in both tails."""
+
+    @abstractmethod
+    def inverse(self, p: Tensor) -> Tensor:
+        """The z with F(z) = p for p in (0, 1); to bracket the root a few digits are enough, ReinMax uses them all."""
+
+    def log_value(self, z: Tensor) -> Tensor:
+        """log F(z)."""
+        return self.value(z).log()
+
+    def log_complement(self, z: Tensor) -> Tensor:
+        """log(1 - F(z))."""
+        return self.complement(z).log()
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        """log F'(z)."""
+        return self.slope(z).log()
+
+    def log_slope_(self, z: Tensor) -> Tensor:
+        """:meth:`log_slope` in a buffer of its own: may overwrite ``z`` and need not be differentiable."""
+        return self.log_slope(z).clone()
+
+    def log_derivative(self, z: Tensor) -> Tensor:
+        """F'(z) / F(z), the derivative of log F."""
+        return (self.log_slope(z) - self.log_value(z)).exp()
+
+    def slope_(self, z: Tensor) -> Tensor:
+        """:meth:`slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""
+        return self.slope(z)
+
+    def slope_at(self, p: Tensor) -> Tensor:
+        """F'(z) where F(z) = p, for p in [0, 1]: 0 at both ends."""
+        inside = (p > 0) & (p < 1)
+        return self.slope(self.inverse(torch.where(inside, p, 0.5))) * inside
+
+    def normalised_slope(self, z: Tensor) -> Tensor:
+        """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
+        slope = self.slope(z)
+        return slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        """:meth:`normalised_slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""
+        return self.normalised_slope(z)
+
+    def tail_sums(self, z: Tensor) -> TailSums:
+        """Sums over the last axis that the root finder needs; may overwrite ``z``."""
+        above = z > 0
+        signed = torch.where(above, -self.complement(z), self.value(z))
+        return TailSums(above.sum(-1), signed.sum(-1), signed.abs().sum(-1), self.slope(z).sum(-1))
+
+    def newton_step(self, sums: TailSums, excess: Tensor) -> Tensor:
+        """The step of t, in scales, that the root finder takes at ``excess = above - k``; not finite where it has none.
+
+        Newton's method on log(A / B), for which see :mod:`khot.kernels.capped_simplex`. All tensors are float64.
+        """
+        size = sums.total + excess.abs()
+        ratio = (sums.signed + excess) / size
+        return torch.atanh(ratio) * (1 - ratio * ratio) / (1 - ratio * sums.signed / sums.total) * size / sums.slope
+
+    def log_tail(self, z: Tensor) -> Tensor:
+        """log u: of F below 0 and of 1 - F above; not differentiable."""
+        return torch.where(z > 0, self.log_complement(z), self.log_value(z))
+
+    def scaled_tail_sums(self, z: Tensor) -> TailSums:
+        """:meth:`tail_sums` with ``u`` and ``F'`` divided by the row's largest ``u``, so that not all underflow.
+
+        May overwrite ``z``, too.
+        """
+        above, tail = z > 0, self.log_tail(z)
+        shift = tail.amax(-1, keepdim=True)
+        slope = self.log_slope_(z).sub_(shift).exp_().sum(-1)
+        total = tail.sub_(shift).exp_().sum(-1)
+        return TailSums(above.sum(-1), total - 2 * tail.mul_(above).sum(-1), total, slope)

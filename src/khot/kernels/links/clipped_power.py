@@ -1,0 +1,94 @@
+r"""The links of the sparse maps, compact: F(z) = clip(z, 0, 1)^q, one for every exponent p of the regulariser.
+
+argmax of <x, y> - (s / p) sum y^p over the capped simplex has y_i^(p-1) = (x_i - t) / s between 0 and 1, hence
+q = 1 / (p - 1).
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .base import Link, TailSums
+
+
+class ClippedPower(Link, name="clipped_power"):
+    r"""F(z) = clip(z, 0, 1)^q with q = 1 / (p - 1), the link of sparse top-k; for p = 2 it is linear between 0 and 1.
+
+    Args:
+        p: Exponent of the regulariser, 1 < p <= 2.
+    """
+
+    compact = True
+    reach = 1.0
+
+    def __init__(self, p: float) -> None:
+        q = 1 / (p - 1)
+        self.q = round(q) if abs(q - round(q)) < 1e-12 * q else q  # p = 4/3 is meant to give the integer 3
+
+    @property
+    def condition(self) -> float:  # type: ignore[override]
+        return self.q
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        return "clip" if self.q == 1 else "clip_power"
+
+    @property
+    def moments(self) -> tuple[float, float]:  # type: ignore[override]
+        q = self.q
+        return q / (q + 1), q / ((q + 1) ** 2 * (q + 2))
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.clamp(0, 1).pow_(self.q)
+
+    def complement(self, z: Tensor) -> Tensor:
+        return -torch.expm1(self.q * z.clamp(0, 1).log())
+
+    def slope(self, z: Tensor) -> Tensor:
+        inside = ((z > 0) & (z < 1)).to(z.dtype)
+        base = z.clamp(0, 1) * inside + (1 - inside)  # 1 outside, where powers of 0 would have infinite derivatives
+        return self.q * base ** (self.q - 1) * inside
+
+    def inverse(self, p: Tensor) -> Tensor:
+        return p ** (1 / self.q)
+
+    def slope_(self, z: Tensor) -> Tensor:
+        z.clamp_(0, 1)
+        z.mul_(torch.lt(z, 1, out=torch.empty_like(z)))
+        return z.sign_() if self.q == 1 else z.pow_(self.q - 1).mul_(self.q)
+
+    def tail_sums(self, z: Tensor) -> TailSums:
+        """Counts only the entries with ``F = 1`` as above, so that the sums of the others are powers of z."""
+        z.clamp_(0, 1)
+        buffer = torch.lt(z, 1, out=torch.empty_like(z))
+        capped = z.shape[-1] - buffer.sum(-1)
+        z.mul_(buffer)  # the caps are counted, and out of the sums
+        if self.q == 1:
+            total, slope = z.sum(-1), z.sign_().sum(-1)
+        else:
+            power = torch.pow(z, self.q - 1, out=buffer)
+            slope = self.q * power.sum(-1)
+            total = power.mul_(z).sum(-1)
+        return TailSums(capped, total, total, slope)
+
+    def newton_step(self, sums: TailSums, excess: Tensor) -> Tensor:
+        # With P the sum of the uncapped, P^(1/q) is linear in t for tied entries, and for every row where q = 1: Newton
+        # on P^(1/q) = (k - capped)^(1/q). If there are more caps than k, Newton on the residual, and if there is no
+        # slope, a step as if one entry had some.
+        residual = sums.total + excess
+        if self.q == 1:
+            return residual / sums.slope.clamp(min=1)
+        power = self.q * sums.total * (1 - (-excess / sums.total) ** (1 / self.q))
+        step = torch.where(excess <= 0, power, residual) / sums.slope
+        return torch.where(sums.slope > 0, step, residual)
+
+
+_kept_clipped_power = lru_cache(maxsize=None)(ClippedPower)
+
+
+def clipped_power(p: float) -> ClippedPower:
+    """The link of this p."""
+    if torch.compiler.is_compiling():
+        return ClippedPower(next(iter({p})))  # what is hashed becomes a constant of the graph, even if it was an input
+    return _kept_clipped_power(p)

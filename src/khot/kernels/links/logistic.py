@@ -1,0 +1,69 @@
+"""TODO khot.kernels.links.logistic."""
+
+import torch
+from torch import Tensor
+
+from .base import Link, TailSums
+
+
+class Logistic(Link, name="logistic"):
+    """F(z) = 1 / (1 + exp(-z)): the link of sigmoid top-k and of unsorted SOFT top-k."""
+
+    reach = 800.0  # exp(-800) is 0 in double precision
+    kernel = "logistic"
+
+    def value(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z)
+
+    def complement(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(-z)
+
+    def slope(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z) * torch.sigmoid(-z)
+
+    def inverse(self, p: Tensor) -> Tensor:
+        return torch.logit(p)
+
+    def slope_at(self, p: Tensor) -> Tensor:
+        return p * (1 - p)
+
+    def log_value(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(z)
+
+    def log_complement(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(-z)
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        return self.log_value(z) + self.log_value(-z)
+
+    def log_derivative(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(-z)
+
+    def log_tail(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(z.abs().neg_())
+
+    def normalised_slope(self, z: Tensor) -> Tensor:
+        return torch.softmax(self.log_slope(z), -1)
+
+    def log_slope_(self, z: Tensor) -> Tensor:
+        log_tail = z.abs_().neg_()
+        return log_tail.sub_(log_tail.exp().log1p_().mul_(2))
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        return torch.softmax(self.log_slope_(z), -1)
+
+    def slope_(self, z: Tensor) -> Tensor:
+        tail = z.abs_().neg_().sigmoid_()
+        return tail.sub_(tail * tail)
+
+    def tail_sums(self, z: Tensor) -> TailSums:
+        # u = sigmoid(-|z|) and F' = u - u^2, hence one transcendental function and two buffers for all four sums.
+        above = torch.gt(z, 0, out=torch.empty_like(z))
+        count = above.sum(-1)
+        tail = z.abs_().neg_().sigmoid_()
+        total = tail.sum(-1)
+        slope = total - torch.linalg.vector_norm(tail, dim=-1).square_()
+        return TailSums(count, total - 2 * tail.mul_(above).sum(-1), total, slope)
+
+
+LOGISTIC = Logistic()

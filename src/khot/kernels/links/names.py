@@ -1,0 +1,139 @@
+"""Names by which compiled and exported graphs refer to links: a graph holds strings, no Python objects.
+
+The name of a link is its value, the name of its class followed by its attributes: ``logistic``, ``clipped_power(q=3)``.
+From it any process that knows the class makes the same link, so that an exported program means the same everywhere.
+
+What another process could not make gets a name that it will not find either, rather than one that it may have given to
+something else: a class that has no registered name goes by a number and a token of this process, a link whose
+attributes are no plain constants by its identity besides.
+"""
+
+import ast
+import uuid
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+
+if TYPE_CHECKING:
+    from .base import Link
+
+_THIS_PROCESS = uuid.uuid4().hex
+_numbers = count()
+_registered: "dict[str, type[Link]]" = {}
+_others: "WeakValueDictionary[str, type[Link]]" = WeakValueDictionary()
+_living: "WeakValueDictionary[int, Link]" = WeakValueDictionary()
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+_INFINITY = "1e999"  # has no literal of its own
+
+
+def register(cls: "type[Link]", name: str | None) -> None:
+    """Gives a class of links its name: ``name``, or without one a name that only this process understands."""
+    cls.exportable = name is not None
+    if name is None:
+        cls.class_name = f"{cls.__module__}.{cls.__qualname__}@{_THIS_PROCESS}.{next(_numbers)}"
+        _others[cls.class_name] = cls
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"`name` of a link must be a str, but got {name!r}")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"`name` of a link must be an identifier, or several with dots between, but got {name!r}")
+    if name in _registered:
+        raise ValueError(f"`name` of a link must be its own, but {name!r} is the name of {_registered[name]!r}")
+    cls.class_name = name
+    _registered[name] = cls
+
+
+def remember(link: "Link") -> None:
+    """Lets :func:`find_link` know this link as long as it lives."""
+    _living[id(link)] = link
+
+
+def _lives(identity: int) -> bool:
+    return identity in _living
+
+
+# Dynamo shall call it, not look into it. This is torch.compiler.assume_constant_result without importing the compiler,
+# and with it Triton, where nothing is compiled.
+_lives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def name_of(link: "Link") -> str:
+    """The name of a link; ValueError where that becomes part of an exported program and it has none that would do.
+
+    Dynamo traces this for links that are made inside a compiled function.
+    """
+    cls, attributes = type(link), vars(link)
+    values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
+    odd = [attribute for attribute, value in values if value is None]
+    if _is_exporting():
+        _check_exportable(cls, odd)
+    if odd or cls.has_slots:
+        identity = id(link)
+        if not _lives(identity):
+            raise ValueError(
+                f"a link made inside a compiled function must have plain numbers, strings, None or tuples of them for "
+                f"attributes, which those of {cls.__name__} are not: make it outside"
+            )
+        return f"{cls.class_name}#{_THIS_PROCESS}.{identity}"
+    if not values:
+        return cls.class_name
+    return cls.class_name + "(" + ", ".join([f"{attribute}={value}" for attribute, value in values]) + ")"
+
+
+def _check_exportable(cls: "type[Link]", odd: list[str]) -> None:
+    if not cls.exportable:
+        raise ValueError(
+            f"a link without a registered name cannot be part of an exported program: give its class one, "
+            f'`class {cls.__name__}(Link, name="...")`'
+        )
+    if odd or cls.has_slots:
+        raise ValueError(
+            f"a link can be part of an exported program only if its attributes are plain numbers, strings, None or "
+            f"tuples of them, which those of {cls.__name__} are not: {', '.join(odd) or '`__slots__`'}"
+        )
+
+
+def _literal(value: Any) -> str | None:
+    """A value as Python source; None unless that says all about it."""
+    if type(value) is tuple:
+        parts = [_literal(part) for part in value]
+        return None if None in parts else "(" + "".join([f"{part}, " for part in parts]) + ")"
+    if value is None or type(value) in (bool, str):
+        return repr(value)
+    if type(value) not in (int, float) or value != value:
+        return None
+    value = next(iter({value}))  # what is hashed becomes a constant of the compiled graph, even if it was an input
+    return repr(value).replace("inf", _INFINITY)
+
+
+def find_link(name: str) -> "Link":
+    """The link of this name: one that equals it, made anew or before.
+
+    Raises:
+        ValueError: If the name is not known here.
+    """
+    _, identity, number = name.partition(f"#{_THIS_PROCESS}.")
+    link = _living.get(int(number)) if identity else _make(name)
+    if link is None:
+        raise ValueError(f"the link {name} is no more")
+    return link
+
+
+@lru_cache(maxsize=1024)
+def _make(name: str) -> "Link":
+    class_name, _, arguments = name.partition("(")
+    cls = _registered.get(class_name) or _others.get(class_name)
+    if cls is None:
+        raise ValueError(
+            f"no link is registered as {class_name!r} in this process. An exported program needs the modules that "
+            f'define its links, `class MyLink(Link, name="...")`, to be imported before it runs.'
+        )
+    link = object.__new__(cls)
+    if arguments:
+        call = ast.parse(f"f({arguments}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        vars(link).update({str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+    return link

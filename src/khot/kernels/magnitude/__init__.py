@@ -1,0 +1,1 @@
+"""Thresholds by absolute value, magnitudes and signed masks, and their derivatives."""

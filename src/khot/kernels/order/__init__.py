@@ -1,0 +1,1 @@
+"""Soft ranks, sorted values and permutations of sorted rows."""

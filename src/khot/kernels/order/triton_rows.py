@@ -1,0 +1,65 @@
+"""What the kernels of the order maps share: how they read a sorted row (..., n) and are launched on many.
+
+Layout: values, places and results (rows, n), contiguous; values as sorted, ``order`` the places that they came from.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..tiles import SCANS, Table, plan
+from ..triton_tools import RowNumbers, rows_of
+from .triton_scans import compose, decays, load_three
+
+FAR = tl.constexpr(1600.0)  # as in khot.kernels.order.lapsum
+
+
+@triton.jit
+def items(values_ptr, scale, cols, n):
+    """Half of each item, in whose differences nothing overflows; the gap to its left; its decays from both sides.
+
+    A distance in scales is such a difference, exact for neighbours wherever the row lies, over half the scale.
+    """
+    here, left, right = load_three(values_ptr, cols, n)
+    here, left, right, inverse = 0.5 * here, 0.5 * left, 0.5 * right, 1.0 / (0.5 * scale)
+    to_left, to_right = (here - left) * inverse, (right - here) * inverse
+    from_left, from_right = decays(to_left, to_right, cols, n)
+    return here, to_left, from_left, from_right
+
+
+@triton.jit
+def counted_items(values_ptr, scale, cols, n):
+    """As :func:`items`, with the sums over the left and the right of each item instead of the decays."""
+    here, to_left, from_left, from_right = items(values_ptr, scale, cols, n)
+    _, before = tl.associative_scan((from_left, from_left), 0, compose)
+    _, after = tl.associative_scan((from_right, tl.where(cols < n, from_right, 0.0)), 0, compose, reverse=True)
+    return here, to_left, before, after
+
+
+@triton.jit
+def coordinates(to_left, cols, n):
+    """z of the items in one coordinate with 0 in the middle, for derivatives with respect to the scale.
+
+    Nothing crosses the widest gaps, which are left out: the derivatives do not depend on them.
+    """
+    steps = tl.where((cols > 0) & (cols < n) & (to_left < FAR), to_left, 0.0)
+    return tl.cumsum(steps, 0) - 0.5 * tl.sum(steps, 0)
+
+
+def contiguous_rows(*tensors: Tensor) -> list[Tensor]:
+    """Each as (rows, n)."""
+    return [rows_of(v).contiguous() for v in tensors]
+
+
+def scan_options(rows: Tensor, scale: RowNumbers, table: Table = SCANS) -> dict[str, Any]:
+    """What all kernels are compiled with."""
+    how = plan(len(rows), rows.shape[1], torch.float64, table)
+    return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}
+
+
+def row_results(rows: Tensor) -> Tensor:
+    """Room for one float64 number of each row."""
+    return torch.empty(len(rows), dtype=torch.float64, device=rows.device)

@@ -1,0 +1,1 @@
+"""Products of the units' generating polynomials, in a tree."""

@@ -1,0 +1,285 @@
+r"""The lowest levels of the product tree as one operation, for which accelerators have a fused kernel.
+
+The n units are cut into trees of ``2**levels`` neighbours, the last with the rest. The root of a tree is the law of its
+count, up to ``bound``; of a single tree that holds all units only the entry k is kept. The roots F are multilinear in
+the leaves x. With cotangents g of them and tangents u of the leaves, three operations are closed under derivatives:
+
+* ``roots``: F;
+* ``outsides``: :math:`O = J_F(x)^T g`, the derivative of :math:`\langle g, F \rangle` by the leaves;
+* ``bends``: the tangents along u of both, :math:`J_F(x) u` and :math:`\partial_u O`, which are the derivatives of
+  :math:`\langle u, O \rangle` by g and by x.
+
+Saved for backward: the arguments; the kernel makes the levels again. Derivatives of ``bends`` go through the torch
+version, which defines all of it by :func:`khot.kernels.product_tree.pairs.merge`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from ..autograd import with_forward_mode
+from ..registry import fuses, operator, triton_runs
+from ..tiles import FOREST_LEVELS
+from .pairs import merge, merge_polar, split
+
+
+def forest_levels(leaf: Tensor, widest: int) -> int:
+    """How many levels over the leaves ``(2, n, R)`` these operations make: all, or in a long row up to ``widest``.
+
+    A single tree has just as many levels as it needs; the kernel relies on that.
+    """
+    n = leaf.shape[1]
+    if n < 2 or leaf.dtype != torch.float64 or not fuses(leaf):
+        return 0
+    whole = (n - 1).bit_length()
+    return whole if whole <= FOREST_LEVELS else min(widest, FOREST_LEVELS)
+
+
+def tree_sums(x: Tensor, levels: int) -> Tensor:
+    """Sums over the units of each tree, ``(n, R)`` to ``(trees, R)``."""
+    return torch.unflatten(F.pad(x.T, (0, -len(x) % 2**levels)), 1, (-1, 2**levels)).sum(2).T
+
+
+def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
+    """Leaves, or their tangents, with all trees made full by units that are certainly zero: ``(2, 2, nodes, R)``."""
+    _, n, rows = x.shape
+    pad = torch.zeros(2, -n % 2**levels, rows, dtype=x.dtype, device=x.device)
+    pad[0] = certain
+    return _pairs(torch.cat((x, pad), 1))
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return torch.unflatten(x, 1, (-1, 2)).movedim(2, 1)
+
+
+def _unpaired(x: Tensor) -> Tensor:
+    return x.movedim(1, 2).flatten(1, 2)
+
+
+def _only(total: Tensor, k: Tensor, whole: bool) -> Tensor:
+    return total.gather(0, k.expand(1, 1, -1)) if whole else total
+
+
+def _everywhere(g: Tensor, k: Tensor, whole: bool, counts: int) -> Tensor:
+    """The adjoint of :func:`_only`."""
+    if not whole:
+        return g
+    return torch.where(torch.arange(counts, device=k.device).view(-1, 1, 1) == k, g, 0.0)
+
+
+def roots_reference(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    """The definition of :func:`roots`, differentiable to any order."""
+    x = _leaf_pairs(leaf, 1.0, levels)
+    for level in range(1, levels):
+        x = _pairs(merge(x, 0, min(2**level, bound) + 1))
+    return _only(merge(x, 0, min(2**levels, bound) + 1), k, leaf.shape[1] <= 2**levels)
+
+
+def bends_reference(
+    leaf: Tensor, u: Tensor | None, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The definition of :func:`bends`, or without u in the second place of :func:`outsides`."""
+    counts, whole = [min(2**level, bound) + 1 for level in range(levels + 1)], leaf.shape[1] <= 2**levels
+    x, bent = [_leaf_pairs(leaf, 1.0, levels)], [] if u is None else [_leaf_pairs(u, 0.0, levels)]
+    for wide in counts[1:-1]:
+        if u is not None:
+            bent.append(_pairs(merge_polar(bent[-1], x[-1], 0, wide)))
+        x.append(_pairs(merge(x[-1], 0, wide)))
+    root = leaf.new_empty(0)
+    if u is not None and with_roots:
+        root = _only(merge_polar(bent[-1], x[-1], 0, counts[-1]), k, whole)
+    g = _everywhere(g, k, whole, counts[-1])
+    v = torch.zeros_like(g)
+    for level in reversed(range(levels)):
+        if u is not None:
+            v = _unpaired(split(v, x[level], 0) + split(g, bent[level], 0))
+        g = _unpaired(split(g, x[level], 0))
+    return root, (g if u is None else v)[:, : leaf.shape[1]]
+
+
+def _shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
+    n, rows = leaf.shape[1:]
+    return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
+
+
+@operator("forest_roots")
+def _roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    if triton_runs(leaf):
+        from .triton_forest import launch_forest
+
+        return launch_forest(leaf, k, bound, levels)
+    return roots_reference(leaf, k, bound, levels)
+
+
+@operator("forest_outsides")
+def _outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    if triton_runs(leaf):
+        from .triton_forest import launch_forest
+
+        return launch_forest(leaf, k, bound, levels, g)
+    return bends_reference(leaf, None, g, k, bound, levels)[1].clone()
+
+
+@operator("forest_bends")
+def _bends(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+) -> tuple[Tensor, Tensor]:
+    if triton_runs(leaf):
+        from .triton_forest import launch_forest
+
+        root = launch_forest(leaf, k, bound, levels, None, u) if with_roots else leaf.new_empty(0)
+        return root, launch_forest(leaf, k, bound, levels, g, u)
+    root, outside = bends_reference(leaf, u, g, k, bound, levels, with_roots)
+    return root, outside.clone()
+
+
+@_roots.register_fake
+def _(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    return leaf.new_empty(_shape(leaf, bound, levels))
+
+
+@_outsides.register_fake
+def _(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    return torch.empty_like(leaf)
+
+
+@_bends.register_fake
+def _(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+) -> tuple[Tensor, Tensor]:
+    return leaf.new_empty(_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
+
+
+def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Tensors ``(..., R)`` to ``(..., R * batch)``."""
+    return [
+        (x.unsqueeze(-1).expand(*x.shape, info.batch_size) if dim is None else x.movedim(dim, -1)).flatten(-2)
+        for x, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
+class _Roots(Function):
+    @staticmethod
+    def forward(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+        return _roots(leaf, k, bound, levels)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        leaf, k, *ctx.plan = inputs
+        ctx.save_for_backward(leaf, k)
+        ctx.save_for_forward(leaf, k)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+        leaf, k = ctx.saved_tensors
+        return outsides(leaf, grad_output, k, *ctx.plan), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
+        leaf, k = _batch_as_rows(info, in_dims, (leaf, k))
+        out = roots(leaf, k, *plan)
+        return out.unflatten(-1, (-1, info.batch_size)), 3
+
+
+class _Outsides(Function):
+    @staticmethod
+    def forward(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+        return _outsides(leaf, g, k, bound, levels)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        leaf, g, k, *ctx.plan = inputs
+        ctx.save_for_backward(leaf, g, k)
+        ctx.save_for_forward(leaf, g, k)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        leaf, g, k = ctx.saved_tensors
+        (bound, levels), wanted = ctx.plan, ctx.needs_input_grad[1]
+        grad_g, grad_leaf = bends(leaf, grad_output, g, k, bound, levels, wanted)
+        return grad_leaf, grad_g if wanted else None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], leaf: Tensor, g: Tensor, k: Tensor, *plan: int) -> tuple[Tensor, int]:
+        leaf, g, k = _batch_as_rows(info, in_dims, (leaf, g, k))
+        out = outsides(leaf, g, k, *plan)
+        return out.unflatten(-1, (-1, info.batch_size)), 3
+
+
+class _Bends(Function):
+    @staticmethod
+    def forward(
+        leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+    ) -> tuple[Tensor, Tensor]:
+        return _bends(leaf, u, g, k, bound, levels, with_roots)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        leaf, u, g, k, *ctx.plan = inputs
+        ctx.save_for_backward(leaf, u, g, k)
+        ctx.save_for_forward(leaf, u, g, k)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, k = ctx.saved_tensors
+        return *_transposed(ctx.plan, k, inputs)(*grads), None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, *plan: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int]]:
+        leaf, u, g, k = _batch_as_rows(info, in_dims, (leaf, u, g, k))
+        root, outside = bends(leaf, u, g, k, *plan)
+        outside = outside.unflatten(-1, (-1, info.batch_size))
+        if not plan[-1]:
+            return (root, outside), (None, 3)
+        return (root.unflatten(-1, (-1, info.batch_size)), outside), (3, 3)
+
+
+def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """The derivative of :func:`bends`, transposed."""
+    return lambda *grads: torch.func.vjp(lambda leaf, u, g: bends_reference(leaf, u, g, k, *plan), *inputs)[1](grads)
+
+
+def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
+    leaf, k = saved
+    return bends(leaf, u, leaf.new_zeros(_shape(leaf, *ctx.plan)), k, *ctx.plan)[0]
+
+
+def _outsides_jvp(ctx: Any, saved: list[Tensor], u: Tensor, dg: Tensor, *_: None) -> Tensor:
+    (leaf, g, k), (bound, levels) = saved, ctx.plan
+    return outsides(leaf, dg, k, bound, levels) + bends(leaf, u, g, k, bound, levels, False)[1]
+
+
+def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, Tensor]:
+    *inputs, k = saved
+    leaf, (*plan, with_roots) = inputs[0], ctx.plan
+    zeros = leaf.new_zeros(_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
+    # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
+    return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
+
+
+_apply_roots = with_forward_mode(_Roots, _roots_jvp)
+_apply_outsides = with_forward_mode(_Outsides, _outsides_jvp)
+_apply_bends = with_forward_mode(_Bends, _bends_jvp)
+
+
+def roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    """From leaves ``(2, n, R)`` and k ``(R,)`` to ``(counts, trees, R)``, ``(1, 1, R)`` of a single tree."""
+    return _apply_roots(leaf, k, bound, levels)
+
+
+def outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    """The derivative of ``(g * roots).sum()`` by the leaves ``(2, n, R)``."""
+    return _apply_outsides(leaf, g, k, bound, levels)
+
+
+def bends(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The derivatives along ``u`` of the roots, empty if they are not wanted, and of :func:`outsides` at fixed g."""
+    return _apply_bends(leaf, u, g, k, bound, levels, with_roots)

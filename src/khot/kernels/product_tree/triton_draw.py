@@ -1,0 +1,153 @@
+"""Exact draws down the lowest levels of a product tree in Triton, in one launch.
+
+A program makes the laws of a tree as :mod:`khot.kernels.product_tree.triton_forest` does, then goes down with a number of
+draws at a time: the count of a left child given that of its parent, by inversion, a lane for each node and draw. The
+counts of a level stand in a scratch; random numbers come from torch, one for each node of each draw.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..random_numbers import uniform
+from ..tiles import forest_plan
+from ..triton_tools import on_device
+from .triton_forest import lanes, level_shape, load_units, merge_level, scratch_size
+
+DRAWN = 16  # entries of the lowest level that a thread draws
+
+
+@triton.jit
+def _draw_level(
+    x_ptr, above_ptr, noise_ptr, count_above_ptr, count_ptr, nodes, parents, width, wide, chunk, full,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From counts of the parents, (ROWS, chunk, parents), to those of their children."""
+    for start in range(0, ROWS * chunk * parents, BLOCK):
+        row, sample, parent = lanes(start, parents, chunk, BLOCK)
+        there = row < ROWS
+        paired = there & (2 * parent + 1 < nodes)
+        draw = row * chunk + sample
+        c = tl.load(count_above_ptr + draw * parents + parent, mask=there, other=0)
+        left = x_ptr + (row * nodes + 2 * parent) * width
+        total = tl.load(above_ptr + (row * parents + parent) * wide + c, mask=paired, other=0.0)
+        target = total * tl.load(noise_ptr + draw * full + parent, mask=paired, other=0.0)
+        cumulative = tl.zeros((BLOCK,), tl.float64)
+        index, possible = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+        for i in range(width):
+            inside = paired & (i <= c) & (c - i < width)
+            mass = tl.load(left + i, mask=inside, other=0.0)
+            mass *= tl.load(left + width + c - i, mask=inside, other=0.0)
+            cumulative += mass
+            index += tl.where(cumulative <= target, 1, 0)
+            possible = tl.where(mass > 0, i, possible)
+        index = tl.where(paired, tl.minimum(index, possible), c)  # beyond by rounding only
+        child = count_ptr + draw * nodes + 2 * parent
+        tl.store(child, index, mask=there)
+        tl.store(child + 1, c - index, mask=paired)
+
+
+@triton.jit
+def _load_counts(
+    root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts of the trees from (trees, R, samples)."""
+    for start in range(0, ROWS * chunk, BLOCK):
+        row, sample, _ = lanes(start, 1, chunk, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows) & (sample_0 + sample < samples)
+        at = (tree.to(tl.int64) * rows + row_0 + row) * samples + sample_0 + sample
+        tl.store(count_ptr + row * chunk + sample, tl.load(root_ptr + at, mask=there, other=0), mask=row < ROWS)
+
+
+@triton.jit
+def _store_draws(
+    count_ptr, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts of units to (samples, R, n)."""
+    for start in range(0, ROWS * chunk * units, BLOCK):
+        row, sample, unit = lanes(start, units, chunk, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows) & (sample_0 + sample < samples)
+        count = tl.load(count_ptr + (row * chunk + sample) * units + unit, mask=there, other=0)
+        at = ((sample_0 + sample).to(tl.int64) * rows + row_0 + row) * n + unit_0 + unit
+        tl.store(out_ptr + at, count == 1, mask=there)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_value", "stride_unit", "stride_row", "scratch_size", "n", "rows", "samples", "chunk", "bound",
+        "levels", "full", "parity", "trees", "row_blocks", "tasks",
+    ]
+)  # fmt: skip
+def _forest_draw(
+    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, stride_value, stride_unit, stride_row,
+    scratch_size, n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What follows from other arguments is one too, so as not to occupy registers; names as in :func:`launch_draw`."""
+    x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size
+    count_ptr += tl.program_id(0).to(tl.int64) * (2 * parity)
+    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
+        tree = task % trees
+        row_0 = task // trees % row_blocks * ROWS
+        sample_0 = task // (trees * row_blocks) * chunk
+        unit_0 = tree << levels
+        units = tl.minimum(n - unit_0, 1 << levels)
+        load_units(
+            leaf_ptr + unit_0.to(tl.int64) * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0,
+            rows, ROWS, BLOCK,
+        )  # fmt: skip
+        _load_counts(root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk, ROWS, BLOCK)
+        tl.debug_barrier()
+        at = 0
+        for level in range(1, levels + 1):
+            nodes, width = level_shape(units, level - 1, bound)
+            parents, wide = level_shape(units, level, bound)
+            above = at + ROWS * nodes * width
+            merge_level(x_ptr + at, x_ptr, x_ptr + above, x_ptr, nodes, parents, width, wide, False, ROWS, BLOCK)
+            tl.debug_barrier()
+            at = above
+        here = 0
+        noise = noise_ptr + parity.to(tl.int64) * task
+        for down in range(levels):
+            level = levels - down
+            nodes, width = level_shape(units, level - 1, bound)
+            parents, wide = level_shape(units, level, bound)
+            below = at - ROWS * nodes * width
+            _draw_level(
+                x_ptr + below, x_ptr + at, noise, count_ptr + here, count_ptr + (parity - here), nodes, parents, width,
+                wide, chunk, full, ROWS, BLOCK,
+            )  # fmt: skip
+            tl.debug_barrier()
+            at = below
+            here = parity - here
+            noise += parents
+        _store_draws(count_ptr + here, out_ptr, units, unit_0, row_0, rows, sample_0, samples, chunk, n, ROWS, BLOCK)
+        tl.debug_barrier()
+
+
+def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws the units ``(n, R, samples)``, bool, given the counts ``(trees, R, samples)`` of the trees."""
+    (_, n, rows), (trees, _, samples) = leaf.shape, counts.shape
+    full = min(n, 2**levels)  # units of a tree, but perhaps of the last
+    how = forest_plan(full)
+    abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; few have many draws instead
+    chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
+    row_blocks = -(-rows // abreast)
+    chunk, tasks = -(-samples // chunks), trees * row_blocks * chunks
+    programs = min(how.programs, tasks)
+    parity = abreast * chunk * full  # counts of a level, of which there are two in turn
+    size = abreast * scratch_size(full, levels, bound)
+    noise = uniform((tasks * parity,), leaf.dtype, leaf.device, generator)
+    out = torch.empty(samples, rows, n, dtype=torch.bool, device=leaf.device)
+    scratch = torch.empty(programs * size, dtype=leaf.dtype, device=leaf.device)
+    drawn = torch.empty(programs * 2 * parity, dtype=torch.int32, device=leaf.device)
+    with on_device(leaf):
+        _forest_draw[(programs,)](
+            leaf, counts.int().contiguous(), noise, out, scratch, drawn, *leaf.stride(), size,
+            n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
+            ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
+        )  # fmt: skip
+    return out.permute(2, 1, 0)

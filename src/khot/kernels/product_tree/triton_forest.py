@@ -1,0 +1,301 @@
+"""The lowest levels of a product tree in Triton, upwards and downwards in one launch; what is computed: ``forest.py``.
+
+A program takes one tree of the forest, or the same tree of several rows, through all of its levels. The laws of a level
+stand in a scratch of its own, of which a barrier ends the writing before the next level reads it: some ten numbers per
+unit, which the first-level cache holds. A program goes from task to task, so that the scratch does not grow with them.
+
+A lane makes one count of one node at a time, as the sum of the products that belong to it: all sums are of terms
+without cancellation, in float64.
+
+Scratch of a program: levels 0, 1, ... of ``(ROWS, nodes, counts)``, one behind the other; the nodes 2j and 2j + 1 are
+the children of node j, a last one without sibling is its parent's equal. Four of them: laws, their tangents, the
+derivatives by the laws, and the tangents of those.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..tiles import forest_plan
+from ..triton_tools import on_device
+
+
+@triton.jit
+def lanes(start, per_node, nodes, BLOCK: tl.constexpr):
+    """Of BLOCK lanes over (row, node, entry): row, node and entry."""
+    lane = start + tl.arange(0, BLOCK)
+    place = lane // per_node
+    row = place // nodes
+    return row, place - row * nodes, lane - place * per_node
+
+
+@triton.jit
+def load_units(
+    x_ptr, scratch_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Level 0 from (2, n, R), by lanes over (row, value, unit)."""
+    for start in range(0, ROWS * 2 * units, BLOCK):
+        row, value, unit = lanes(start, units, 2, BLOCK)
+        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        x = tl.load(x_ptr + at, mask=(row < ROWS) & (row_0 + row < rows), other=0.0)
+        tl.store(scratch_ptr + (row * units + unit) * 2 + value, x, mask=row < ROWS)
+
+
+@triton.jit
+def _store_units(
+    scratch_ptr, out_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Level 0 to (2, n, R), the other way round."""
+    for start in range(0, ROWS * 2 * units, BLOCK):
+        row, value, unit = lanes(start, units, 2, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        x = tl.load(scratch_ptr + (row * units + unit) * 2 + value, mask=there, other=0.0)
+        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        tl.store(out_ptr + at, x, mask=there)
+
+
+@triton.jit
+def merge_level(
+    x_ptr, u_ptr, x_above_ptr, u_above_ptr, nodes, parents, width, wide,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From ``width`` counts of the children to ``wide`` of their parents."""
+    for start in range(0, ROWS * parents * wide, BLOCK):
+        row, parent, c = lanes(start, wide, parents, BLOCK)
+        paired = (row < ROWS) & (2 * parent + 1 < nodes)
+        left = (row * nodes + 2 * parent) * width
+        right = left + width + c
+        x, u = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        for i in range(width):
+            inside = paired & (i <= c) & (c - i < width)
+            a = tl.load(x_ptr + left + i, mask=inside, other=0.0)
+            b = tl.load(x_ptr + right - i, mask=inside, other=0.0)
+            x += a * b
+            if TANGENT:
+                u += tl.load(u_ptr + left + i, mask=inside, other=0.0) * b
+                u += a * tl.load(u_ptr + right - i, mask=inside, other=0.0)
+        alone = (row < ROWS) & (~paired)
+        here = alone & (c < width)
+        above = (row * parents + parent) * wide + c
+        x = tl.where(alone, tl.load(x_ptr + left + c, mask=here, other=0.0), x)
+        tl.store(x_above_ptr + above, x, mask=row < ROWS)
+        if TANGENT:
+            u = tl.where(alone, tl.load(u_ptr + left + c, mask=here, other=0.0), u)
+            tl.store(u_above_ptr + above, u, mask=row < ROWS)
+
+
+@triton.jit
+def _split_level(
+    x_ptr, u_ptr, g_ptr, v_ptr, g_above_ptr, v_above_ptr, nodes, parents, width, wide,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the derivatives by ``wide`` counts of the parents, and their tangents, to those of their children."""
+    for start in range(0, ROWS * parents * 2 * width, BLOCK):
+        row, parent, entry = lanes(start, 2 * width, parents, BLOCK)
+        paired = (row < ROWS) & (2 * parent + 1 < nodes)
+        left = (row * nodes + 2 * parent) * width
+        c = tl.where(entry < width, entry, entry - width)
+        sibling = left + tl.where(entry < width, width, 0)
+        above = (row * parents + parent) * wide + c
+        g, v = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        for j in range(width):
+            inside = paired & (c + j < wide)
+            g_above = tl.load(g_above_ptr + above + j, mask=inside, other=0.0)
+            x = tl.load(x_ptr + sibling + j, mask=inside, other=0.0)
+            g += g_above * x
+            if TANGENT:
+                v += tl.load(v_above_ptr + above + j, mask=inside, other=0.0) * x
+                v += g_above * tl.load(u_ptr + sibling + j, mask=inside, other=0.0)
+        alone = (row < ROWS) & (~paired) & (entry < width)
+        g = tl.where(alone, tl.load(g_above_ptr + above, mask=alone, other=0.0), g)
+        tl.store(g_ptr + left + entry, g, mask=paired | alone)
+        if TANGENT:
+            v = tl.where(alone, tl.load(v_above_ptr + above, mask=alone, other=0.0), v)
+            tl.store(v_ptr + left + entry, v, mask=paired | alone)
+
+
+@triton.jit
+def _merge_total(
+    x_ptr, u_ptr, k_ptr, out_ptr, width, row_0, rows, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The one entry of the root that matters, or its tangent, from its two children."""
+    row = row_0 + tl.arange(0, ROWS)
+    k = tl.load(k_ptr + row, mask=row < rows, other=0).to(tl.int32)[:, None]
+    left = (tl.arange(0, ROWS) * (2 * width))[:, None]
+    total = tl.zeros((ROWS, BLOCK // ROWS), tl.float64)
+    for start in range(0, width, BLOCK // ROWS):
+        i = start + tl.arange(0, BLOCK // ROWS)[None, :]
+        inside = (i < width) & (i <= k) & (k - i < width)
+        a = tl.load(x_ptr + left + i, mask=inside, other=0.0)
+        b = tl.load(x_ptr + left + width + k - i, mask=inside, other=0.0)
+        if TANGENT:
+            total += tl.load(u_ptr + left + i, mask=inside, other=0.0) * b
+            total += a * tl.load(u_ptr + left + width + k - i, mask=inside, other=0.0)
+        else:
+            total += a * b
+    tl.store(out_ptr + row, tl.sum(total, 1), mask=row < rows)
+
+
+@triton.jit
+def _split_total(
+    x_ptr, u_ptr, g_ptr, v_ptr, k_ptr, grad_ptr, width, row_0, rows,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The derivatives by the root's two children of its entry k, times ``grad``."""
+    for start in range(0, ROWS * 2 * width, BLOCK):
+        row, side, c = lanes(start, width, 2, BLOCK)
+        there = (row < ROWS) & (row_0 + row < rows)
+        k = tl.load(k_ptr + row_0 + row, mask=there, other=0).to(tl.int32)
+        grad = tl.load(grad_ptr + row_0 + row, mask=there, other=0.0)
+        inside = there & (c <= k) & (k - c < width)
+        here, sibling = (2 * row + side) * width + c, (2 * row + 1 - side) * width + k - c
+        tl.store(g_ptr + here, grad * tl.load(x_ptr + sibling, mask=inside, other=0.0), mask=row < ROWS)
+        if TANGENT:
+            tl.store(v_ptr + here, grad * tl.load(u_ptr + sibling, mask=inside, other=0.0), mask=row < ROWS)
+
+
+@triton.jit
+def _store_roots(x_ptr, out_ptr, tree, trees, wide, row_0, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest level to (counts, trees, R)."""
+    for start in range(0, ROWS * wide, BLOCK):
+        lane = start + tl.arange(0, BLOCK)
+        row, c = lane // wide, lane % wide
+        there = (row < ROWS) & (row_0 + row < rows)
+        x = tl.load(x_ptr + row * wide + c, mask=there, other=0.0)
+        tl.store(out_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, x, mask=there)
+
+
+@triton.jit
+def _load_roots(
+    grad_ptr, g_ptr, v_ptr, tree, trees, wide, row_0, rows,
+    TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The derivatives by the highest level from (counts, trees, R); their tangents are zero."""
+    for start in range(0, ROWS * wide, BLOCK):
+        lane = start + tl.arange(0, BLOCK)
+        row, c = lane // wide, lane % wide
+        there = (row < ROWS) & (row_0 + row < rows)
+        g = tl.load(grad_ptr + (c.to(tl.int64) * trees + tree) * rows + row_0 + row, mask=there, other=0.0)
+        tl.store(g_ptr + row * wide + c, g, mask=row < ROWS)
+        if TANGENT:
+            tl.store(v_ptr + row * wide + c, tl.zeros((BLOCK,), tl.float64), mask=row < ROWS)
+
+
+@triton.jit
+def level_shape(units, level, bound):
+    """Nodes of a tree at a level and counts of each."""
+    return (units + (1 << level) - 1) >> level, tl.minimum(1 << level, bound) + 1
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_value", "stride_unit", "stride_row", "stride_tangent_value", "stride_tangent_unit",
+        "stride_tangent_row", "stride_out_value", "stride_out_unit", "stride_out_row",
+        "scratch_size", "n", "rows", "bound", "levels", "top", "trees", "tasks",
+    ]
+)  # fmt: skip
+def _forest(
+    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, out_ptr, scratch_ptr,
+    stride_value, stride_unit, stride_row, stride_tangent_value, stride_tangent_unit, stride_tangent_row,
+    stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels, top, trees, tasks,
+    OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Roots, or with OUTSIDE derivatives by the leaves; with TANGENT the tangents of these."""
+    x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
+    u_ptr = x_ptr + scratch_size
+    g_ptr = x_ptr + scratch_size * (1 + TANGENT)
+    v_ptr = g_ptr + scratch_size
+    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
+        if WHOLE:
+            tree, row_0, units = 0, task * ROWS, n
+        else:
+            tree, row_0 = task % trees, task // trees * ROWS
+            units = tl.minimum(n - (tree << levels), 1 << levels)
+        unit_0 = tl.cast(tree, tl.int64) << levels
+        load_units(
+            leaf_ptr + unit_0 * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
+            ROWS, BLOCK,
+        )  # fmt: skip
+        if TANGENT:
+            load_units(
+                tangent_ptr + unit_0 * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
+                stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
+            )  # fmt: skip
+        tl.debug_barrier()
+        at = 0
+        for level in range(1, top + 1):
+            nodes, width = level_shape(units, level - 1, bound)
+            parents, wide = level_shape(units, level, bound)
+            above = at + ROWS * nodes * width
+            merge_level(
+                x_ptr + at, u_ptr + at, x_ptr + above, u_ptr + above, nodes, parents, width, wide, TANGENT, ROWS, BLOCK
+            )
+            tl.debug_barrier()
+            at = above
+        _, wide = level_shape(units, top, bound)
+        if OUTSIDE:
+            if WHOLE:
+                _split_total(
+                    x_ptr + at, u_ptr + at, g_ptr + at, v_ptr + at, k_ptr, grad_ptr, wide, row_0, rows,
+                    TANGENT, ROWS, BLOCK,
+                )  # fmt: skip
+            else:
+                _load_roots(grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK)
+            tl.debug_barrier()
+            for down in range(top):
+                level = top - down
+                nodes, width = level_shape(units, level - 1, bound)
+                parents, wide = level_shape(units, level, bound)
+                below = at - ROWS * nodes * width
+                _split_level(
+                    x_ptr + below, u_ptr + below, g_ptr + below, v_ptr + below, g_ptr + at, v_ptr + at,
+                    nodes, parents, width, wide, TANGENT, ROWS, BLOCK,
+                )  # fmt: skip
+                tl.debug_barrier()
+                at = below
+            _store_units(
+                v_ptr if TANGENT else g_ptr, out_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit,
+                stride_out_row, units, row_0, rows, ROWS, BLOCK,
+            )  # fmt: skip
+        elif WHOLE:
+            _merge_total(x_ptr + at, u_ptr + at, k_ptr, out_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
+        else:
+            _store_roots((u_ptr if TANGENT else x_ptr) + at, out_ptr, tree, trees, wide, row_0, rows, ROWS, BLOCK)
+        tl.debug_barrier()
+
+
+def scratch_size(units: int, levels: int, bound: int) -> int:
+    """Numbers in all levels of a tree."""
+    return sum(-(-units // 2**level) * (min(2**level, bound) + 1) for level in range(levels + 1))
+
+
+def launch_forest(
+    leaf: Tensor, k: Tensor, bound: int, levels: int, grad: Tensor | None = None, tangent: Tensor | None = None
+) -> Tensor:
+    """Roots ``(counts, trees, R)``; or with ``grad`` of that shape derivatives by the leaves, like ``leaf (2, n, R)``.
+
+    With ``tangent``, of the leaf's shape, the tangent of these.
+    """
+    _, n, rows = leaf.shape
+    whole, trees, full = n <= 2**levels, -(-n // 2**levels), min(n, 2**levels)
+    how, top = forest_plan(full), levels - whole  # the highest level in the scratch
+    counts = 1 if whole else min(2**levels, bound) + 1
+    shape = (counts, trees, rows)
+    out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaf)
+    tasks = trees * -(-rows // how.rows)
+    programs, size = min(how.programs, tasks), how.rows * scratch_size(full, top, bound)
+    parts = (1 if tangent is None else 2) * (1 if grad is None else 2)
+    scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
+    u = leaf if tangent is None else tangent
+    with on_device(leaf):
+        _forest[(programs,)](
+            leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), out, scratch,
+            *leaf.stride(), *u.stride(), *out.stride(), size, n, rows, bound, levels, top, trees, tasks,
+            OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
+            ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
+        )  # fmt: skip
+    return out

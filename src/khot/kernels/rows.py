@@ -1,0 +1,95 @@
+"""TODO khot.kernels.rows."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """float64 for float64 and float32 for every other floating dtype."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class Threshold(NamedTuple):
+    """t = anchor + offset * scale, both float64 of the batch shape, the anchor a number of the computing dtype."""
+
+    anchor: Tensor
+    offset: Tensor
+
+
+def distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """z = (x - t) / scale in x's dtype, (..., n); differentiable to any order in x, the scale and the offset."""
+    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(
+        -1
+    )  # what differences of halves do not, x - t may: overflow
+    return half * (2 / scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
+
+
+def distances_of(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
+    """:func:`distances`, not differentiable, in one fresh buffer: on a CPU these cost more than the arithmetic."""
+    z = torch.add((-0.5 * at.anchor).to(x.dtype).unsqueeze(-1), x, alpha=0.5)
+    return z.mul_((2 / scale).to(x.dtype).unsqueeze(-1)).sub_(at.offset.to(x.dtype).unsqueeze(-1))
+
+
+def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
+    """z = (x - t) / scale in x's dtype, for float64 t and scale of shape (...); differentiable to any order."""
+    if x.dtype == threshold.dtype:
+        return (x - threshold.unsqueeze(-1)) / scale.unsqueeze(-1)
+    high = threshold.detach().to(x.dtype)
+    low = (threshold - high).to(x.dtype)
+    return (x - high.unsqueeze(-1) - low.unsqueeze(-1)) / scale.to(x.dtype).unsqueeze(-1)
+
+
+def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
+    """:func:`standardise` into a buffer, rounded in the same way as :func:`distances_of` the threshold once split."""
+    return _standardise_into(out, x, threshold, scale.reciprocal(), _twice_inverse(scale, x.dtype))
+
+
+def _standardise_into(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice: Tensor) -> Tensor:
+    high = t.to(x.dtype)
+    torch.add(high.mul(-0.5).unsqueeze(-1), x, alpha=0.5, out=out).mul_(twice)
+    if x.dtype != t.dtype:
+        farthest = FARTHEST[x.dtype]
+        out.sub_(((t - high) * inverse).clamp(-farthest, farthest).to(x.dtype).unsqueeze(-1))
+    return out
+
+
+def _twice_inverse(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """2 / scale as a column, for halves of differences."""
+    return (2 / scale).to(dtype).unsqueeze(-1)
+
+
+def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
+    """A float64 tensor of the batch shape; a number is filled in on the device, which need not wait for a copy."""
+    if isinstance(value, Tensor):
+        return value.to(x.device, torch.float64).expand(x.shape[:-1])
+    return torch.full((), value, dtype=torch.float64, device=x.device).expand(x.shape[:-1])
+
+
+class Span(NamedTuple):
+    """Of each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN."""
+
+    lowest: Tensor
+    highest: Tensor
+    finite: Tensor
+    selected: Tensor
+    nan: Tensor
+
+
+def row_range(x: Tensor) -> Span:
+    """The :class:`Span` of each row of x (rows, n)."""
+    lowest, highest = x.amin(-1).double(), x.amax(-1).double()
+    nan = highest.isnan()
+    n = torch.full_like(highest, x.shape[-1])
+    if not x.is_cuda and bool((highest - lowest).isfinite().all()):
+        return Span(lowest, highest, n, torch.zeros_like(n), nan)
+    finite, selected = x.isfinite(), (x == torch.inf).sum(-1)
+    lowest = torch.where(finite, x, torch.inf).amin(-1).double()
+    highest = torch.where(finite, x, -torch.inf).amax(-1).double()
+    count = finite.sum(-1)
+    return Span(
+        lowest.masked_fill(count == 0, 0), highest.masked_fill(count == 0, 0), count.double(), selected.double(), nan
+    )

@@ -1,0 +1,1 @@
+"""The mathematics of the designs, in plain torch."""

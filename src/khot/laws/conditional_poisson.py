@@ -1,0 +1,265 @@
+r"""Conditional Poisson design: the law :math:`P(S) \propto \exp \sum_{i \in S} \theta_i` over the k-subsets of n units.
+
+Equivalently independent Bernoulli units of log-odds :math:`z_i = \theta_i + c`, given that their number of ones B is k,
+for whatever c. With c such that the expected number is k, B = k is a likely event, and
+
+.. math:: \log Z = \sum_i \log(1 + e^{z_i}) - k c + \log P(B = k), \qquad
+    \log P(x) = \sum_i \log \mathrm{Bernoulli}(x_i; \sigma(z_i)) - \log P(B = k)
+
+lose no digits at any scale of the logits. c is a constant to autograd, since no result depends on it.
+
+All functions take logits ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape, with
+``0 <= k <= n``; calculate and return float64; and are differentiable in the logits to any order. A logit of ``-inf``
+excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
+not be excluded. Arguments are not checked here.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from khot._validation import can_look
+from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.product_tree.tree import ProductTree
+from khot.kernels.registry import fuses
+from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
+from khot.kernels.small_numbers import TINY, log_of_small
+
+SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
+FAR = 200.0  # e^-100 is nothing beside 1
+WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
+SLAB = 2**14  # of more rows, entries whose product trees are made at a time
+SLABS = 12  # at most; larger slabs then
+COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
+
+
+class _Tilted(NamedTuple):
+    z: Tensor  # (*batch, n), theta + c
+    shift: Tensor  # (*batch,), c
+    k: Tensor  # (*batch,)
+    flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
+    tree: ProductTree
+
+    def log_probability(self) -> Tensor:
+        """log P(B = k)."""
+        return self.tree.probability().log().view(self.k.shape)
+
+
+def _threshold(logits: Tensor, k: Tensor) -> Tensor:
+    """A t with B = k likely for c = -t: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
+    if logits.shape[-1] > SHORT_ROW:
+        return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
+    # Half-way between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
+    end = torch.full_like(logits[..., :1], torch.inf)
+    ordered = torch.cat((end, logits.sort(-1, descending=True).values, -end), -1)
+    above, below = ordered.gather(-1, torch.stack((k, k + 1), -1)).unbind(-1)
+    # Where one of the two is infinite or missing, far from the other.
+    above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
+    return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _log_count(logits: Tensor, k: int | Tensor) -> Tensors:
+    """log P(B = k), and the shift c of the logits there."""
+    tilted = _tilt(logits, k)
+    return tilted.log_probability(), tilted.shift
+
+
+def _bound(k: int | Tensor, n: int) -> int:
+    """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
+    if isinstance(k, int):
+        return max(1, min(k, n - k))
+    if k.device.type == "cpu" and k.numel() and can_look(k):
+        return max(1, int(k.minimum(n - k).max()))
+    return max(1, n // 2)
+
+
+def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float64 and k as a tensor, expanded to the shape of the batch."""
+    size = torch.as_tensor(k, device=logits.device).long()
+    batch_shape = torch.broadcast_shapes(logits.shape[:-1], size.shape)
+    return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
+
+
+def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
+    n = logits.shape[-1]
+    bound = _bound(k, n)
+    logits, size = _expand(logits, k)
+    shift = -_threshold(logits.detach(), size)
+    z = logits + shift[..., None]
+    flip = 2 * size > n
+    minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, n).T.contiguous()
+    leaf = torch.sigmoid(torch.stack((-minority, minority)))
+    tree = ProductTree(leaf, torch.where(flip, n - size, size).reshape(-1), bound)
+    return _Tilted(z, shift, size, flip, tree)
+
+
+def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor, k: int | Tensor) -> Tensors:
+    """``function(logits, k)``, of many rows on a CPU by slabs: a product tree takes a hundred times its logits."""
+    if fuses(logits) or logits.numel() <= WHOLE:
+        return function(logits, k)
+    if isinstance(k, Tensor):
+        return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)
+    return by_rows(lambda logits: function(logits, k), SLAB, logits, most=SLABS)
+
+
+def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
+    """Sum over the units of ``value log sigmoid(z) + (1 - value) log sigmoid(-z)``, with 0 log 0 = 0."""
+    positive = z > 0
+    size, miss = torch.where(positive, z, -z), torch.where(positive, 1 - value, value)
+    sure = size == torch.inf
+    penalty = torch.where(sure, torch.where(miss == 0, 0.0, torch.inf), miss * size.masked_fill(sure, 0.0))
+    return (F.logsigmoid(size) - penalty).sum(-1)
+
+
+def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
+    """:func:`_bernoulli_log_prob` at ``logits + shift``, by slabs of rows."""
+
+    def function(logits: Tensor, shift: Tensor, value: Tensor) -> Tensors:
+        return (_bernoulli_log_prob(logits.double() + shift, value.double()),)
+
+    if logits.numel() <= WHOLE and value.numel() <= WHOLE:
+        return function(logits, shift.unsqueeze(-1), value)[0]
+    shape = torch.broadcast_shapes(logits.shape, value.shape)
+    logits, value = logits.expand(shape), value.expand(shape)
+    shift = shift.unsqueeze(-1).expand(*shape[:-1], 1)
+    if not shift.is_contiguous():  # draws of rows, in the first dimension
+        size = slab_size(len(value), value[:1].numel(), SLAB)
+        return in_slabs(function, size, logits, shift, value)[0]
+    return by_rows(function, SLAB, logits, shift, value)[0]
+
+
+def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``.
+
+    Its gradient are the inclusion probabilities, its Hessian is the covariance.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+
+    Returns:
+        ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
+    """
+    tilted = _tilt(logits, k)
+    # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is taken against c k.
+    positive = tilted.z > 0
+    size = torch.where(positive, tilted.z, -tilted.z)
+    terms = torch.where(positive, logits.double(), 0.0) - F.logsigmoid(size)
+    return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
+
+
+def log_prob(logits: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``.
+
+    Returns:
+        ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
+    """
+    log_count, shift = _by_rows(_log_count, logits, k)
+    return _shifted_log_prob(logits, shift, value) - log_count
+
+
+def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
+    """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
+    # Below zero is FFT noise beside a probability that is nothing.
+    few = (tilted.tree.leaf * tilted.tree.leaf_outside().clamp(min=0.0)).movedim(1, -1).reshape(2, *tilted.z.shape)
+    flip = tilted.flip[..., None]
+    return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
+
+
+def _inclusion(tilted: _Tilted) -> Tensor:
+    out, included = _masses(tilted)
+    return included / (out + included)
+
+
+def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
+    return _by_rows(lambda logits, k: (_inclusion(_tilt(logits, k)),), logits, k)[0]
+
+
+def _log_odds(tilted: _Tilted) -> Tensor:
+    out, included = _masses(tilted)
+    excluded, certain = included < TINY, out < TINY
+    sure = excluded | certain
+    log_odds = log_of_small(included.masked_fill(sure, 1.0)) - log_of_small(out.masked_fill(sure, 1.0))
+    return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
+
+
+def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
+    return _by_rows(lambda logits, k: (_log_odds(_tilt(logits, k)),), logits, k)[0]
+
+
+def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    """log P(B = k) for units of exactly these log-odds, finite ones, and the log-odds of inclusion given B = k."""
+    tilted = _tilt(logits, k)
+    positive = logits > 0  # for which it is the smaller probability, of a zero, that has an accurate derivative
+    sign = torch.where(positive, 1.0, -1.0)
+    ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
+    log_count = ratios.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
+    return log_count, _log_odds(tilted)
+
+
+def pull_back(
+    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``function(logits, k)`` and the linear map from its cotangents to those of the logits."""
+    value, vjp = torch.func.vjp(lambda t: function(t, k), logits)[:2]
+    return value, lambda v: vjp(v)[0]
+
+
+def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Covariance of the k-hot vector, ``(*batch, n, n)``: n backward passes through the tree."""
+    logits, size = _expand(logits, k)
+    _, product = pull_back(inclusion_probabilities, logits, k if isinstance(k, int) else size)
+    n = logits.shape[-1]
+    unit = torch.eye(n, dtype=logits.dtype, device=logits.device)
+    rows = unit.view(n, *[1] * (logits.ndim - 1), n).expand(n, *logits.shape)
+    return torch.func.vmap(product, out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
+
+
+def entropy(logits: Tensor, k: int | Tensor) -> Tensor:
+    """Entropy in nats, ``(*batch,)``."""
+
+    def function(logits: Tensor, k: int | Tensor) -> Tensors:
+        tilted = _tilt(logits, k)
+        # log_prob is linear in its value, so that its expectation is taken at the mean.
+        return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
+
+    return _by_rows(function, logits, k)[0]
+
+
+@torch.no_grad()
+def sample(
+    logits: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws k-hot vectors exactly: the count of every left child given that of its parent, from the root downwards.
+
+    Args:
+        logits: Log-odds ``(*batch, n)``.
+        k: Size of the subsets, int or integer tensor.
+        sample_shape: Leading shape of independent draws.
+        generator: Source of randomness, torch's default one if None.
+
+    Returns:
+        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
+    """
+    count = math.prod(sample_shape)
+
+    def function(logits: Tensor, k: int | Tensor) -> Tensors:
+        tilted = _tilt(logits, k)
+        draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
+        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, logits.shape[-1])
+        return (draws != tilted.flip[..., None, None],)
+
+    count = math.prod(sample_shape)
+    (draws,) = _by_rows(function, logits, k)  # (*batch, samples, n)
+    return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], draws.shape[-1])

@@ -1,0 +1,353 @@
+r"""The logits of the conditional Poisson design that has given inclusion probabilities; and those of other families.
+
+Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
+
+.. math:: D^{-1} C v = \operatorname{logit} \pi - \operatorname{logit} \pi(\theta), \quad D = \operatorname{diag} C,
+
+with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
+sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
+and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
+the product tree and none with an n x n matrix, and in long rows the right-hand side itself will do as a step.
+
+The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
+another scale in the place of the log-odds, and D its slope.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from khot.kernels.autograd import with_forward_mode
+from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.registry import operator
+from khot.kernels.row_slabs import by_rows
+
+from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+
+ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
+NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
+FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+MAX_STEPS = 100
+MAX_HALVINGS = 30
+MAX_CG_STEPS = 2000
+CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
+CG_TOLERANCE = 1e-13  # accuracy of derivatives
+ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
+
+
+class Family(NamedTuple):
+    """Designs with one parameter per unit, by what the solution needs to know about them."""
+
+    name: str  # by which graphs call them
+    mean: Callable[[Tensor, int | Tensor], Tensor]  # inclusion probabilities at (logits, k)
+    scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
+    from_log_odds: Callable[[Tensor], Tensor]  # to that scale
+    slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
+    goal: float = 1e-14  # error of the scores, relative to the largest logit
+
+
+def _logistic_slope(log_odds: Tensor) -> Tensor:
+    return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
+
+
+CONDITIONAL_POISSON = Family(
+    "conditional_poisson", inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope
+)
+_families = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
+
+
+def register_family(family: Family) -> Family:
+    """Lets :func:`solve_logits` and the graphs that hold it find these designs."""
+    _families[family.name] = family
+    return family
+
+
+def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
+    """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
+
+    Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
+    determined up to a constant and given with mean 0.
+
+    Args:
+        probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
+        k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
+        family: The designs to choose from.
+
+    Returns:
+        ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
+        without gradient; the others have mean 0.
+
+    Raises:
+        RuntimeError: If the iteration does not converge.
+
+    References:
+        [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3), who
+            prove existence and uniqueness.
+    """
+    if isinstance(k, Tensor):
+        k = k.expand(probs.shape[:-1])
+    goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+    return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal))
+
+
+def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` made of ``probs``.
+
+    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
+    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
+    """
+    if isinstance(k, Tensor):
+        k = k.expand(probs.shape[:-1])
+    return _apply_entropy(probs.double(), logits.double(), k)
+
+
+class _LargestEntropy(Function):
+    @staticmethod
+    def forward(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+        return entropy(logits, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])  # a function of probs, to which second derivatives go
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (logits,) = ctx.saved_tensors
+        return -grad_output[..., None] * logits.masked_fill(logits.isinf(), 0.0), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _apply_entropy(*_batch_first(info, in_dims, args)), 0
+
+
+class _SolveLogits(Function):
+    @staticmethod
+    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
+        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        _, ctx.k, ctx.family, ctx.goal = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+        (logits,) = ctx.saved_tensors
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _apply_solve(*_batch_first(info, in_dims, args)), 0
+
+
+class _CovarianceSolve(Function):
+    """The pseudo-inverse of C applied to b: over the finite logits C v = b - mean(b), mean(v) = 0; v = 0 elsewhere."""
+
+    @staticmethod
+    def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
+        return cast(Tensor, _solve_covariance(logits, b, *_tensor_or_int(k), family, goal))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, _, ctx.k, ctx.family, ctx.goal = inputs
+        ctx.save_for_backward(logits, output)
+        ctx.save_for_forward(logits, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        logits, v = ctx.saved_tensors
+        u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal)
+        return -_third_order(ctx, logits, v)(u), u, None, None, None  # d(C^+ b) = C^+ (db - dC v)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return _apply_covariance_solve(*_batch_first(info, in_dims, args)), 0
+
+
+def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+    """The derivative of C v in the logits, a symmetric matrix, as a map."""
+    mean = _families[ctx.family].mean
+    return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, ctx.k)[1]
+
+
+def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    (logits,) = saved
+    return -(logits.masked_fill(logits.isinf(), 0.0) * dprobs).sum(-1)
+
+
+def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
+    return cast(Tensor, _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family, ctx.goal))
+
+
+def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
+    logits, v = saved
+    change = torch.zeros_like(v) if db is None else db
+    if dlogits is not None:
+        change = change - _third_order(ctx, logits, v)(dlogits)
+    return cast(Tensor, _apply_covariance_solve(logits, change, ctx.k, ctx.family, ctx.goal))
+
+
+_apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
+_apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
+_apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_jvp)
+
+
+def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
+    """All tensors with the mapped dimension first; both functions take any batch shape."""
+    return [
+        a if not isinstance(a, Tensor) else a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+        for a, dim in zip(args, in_dims, strict=True)
+    ]
+
+
+def _covariance(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The slopes D, to the relative accuracy of every entry, and the products with C."""
+    scores, pulled_back = pull_back(family.scores, logits, k)
+    weight = family.slope(scores)
+    return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
+
+
+def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
+    weight = interior.double() if weight is None else weight
+    x = x.masked_fill(~interior, 0.0)
+    mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x - mean).masked_fill(~interior, 0.0)
+
+
+def _target(probs: Tensor, k: int | Tensor) -> Tensor:
+    """The log-odds to reach, those of ``probs`` shifted so that the probabilities sum to k."""
+    probs = probs.masked_fill(probs < NEGLIGIBLE, 0.0)
+    certain, interior = (probs == 1).sum(-1), (probs > 0) & (probs < 1)
+    target = probs.logit()
+    target = target - solve_threshold(target, k)[..., None]
+    # Next to a probability that rounds to 1, the small remainder of the others may have nothing left to share.
+    left = (torch.as_tensor(k, device=probs.device) - certain)[..., None]
+    target = target.masked_fill(interior & (left <= 0), -torch.inf)
+    return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
+
+
+def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
+    """k as two arguments of an operator, of which one is None."""
+    return (k, None) if isinstance(k, Tensor) else (None, k)
+
+
+@operator("covariance_solve")
+def _solve_covariance(
+    logits: Tensor,
+    b: Tensor,
+    k: Tensor | None,
+    size: int | None,
+    family: str,
+    goal: float,
+) -> Tensor:
+    """v of :class:`_CovarianceSolve`."""
+
+    def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
+        interior = logits.isfinite()
+        weight, product = _covariance(logits, k, _families[family])
+        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+
+    return _by_rows(of_rows, _either(k, size), logits, b)
+
+
+@_solve_covariance.register_fake
+def _(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
+
+
+@operator("solve_logits")
+def _solve(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
+    """:func:`solve_logits`, not differentiable."""
+    solved_for = _families[family]._replace(goal=goal)
+    return _by_rows(lambda k, probs: _newton(probs, k, solved_for), _either(k, size), probs)
+
+
+@_solve.register_fake
+def _(probs: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(probs, memory_format=torch.contiguous_format)
+
+
+def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:
+    """``function(k, *arguments)`` by slabs of rows, whose product trees take much memory."""
+    if isinstance(k, int):
+        return by_rows(lambda *rows: (function(k, *rows),), SLAB, *arguments)[0]
+    return by_rows(lambda *rows: (function(rows[-1].squeeze(-1), *rows[:-1]),), SLAB, *arguments, k.unsqueeze(-1))[0]
+
+
+def _either(k: Tensor | None, size: int | None) -> int | Tensor:
+    return cast(int, size) if k is None else k
+
+
+def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
+    target = _target(probs, k)
+    if target.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+    interior = target.isfinite()
+    target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
+
+    def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
+        r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
+        return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
+
+    logits, fixed_point = target, True  # exact as the covariances vanish
+    r, error = residual(logits)
+    for _ in range(MAX_STEPS):
+        if (error <= family.goal).all():
+            break
+        if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
+            new_r, new_error = residual(logits + r)
+            fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
+            if fixed_point:
+                logits, r, error = logits + r, new_r, new_error
+                continue
+        weight, product = _covariance(logits, k, family)
+        step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
+        for _ in range(MAX_HALVINGS):
+            new_r, new_error = residual(logits + step)
+            worse = ~(new_error < error)
+            if not (worse & (error > ACCEPTED)).any():
+                break
+            step = torch.where(worse[..., None], step / 2, step)
+        if worse.all():
+            break
+        logits = torch.where(worse[..., None], logits, logits + step)
+        r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
+    if not (error <= max(ACCEPTED, family.goal)).all():
+        raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
+    return torch.where(interior, _centre(logits, interior), target)
+
+
+def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
+
+    The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
+    v can take away: it is left out of the preconditioned residual z.
+    """
+    interior = weight > 0
+    inverse = torch.where(interior, 1 / weight, 0.0)
+
+    def preconditioned(r: Tensor) -> Tensor:
+        return _centre(inverse * r, interior, weight)
+
+    v, r = torch.zeros_like(b), b
+    z = preconditioned(r)
+    d, rz = z, (r * z).sum(-1, keepdim=True)
+    goal = tolerance**2 * rz
+    for _ in range(MAX_CG_STEPS):
+        active = rz > goal
+        if not active.any():
+            # A sweep of Jacobi's method for units too improbable for the norm to see: no other unit depends on them.
+            return _centre(v + z, interior)
+        c = product(d)
+        step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
+        v, r = v + step * d, r - step * c
+        z = preconditioned(r)
+        previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
+        d = z + torch.where(active, rz / previous, 0.0) * d
+    raise RuntimeError("conjugate gradients on the Jacobian of the inclusion probabilities did not converge")

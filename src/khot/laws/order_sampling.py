@@ -1,0 +1,362 @@
+r"""Order sampling: the k units of smallest :math:`R_i = E_i - \vartheta_i`, E independent noise of a given law.
+
+With F and f the distribution function and density of the noise, :math:`F_i = F(s + \vartheta_i)` and :math:`f_i` at a
+time s are those of :math:`R_i`. A set S is drawn if the last of its units is ahead of all others,
+
+.. math:: P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds.
+
+At a time s the units that have come are independent, N in number. Given N = k they are a conditional Poisson design,
+whose inclusion probabilities m and P(N = k) come from one product tree. Unit i is drawn if it comes not after the k-th
+of the others; integrated by parts,
+
+.. math:: \pi_i = \int P(N = k) \Big( F_i \sum_j \frac{f_j}{F_j} m_j + f_i m_i \Big) ds,
+
+all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
+
+For smooth noise the rule is the trapezoidal one, which converges exponentially; for a uniform variable, whose integrand
+is a polynomial of :math:`t = e^s` between the times at which one more unit is sure to have come, Gauss' rule between
+those. The range of the integral is found by trial, a constant to autograd; the sum over the nodes is differentiable to
+any order.
+
+All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
+and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
+
+References:
+    [1] Rosén (1997), "On sampling with probability proportional to size", Journal of Statistical Planning and
+        Inference 62(2).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.registry import differentiable_operator
+
+from .conditional_poisson import count_law
+from .inverse import Family, register_family, solve_logits
+from .quadrature import gauss, integration_range, trapezoidal
+
+MARGIN = 60.0  # further than this from all positions nothing happens
+MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
+FAR = 1000.0  # e^-1000 is 0
+SURE = 500.0  # log-odds of a certain event, finite
+LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
+UNDERFLOW = 1e-300
+LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
+TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
+
+
+class _Law(NamedTuple):
+    """What the noise does at z, each to its own relative accuracy in both tails."""
+
+    log_cdf: Tensor
+    log_sf: Tensor  # log(1 - F)
+    ahead: Tensor  # f / F
+    behind: Tensor  # f / (1 - F)
+
+
+class Noise(ABC):
+    """The law of the noise.
+
+    Attributes:
+        name: What operators and Triton kernels call it.
+        smooth: Whether F is analytic, or else has a kink at 0.
+        reach: The z beyond which 1 - F is less than e^-SURE.
+        shifts_log_odds: Whether the log-odds of F(z) are z itself.
+    """
+
+    name: str
+    smooth = True
+    reach: float
+    shifts_log_odds = False
+
+    @abstractmethod
+    def law(self, z: Tensor) -> _Law:
+        """Distribution function and hazards at z."""
+
+    @abstractmethod
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
+
+
+class _Logistic(Noise):
+    name = "logistic"
+    reach = SURE
+    shifts_log_odds = True
+
+    def law(self, z: Tensor) -> _Law:
+        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
+        return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.div_(1 - u)
+
+
+class _LogExponential(Noise):
+    name = "log_exponential"
+    reach = math.log(SURE)
+
+    def law(self, z: Tensor) -> _Law:
+        inner = z.clamp(-SURE, LARGEST)
+        x = inner.exp()
+        cdf = -torch.expm1(-x)
+        return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.log_().neg_()
+
+
+class _LogUniform(Noise):
+    name = "log_uniform"
+    smooth = False
+    reach = 0.0
+
+    def law(self, z: Tensor) -> _Law:
+        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
+        sf = -torch.expm1(inner)
+        return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u
+
+
+LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
+NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
+
+
+class _Rows(NamedTuple):
+    """A problem without certain units: these lie at -inf, and k counts the rest."""
+
+    theta: Tensor  # (*batch, n)
+    k: Tensor  # (*batch,), between 1 and the number of open units less 1
+    open: Tensor  # (*batch, n), the units whose fate is open; where a row has none, theta = 0 and k = 1
+    certain: Tensor  # (*batch, n), the value of the others
+
+
+def _rows(theta: Tensor, k: int | Tensor) -> _Rows:
+    k = torch.as_tensor(k, device=theta.device).expand(theta.shape[:-1])
+    theta, included, finite = theta.double(), theta == torch.inf, theta.isfinite()
+    k, count = k - included.sum(-1), finite.sum(-1)
+    has_choice = ((k > 0) & (k < count))[..., None]
+    certain = included | (finite & (k > 0)[..., None])
+    is_open = finite & has_choice
+    filler = torch.where(has_choice, -torch.inf, 0.0)
+    return _Rows(torch.where(is_open, theta, filler), k.where(has_choice[..., 0], 1), is_open, certain)
+
+
+class _Range(NamedTuple):
+    """Where an integrand is something, numbers of the shape of the integrals."""
+
+    low: Tensor
+    high: Tensor
+    end: Tensor  # what the integral ends at, where that is a kink, whose derivative matters
+    excess: Tensor | None = None  # length of a gap that is left out, but for FAR of it
+
+
+def _nodes(
+    noise: Noise, theta: Tensor, log_integrand: Callable[[Tensor], Tensor], around: _Range, slab: int
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights; both ``(nodes, *low.shape)``."""
+    low, high = integration_range(log_integrand, around.low, around.high, slab, 1 if noise.smooth else 3)
+    return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
+
+
+def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
+    return _log_prob(theta, _as_tensor(k, theta), value, noise.name)
+
+
+def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
+    return k if isinstance(k, Tensor) else torch.full((), k, device=theta.device)
+
+
+@differentiable_operator("order_sampling_log_prob")
+def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+    rows, law_of = _rows(theta, k), NOISES[noise]
+    contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
+    void = contradicts | ~(rows.open & (value != 0)).any(-1)
+    first = torch.arange(theta.shape[-1], device=theta.device) == 0
+    value = torch.where(void[..., None], first.double(), value.double().where(rows.open, 0.0))
+    missing = (1 - value) * (rows.open | void[..., None])
+    distance, around = _seen_from_the_peak(law_of, rows, value, missing)
+    # Where the tails are e^z and e^-z they come out of the integral, whose digits they would take.
+    near = distance.maximum(-around.high[..., None] - FAR).minimum(-around.low[..., None] + FAR)
+    beyond = distance - near
+    of_tails = (value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)).sum(-1)
+    if around.excess is not None:
+        of_tails = of_tails - (value * (distance < 0)).sum(-1) * around.excess
+    slab = max(1, MAX_ELEMENTS // max(1, value.numel()))
+
+    def log_integrand(s: Tensor) -> Tensor:
+        law = law_of.law(s[..., None] + near)
+        rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
+        return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
+
+    s, weight = _nodes(law_of, near, log_integrand, around, slab)
+    if around.excess is not None:  # of a gap in which the integrand is flat
+        s, weight = (torch.cat((v, w[None])) for v, w in ((s, around.high / 2), (weight, around.excess)))
+    log_values = torch.cat([log_integrand(part) for part in s.split(slab)])
+    peak = log_values.detach().amax(0)
+    log_probability = ((log_values - peak).exp() * weight).sum(0).log() + peak + of_tails
+    return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
+
+
+@_log_prob.register_fake
+def _(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+    shape = torch.broadcast_shapes(value.shape[:-1], theta.shape[:-1])
+    return theta.new_empty(shape, dtype=torch.float64)
+
+
+def _seen_from_the_peak(noise: Noise, rows: _Rows, value: Tensor, missing: Tensor) -> tuple[Tensor, _Range]:
+    """Distances of the positions from one near which the integrand has its peak, and its range.
+
+    So that positions many scales apart, whose sums with a time would lose all digits, do no harm. Where hazards grow,
+    the integrand falls as soon as all of the set have come, or one of the others. Logistic noise, whose tails are e^z
+    and e^-z, lets it rise as long as fewer than k have come, and fall when it is more; in between it is flat, unless
+    these k are the set, and of a gap wider than FAR the rest is left out.
+    """
+    theta, inside, outside = rows.theta.detach(), value != 0, missing != 0
+    last = theta.masked_fill(~inside, torch.inf).amin(-1)
+    best = theta.masked_fill(~outside, -torch.inf).amax(-1)
+    margin, largest = MARGIN + math.log(theta.shape[-1]), torch.finfo(theta.dtype).max
+    if noise is not LOGISTIC:
+        reference = torch.maximum(last, best)[..., None]
+        away = (torch.where(inside | outside, rows.theta, reference) - reference).clamp(-largest, largest)
+        low, high = torch.full_like(last, -margin), torch.full_like(last, margin)
+        if noise.smooth:
+            return away, _Range(low, high, high)
+        end = (-away).masked_fill(~outside, torch.inf).amin(-1)
+        return away, _Range(low - away.detach().amax(-1), end.detach(), end)
+    inner, outer = _around_threshold(theta, rows.k)
+    away = torch.where(inside | outside, _without_gap(rows.theta, inner, outer), 0.0).clamp(-largest, largest)
+    gap = (inner - outer).clamp(max=largest).squeeze(-1)
+    flat = last < inner.squeeze(-1)
+    high = torch.where(flat, gap.clamp(max=FAR), 0.0) + margin
+    return away, _Range(torch.full_like(high, -margin), high, high, torch.where(flat, (gap - FAR).clamp(min=0.0), 0.0))
+
+
+def _around_threshold(theta: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The k-th largest position and the next, ``(*batch, 1)``."""
+    ordered, last = theta.detach().sort(-1, descending=True).values, theta.shape[-1] - 1
+    return ordered.gather(-1, (k - 1)[..., None]), ordered.gather(-1, k.clamp(max=last)[..., None])
+
+
+def _without_gap(theta: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    """Distances from the k-th largest position, if no more than FAR lies between that and the next."""
+    return torch.where(theta >= inner, theta - inner, theta - outer - (inner - outer).clamp(max=FAR))
+
+
+def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
+    """Positions with the same inclusion probabilities, none much further than FAR from the k-th, which is at 0."""
+    inner, outer = _around_threshold(theta, k)
+    return _without_gap(theta, inner, outer).clamp(-2 * FAR, FAR)
+
+
+def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
+    theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
+    rows, fixed = rows._replace(theta=theta), theta.detach()
+    slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
+    tilt = solve_threshold(fixed, k)
+
+    def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
+        law = noise.law(s[..., None] + theta)
+        if not noise.shifts_log_odds:
+            law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
+        return law, law.log_cdf - law.log_sf
+
+    def log_bound(s: Tensor) -> Tensor:
+        """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
+        law, log_odds = law_at(s, fixed)
+        t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
+        return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
+
+    # When more than k units are sure to have come.
+    end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    s, weight = _nodes(noise, theta, log_bound, _Range(low, high, end), slab)
+    if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
+        at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
+        expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
+        z = theta - tilt[..., None]
+        surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+
+    def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        law, log_odds = law_at(s, theta)
+        if noise.shifts_log_odds:
+            log_odds = log_odds_at_tilt
+            surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
+            log_count = at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt)
+        else:
+            log_count, log_odds = count_law(log_odds, k)
+        count = (log_count.exp() * weight)[..., None]
+        came, missed = law.ahead * count * torch.sigmoid(log_odds), law.behind * count * torch.sigmoid(-log_odds)
+        included = law.log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
+        out = law.log_sf.exp() * (missed.sum(-1, keepdim=True) + missed)
+        return included.sum(0), out.sum(0)
+
+    parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
+    included, out = (torch.stack(terms).sum(0) for terms in zip(*parts, strict=True))
+    return included, out
+
+
+def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
+    return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name)
+
+
+@differentiable_operator("order_sampling_inclusion")
+def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+    rows = _rows(theta, k)
+    included, out = _inclusion(NOISES[noise], rows)
+    probs = torch.where(included < out, included, 1 - out)
+    return torch.where(rows.open, probs, rows.certain.double())
+
+
+@_inclusion_probabilities.register_fake
+def _(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+    return theta.new_empty(theta.shape, dtype=torch.float64)
+
+
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+    """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
+    return solve_logits(probs, k, FAMILIES[noise])
+
+
+def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
+    """log(-log(1 - p)) from the log-odds of p, next to which it is log p for small p."""
+    inner = log_odds.clamp(min=TINY_LOG_ODDS)
+    return torch.log(-F.logsigmoid(-inner)) + (log_odds - inner)
+
+
+def _family(noise: Noise, quantile: Callable[[Tensor], Tensor]) -> Family:
+    """Scores are the z with F(z) = P(i in S), which are nearly linear in the positions; infinite for certain units."""
+
+    def scores(theta: Tensor, k: int | Tensor) -> Tensor:
+        rows = _rows(theta, k)
+        included, out = (p.masked_fill(~rows.open, 0.5) for p in _inclusion(noise, rows))
+        certain = torch.where(rows.certain, torch.inf, -torch.inf)
+        return torch.where(rows.open, quantile(included.log() - out.log()), certain)
+
+    def slope(z: Tensor) -> Tensor:
+        law = noise.law(z)
+        return law.log_cdf.exp() * law.ahead
+
+    return register_family(
+        Family(noise.name, partial(inclusion_probabilities, noise), scores, quantile, slope, goal=1e-12)
+    )
+
+
+FAMILIES: dict[Noise, Family] = {
+    LOGISTIC: _family(LOGISTIC, lambda log_odds: log_odds),
+    LOG_EXPONENTIAL: _family(LOG_EXPONENTIAL, _log_exponential_quantile),
+}
