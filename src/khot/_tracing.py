@@ -12,22 +12,20 @@ the gradient.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Transform
-from torch.jit._trace import is_tracing
 from torch.overrides import handle_torch_function, has_torch_function
+
+from ._torch_internals import is_tracing, outside_trace, overrides_torch_functions
 
 __all__ = [
     "broadcast_shapes",
-    "is_tracing",
     "one_operation",
-    "outside_trace",
     "overrides_functions",
     "shape_of",
     "untraced",
@@ -35,18 +33,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_C: Any = torch._C  # which has no annotation of what sets the state of a trace
-
-
-@contextmanager
-def outside_trace() -> Iterator[None]:
-    """Records nothing in this block, which may look at shapes; tensors made in it are constants to the trace."""
-    state = _C._get_tracing_state()
-    _C._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        _C._set_tracing_state(state)
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -107,7 +93,7 @@ def overrides_functions(*values: Any) -> bool:
     if not has_torch_function(values):  # which a mode, such as that of a default device, makes true for all
         return False
     special = (type(x) for x in values if isinstance(x, Tensor) and type(x) is not Tensor)
-    return any(kind.__torch_function__ is not torch._C._disabled_torch_function_impl for kind in special)
+    return any(map(overrides_torch_functions, special))
 
 
 def _run(call: Callable[..., Any], *tensors: Tensor) -> Any:

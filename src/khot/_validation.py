@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 
-from khot._tracing import is_tracing, untraced
-
-_MODES = torch._C._TorchDispatchModeKey
-TRACERS = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+from ._torch_internals import is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
+from ._tracing import untraced
 
 
 def has_contents(*tensors: Tensor) -> bool:
@@ -23,53 +19,23 @@ def has_contents(*tensors: Tensor) -> bool:
 
     Also of a tensor that a transform of torch.func wraps, where not everything lets Python look at them.
     """
-    if torch.compiler.is_compiling() or (torch._C._len_torch_dispatch_stack() and _is_traced()):
+    if torch.compiler.is_compiling() or is_traced_by_mode():
         return False
     return not any(map(is_shape_only, tensors))
 
 
-def _is_traced() -> bool:
-    return any(torch._C._get_dispatch_mode(key) is not None for key in TRACERS)
-
-
-def is_shape_only(tensor: Tensor) -> bool:
-    """Whether this is a meta or a fake tensor."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor.is_meta or isinstance(tensor, FakeTensor)
-
-
-def is_mapped(tensor: Tensor) -> bool:
-    """Whether this is many tensors inside of a vmap."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
-
-
-def is_transformed() -> bool:
-    """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
-    return functorch.peek_interpreter_stack() is not None
-
-
 def is_dry_run(*tensors: Tensor) -> bool:
     """Whether only the shape of a result is asked for: of meta or fake tensors, and nobody records how it comes."""
-    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_MODES.PROXY) is not None:
+    if torch.compiler.is_compiling() or writes_program():
         return False
     return any(map(is_shape_only, tensors))
-
-
-def all_true(condition: Tensor) -> bool:
-    """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
-    return bool(torch._is_all_true(condition))
 
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
     if not has_contents(*tensors) or is_tracing():  # in this order: Dynamo does not know the latter
         return False
-    return not any(functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+    return not any(is_wrapped(tensor) for tensor in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:

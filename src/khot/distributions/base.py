@@ -10,7 +10,8 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
-from khot._tracing import is_tracing, untraced
+from khot._torch_internals import is_tracing
+from khot._tracing import untraced
 from khot._validation import can_look, checked_shape, has_contents
 
 

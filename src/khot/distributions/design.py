@@ -15,7 +15,8 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._tracing import is_tracing, one_operation, overrides_functions, shape_of
+from khot._torch_internals import is_tracing
+from khot._tracing import one_operation, overrides_functions, shape_of
 from khot._validation import (
     can_look,
     check_flag,

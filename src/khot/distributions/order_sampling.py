@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._tracing import is_tracing
+from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels.philox import draw_seed

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from khot._torch_internals import nested_forward_mode
+
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """For vmap rules: the batch as the first axis of every tensor, expanded where it has none."""
@@ -28,7 +30,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     """
 
     def nestable(ctx: Any, *tangents: Any) -> Any:
-        with forward_ad._set_fwd_grad_enabled(True):
+        with nested_forward_mode():
             saved = [forward_ad.unpack_dual(v, level=0).primal for v in ctx.saved_tensors]
             return jvp(ctx, saved, *tangents)
 

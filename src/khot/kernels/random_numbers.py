@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._torch_internals import standard_gamma
 from khot._validation import has_contents
 
 Generator = torch.Generator | None
@@ -40,7 +41,7 @@ def exponential(
 
 def gamma(concentration: Tensor, generator: Generator = None) -> Tensor:
     """Gamma variables of scale 1, positive."""
-    drawn = torch._standard_gamma(concentration, generator=generator)
+    drawn = standard_gamma(concentration, generator)
     return drawn.clamp(min=torch.finfo(drawn.dtype).tiny)
 
 

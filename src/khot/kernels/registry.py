@@ -1,158 +1,46 @@
-"""Which implementation runs, by backend, device, dtype and size; everything that decides stands here.
+"""Operators of ``torch.ops.khot``: one operation each, whose backends are registered by name.
 
-``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, forces one:
+    mask = Operator("capped_simplex_mask", reference.mask, fake=_fake)
+    mask.backend("triton", module=".triton_forward", takes=lambda x, *_: ...)
+    mask.backend("torch", module=".torch_backend")
 
-    auto     Triton on accelerators that it supports, and SciPy for isotonic regression on a CPU, where they are
-             installed; torch elsewhere (the default)
+A compiled graph keeps an operator whole. An eager call goes round torch's dispatcher, which costs tens of microseconds,
+and at the first call the import of torch's compiler. The first backend that runs on the tensors' device and ``takes``
+the call does the work, the reference if there is none; its module is imported then, not before. ``KHOT_BACKEND`` in the
+environment, or :func:`backend` around a piece of code, chooses for every operation:
+
+    auto     the fastest that is there: Triton on accelerators that it supports, SciPy for isotonic regression of long
+             rows on a CPU, torch elsewhere (the default)
     torch    plain torch everywhere
-    triton   Triton, or an error that says why not; on a CPU only in its interpreter (``TRITON_INTERPRET=1``); plain
-             torch for what has no kernel
+    triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
+             in its interpreter (``TRITON_INTERPRET=1``)
+    scipy    SciPy where an operation is there, or an error that says why it cannot run
 
-Blocks and warps: a thread holds up to 16 float32 or 4 float64 entries of a row, which is what the registers have room
-for beside the root finder's numbers, so that nothing spills; the longest rows that stay on chip have 32 entries in a
-thread. Longer rows are read in tiles; few of them are split over all multiprocessors, which costs a launch for each
-step of the root finder.
+What is not there for the call, plain torch does, whatever is chosen.
 """
 
 import functools
 import importlib
-import math
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch.nn import Parameter
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from khot._torch_internals import eager_dispatcher, has_dispatch_mode, is_plain
 from khot._validation import has_contents
 
 from .autograd import move_batch_first
-from .links.base import Link
-from .tiles import FEW_ROWS, LONE_ROW, MAX_N, MOST_PLACES, POINTS
 
-BACKENDS = ("auto", "torch", "triton")
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
-LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
-
-MIN_SCIPY = 32  # length of row from which SciPy's loop is worth a call per row
-
-
-def _checked(name: str, source: str) -> str:
-    if name not in BACKENDS:
-        raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}, but got {name!r}")
-    return name
-
-
-_backend = _checked(os.environ.get("KHOT_BACKEND", "auto"), "KHOT_BACKEND")
-
-
-@contextmanager
-def backend(name: str) -> Iterator[None]:
-    """Forces a backend inside a ``with`` block, for all threads.
-
-    Args:
-        name: "auto", "torch" or "triton".
-
-    Raises:
-        ValueError: If there is no such backend.
-
-    Example:
-        >>> import khot.kernels
-        >>> with khot.kernels.backend("torch"):
-        ...     sigmoid_topk(torch.zeros(4), 2)
-        tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
-    global _backend
-    previous, _backend = _backend, _checked(name, "`name`")
-    try:
-        yield
-    finally:
-        _backend = previous
-
-
-def fused(x: Tensor, link: Link, log: bool = False) -> bool:
-    """Whether the map of a link is to be one operator, rather than torch operations that a compiler can fuse."""
-    return (x.is_cuda or _backend == "triton") and _has_kernel(link, log)
-
-
-def _has_kernel(link: Link, log: bool) -> bool:
-    return link.kernel is not None and (not log or link.kernel in ("logistic", "laplace"))
-
-
-def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:
-    """:func:`triton_runs` for the kernels of the relaxed masks with this link."""
-    return _has_kernel(link, log) and triton_runs(x)
-
-
-def triton_runs(x: Tensor) -> bool:
-    """Whether Triton kernels are to run on the rows of ``x (..., n)``, if there is one for what is to be done.
-
-    Raises:
-        RuntimeError: If the backend "triton" is forced where it cannot run.
-    """
-    wanted = _backend == "triton" or (_backend == "auto" and x.is_cuda)
-    if not wanted or x.numel() == 0 or x.shape[-1] > MAX_N:
-        return False
-    obstacle = _obstacle(x.device)
-    if obstacle and _backend == "triton":
-        raise RuntimeError(f"backend 'triton' is forced, but {obstacle}")
-    return obstacle is None
-
-
-def isotonic_solver(x: Tensor) -> Callable[..., Any] | None:
-    """SciPy's isotonic regression, if that is to run on the rows of ``x (..., n)``."""
-    if _backend != "auto" or x.device.type != "cpu" or x.shape[-1] < MIN_SCIPY:
-        return None
-    return _scipy_isotonic()
+MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
 
 
 @functools.cache
-def _scipy_isotonic() -> Callable[..., Any] | None:
-    try:
-        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
-    except ImportError:  # no SciPy, or one before 1.12
-        return None
-    return isotonic_regression
-
-
-def use_triton_transport(x: Tensor, k: int) -> bool:
-    """:func:`triton_runs` for the kernels of sorted transport, where they take ``x (..., n)`` and are worth it."""
-    n, places = x.shape[-1], min(k + 1, x.shape[-1])
-    most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
-    fits = 1 < places <= most and places * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
-    return fits and triton_runs(x)
-
-
-def fuses(x: Tensor) -> bool:
-    """Whether what there is a kernel for is to be one operator: a compiler does not ask whether Triton is there."""
-    if torch.compiler.is_compiling():
-        return _backend == "triton" or (_backend == "auto" and x.is_cuda)
-    return triton_runs(x)
-
-
-def fuses_draws(x: Tensor, draws: int, longest: int = MAX_N) -> bool:
-    """Whether ``draws`` draws for each row of parameters ``x (..., n)`` are to be one operator, up to n = longest.
-
-    One program makes one draw. For few draws of long rows torch, which spreads a row over the device, is faster.
-    """
-    n, rows = x.shape[-1], math.prod(x.shape[:-1])
-    if n > longest or (n > LONG_DRAW and draws * rows < MANY_DRAWS) or _backend == "torch":
-        return False
-    return fuses(x)
-
-
-def sorts_on_chip(values: Tensor) -> bool:
-    """Whether the order maps of sorted rows are one kernel, which holds a row; other rows take several steps."""
-    return triton_runs(values) and values.shape[-1] <= POINTS[torch.float64][-1][0]
-
-
-@functools.cache
-def _obstacle(device: torch.device) -> str | None:
-    """What keeps Triton from running on this device."""
+def _triton_obstacle(device: torch.device) -> str | None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
@@ -167,88 +55,271 @@ def _obstacle(device: torch.device) -> str | None:
     return None
 
 
-def draw_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
-    """Decorator for ``function(*parameters, seed, draws, dtype, ...)``: registers it as the operator ``khot::name``.
+@functools.cache
+def _scipy_obstacle(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"SciPy knows no {device.type} tensors"
+    try:
+        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]  # noqa: F401 - new in 1.12
+    except ImportError as error:
+        return f"SciPy 1.12 or newer is not installed ({error})"
+    return None
 
-    The first of the parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the result is ``(draws, *batch, n)``,
-    of the dtype, and a function of the seed, which is from :func:`khot.kernels.philox.draw_seed`.
+
+class Platform(NamedTuple):
+    """What backends run on.
+
+    Attributes:
+        devices: Types of the devices on which they are chosen without being forced; None for all.
+        fits: Whether they can work on a tensor ``(..., n)`` of this shape at all.
+        obstacle: What keeps them from running on a device, or None.
     """
 
-    def decorate(function: Callable[..., Tensor]) -> Any:
-        draw = operator(name)(function)
-
-        @draw.register_fake
-        def _(*args: Any) -> Tensor:
-            _, draws, dtype = args[(at := _seed_position(args)) : at + 3]
-            return args[0].new_empty((draws, *args[0].shape), dtype=dtype)
-
-        @draw.register_vmap
-        def _(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            at = _seed_position(args)
-            parameters = move_batch_first(info.batch_size, in_dims, args[:at])
-            seed, options = args[at], args[at + 1 :]
-            if in_dims[at] is None:  # the same randomness for all
-                return torch.stack([draw(*row, seed, *options) for row in zip(*parameters, strict=True)]), 0
-            return draw(*parameters, seed.movedim(in_dims[at], 0)[0], *options), 1  # draws and rows have their own
-
-        return draw
-
-    return decorate
+    devices: tuple[str, ...] | None
+    fits: Callable[[Tensor], bool]
+    obstacle: Callable[[torch.device], str | None]
 
 
-def _seed_position(args: tuple[Any, ...]) -> int:
-    return max(i for i, value in enumerate(args) if isinstance(value, Tensor))
+PLATFORMS = {
+    "torch": Platform(None, lambda x: True, lambda device: None),
+    "triton": Platform(("cuda",), lambda x: x.numel() > 0 and x.shape[-1] <= MAX_N, _triton_obstacle),
+    "scipy": Platform(("cpu",), lambda x: True, _scipy_obstacle),
+}
+BACKENDS = ("auto", *PLATFORMS)
 
 
-# What is on and off in torch's dispatcher for code that nobody traces or transforms.
-EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+def _checked(name: str, source: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}, but got {name!r}")
+    return name
 
 
-def _is_plain(argument: Any) -> bool:
-    """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
-    if not isinstance(argument, Tensor):
-        return True
-    transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
+_wanted = _checked(os.environ.get("KHOT_BACKEND", "auto"), "KHOT_BACKEND")
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Forces a backend inside a ``with`` block, for all threads and every operation.
+
+    Args:
+        name: "auto", "torch", "triton" or "scipy".
+
+    Raises:
+        ValueError: If there is no such backend.
+
+    Example:
+        >>> import khot.kernels
+        >>> with khot.kernels.backend("torch"):
+        ...     sigmoid_topk(torch.zeros(4), 2)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    global _wanted
+    previous, _wanted = _wanted, _checked(name, "`name`")
+    try:
+        yield
+    finally:
+        _wanted = previous
 
 
 def is_eager(*arguments: Any) -> bool:
     """Whether a function of these arguments runs now, on data, rather than being traced or transformed."""
-    return not (torch.compiler.is_compiling() or _get_current_dispatch_mode()) and all(map(_is_plain, arguments))
+    return not (torch.compiler.is_compiling() or has_dispatch_mode()) and all(map(is_plain, arguments))
+
+
+class Backend(NamedTuple):
+    """One way to compute an operation.
+
+    Attributes:
+        name: Of the platform.
+        load: Imports what computes it.
+        takes: Whether it can and shall compute a call, by dtype and size.
+    """
+
+    name: str
+    load: Callable[[], Any]
+    takes: Callable[..., bool]
+
+    def is_asked(self, x: Tensor) -> bool:
+        """Whether it shall run on this tensor's device, if it can, and on this shape."""
+        if _wanted == "auto":
+            devices = PLATFORMS[self.name].devices
+            asked = devices is None or x.device.type in devices
+        else:
+            asked = self.name == _wanted
+        return asked and PLATFORMS[self.name].fits(x)
+
+    def runs(self, device: torch.device) -> bool:
+        """Whether it can run.
+
+        Raises:
+            RuntimeError: If it is forced and cannot.
+        """
+        obstacle = PLATFORMS[self.name].obstacle(device)
+        if obstacle and self.name == _wanted:
+            raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
+        return obstacle is None
+
+
+class Backends:
+    """The ways to compute an operation, registered by name.
+
+    Args:
+        package: Where their modules are.
+        attribute: What a module has to compute it: a function of the same arguments, or a record of functions.
+    """
+
+    def __init__(self, package: str, attribute: str) -> None:
+        self.package, self.attribute, self.registered = package, attribute, list[Backend]()
+
+    def backend(self, name: str, *, module: str, takes: Callable[..., bool] = lambda *args: True) -> None:
+        """Registers a backend, after those that are there already.
+
+        Args:
+            name: Of its platform, one of ``BACKENDS`` but "auto".
+            module: Where it is, relative to the package; imported at the first call that it takes.
+            takes: Of what is asked about a call, first a tensor, whether it computes this one; asked once a call.
+        """
+        load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
+        self.registered.append(Backend(_checked(name, "`name`"), load, takes))
+
+    def find(self, *asked: Any) -> Any:
+        """What computes this call; None where nothing that is registered does.
+
+        Raises:
+            RuntimeError: If a backend is forced that takes the call but cannot run here.
+        """
+        for choice in self.registered:
+            if choice.is_asked(asked[0]) and choice.takes(*asked) and choice.runs(asked[0].device):
+                return choice.load()
+        return None
+
+    def fuses(self, *asked: Any) -> bool:
+        """Whether a backend other than torch shall compute this call: then a compiler is to keep it whole.
+
+        Nobody asks here whether that backend is installed, which a compiler could not follow.
+        """
+        others = (choice for choice in self.registered if choice.name != "torch")
+        return any(choice.is_asked(asked[0]) and choice.takes(*asked) for choice in others)
+
+
+class Operator(Backends):
+    """An operation, registered as ``khot::name``; not differentiable, though what calls it may be.
+
+    Args:
+        name: In ``torch.ops.khot``.
+        reference: The definition: a function of the operator's typed arguments, the first of them a tensor whose device
+            decides. A backend's module has a function of the same name and arguments.
+        fake: Empty results for arguments without data.
+        batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch goes first in
+            every tensor and result, and an argument ``check`` becomes False: nobody looks at the contents of a batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        *,
+        fake: Callable[..., Any],
+        batch: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(reference.__module__.rpartition(".")[0], reference.__name__)
+        functools.update_wrapper(self, reference)
+        self.name, self.reference = name, reference
+        self.parameters = tuple(inspect.signature(reference).parameters)
+        self._definition = _define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
+        self._definition.register_fake(fake)
+        self._definition.register_vmap(batch or self._batch_first)
+        OPERATORS[name] = self
+
+    def __call__(self, *args: Any) -> Any:
+        if not is_eager(*args):
+            return self._definition(*args)
+        with torch.no_grad():
+            return self.implementation(*args)(*args)
+
+    def implementation(self, *args: Any) -> Callable[..., Any]:
+        """The function that computes this call.
+
+        Raises:
+            RuntimeError: If a backend is forced that takes the call but cannot run here.
+        """
+        found: Callable[..., Any] | None = self.find(*args)
+        return found or self.plain
+
+    @functools.cached_property
+    def plain(self) -> Callable[..., Any]:
+        """What takes every call: the torch backend if there is one, else the reference."""
+        loads = (choice.load for choice in self.registered if choice.name == "torch")
+        return next((load() for load in loads), self.reference)
+
+    def _batch_first(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+        at = [i for i, value in enumerate(args) if isinstance(value, Tensor)]
+        moved = move_batch_first(info.batch_size, [in_dims[i] for i in at], [args[i] for i in at])
+        batched = list(args)
+        for i, value in zip(at, moved, strict=True):
+            batched[i] = value
+        if "check" in self.parameters:
+            batched[self.parameters.index("check")] = False
+        results = self(*batched)
+        return results, 0 if isinstance(results, Tensor) else (0,) * len(results)
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+class DrawOperator(Operator):
+    """An operation that draws: a function of parameters, a seed and the place of its draws among all draws of the seed.
+
+    Args:
+        name: In ``torch.ops.khot``.
+        reference: The definition, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
+            parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
+            :func:`khot.kernels.philox.draw_seed`, ``first`` is a :class:`khot.kernels.philox.Place`, and the result
+            ``(draws, *batch, n)``, of the dtype. The number for draw d, row r and unit i of a call is that for
+            ``first.draw + d``, ``first.row + r`` and ``first.unit + i`` of the seed, whoever makes it.
+
+    A backend is asked about the first parameter and the number of draws.
+    """
+
+    def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
+        super().__init__(name, reference, fake=self._fake, batch=self._batch)
+
+    @functools.cached_property
+    def _seed(self) -> int:
+        """Which argument is the seed; the draws are the second one after it."""
+        return self.parameters.index("seed")
+
+    def implementation(self, *args: Any) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = self.find(args[0], args[self._seed + 2])
+        return found or self.plain
+
+    def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
+        """What makes the draws for parameters x, if that is not plain torch, which may use a generator of torch's."""
+        if not is_eager(x):
+            return self if self.fuses(x, draws) else None
+        found: Callable[..., Tensor] | None = self.find(x, draws)
+        return None if found is self.plain else found
+
+    def _fake(self, *args: Any) -> Tensor:
+        _, _, draws, dtype = args[self._seed : self._seed + 4]
+        return args[0].new_empty((draws, *args[0].shape), dtype=dtype)
+
+    def _batch(self, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
+        parameters = move_batch_first(info.batch_size, in_dims, args[: self._seed])
+        seed, options = args[self._seed], args[self._seed + 1 :]
+        seed_dim = in_dims[self._seed]
+        if seed_dim is None:  # the same randomness for all
+            return torch.stack([self(*row, seed, *options) for row in zip(*parameters, strict=True)]), 0
+        return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own
 
 
 def _define(name: str, function: Callable[..., Any], **options: Any) -> Any:
     @functools.wraps(function)
     def below_dispatcher(*args: Any) -> Any:
-        # Who calls has switched off parts of the dispatcher that transforms of torch.func in the function need.
-        with torch._C._ForceDispatchKeyGuard(*EAGER), torch.no_grad():
+        with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
     return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)
-
-
-def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator for a function that is not differentiable: registers it as the operator ``khot::name``.
-
-    The result has the methods ``register_fake`` and ``register_vmap`` of the operator.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        @functools.wraps(function)
-        def without_grad(*args: Any) -> Any:
-            with torch.no_grad():
-                return function(*args)
-
-        definition = _define(name, function)
-
-        @functools.wraps(function)
-        def call(*args: Any) -> Any:
-            return without_grad(*args) if is_eager(*args) else definition(*args)
-
-        vars(call).update(register_fake=definition.register_fake, register_vmap=definition.register_vmap)
-        return call
-
-    return decorate
 
 
 def differentiable_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:

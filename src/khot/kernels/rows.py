@@ -1,4 +1,8 @@
-"""TODO khot.kernels.rows."""
+"""Rows of scores: the dtype they are computed in, their range, their distances from a threshold in scales.
+
+A threshold is t = anchor + offset * scale in two float64 numbers, the anchor a number of the computing dtype: then
+x - anchor is exact for the items near t, and z = (x - anchor) / scale - offset accurate relative to itself.
+"""
 
 from typing import NamedTuple
 
@@ -62,7 +66,7 @@ def _twice_inverse(scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (2 / scale).to(dtype).unsqueeze(-1)
 
 
-def _in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
+def in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
     """A float64 tensor of the batch shape; a number is filled in on the device, which need not wait for a copy."""
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(x.shape[:-1])

@@ -22,14 +22,19 @@ from torch.autograd import Function
 
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
+from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex import capped_simplex_threshold, fused_derivative, fused_mask
-from khot.kernels.capped_simplex.derivative import balanced, derivative, local_shape, mask_values, plain_derivative
+from khot.kernels.capped_simplex.derivative import balanced, derivative, local_shape, mask_values
 from khot.kernels.links.base import Link
-from khot.kernels.registry import fused, is_eager
+from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold
 
 _Grads = tuple[Tensor | None, ...]
+
+
+def _is_first() -> bool:
+    """Whether nobody takes the derivative of this derivative."""
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 
 class _CappedSimplexMap(Function):
@@ -39,9 +44,11 @@ class _CappedSimplexMap(Function):
     def forward(
         x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if fused(x, link, log):
-            return fused_mask(x, k, scale, link.key, log, softness, check)
-        anchor, offset = capped_simplex_threshold(x, k, scale, link.key, softness, check)
+        arguments = (x, k, scale, link.key, log, softness, check)
+        if is_eager(x, k, scale) or capped_simplex.mask.fuses(*arguments):
+            return capped_simplex.mask(*arguments)
+        k, scale = k.to(x.device), scale.to(x.device)
+        anchor, offset = capped_simplex.threshold(x, k, scale, link.key, softness, check)
         return mask_values(x, scale, Threshold(anchor, offset), link, log), anchor, offset
 
     @staticmethod
@@ -56,17 +63,13 @@ class _CappedSimplexMap(Function):
     def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> _Grads:
         x, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
-        link, log, at = ctx.link, ctx.log, Threshold(anchor, offset)
+        link, log = ctx.link, ctx.log
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
-        compiling, graph = torch.compiler.is_compiling(), torch.is_grad_enabled()
-        if grad_y is not None and grad_offset is None:
-            if fused(x, link, log) and (compiling or not graph):
-                grads = fused_derivative(x, scale, anchor, offset, grad_y, link.key, log)
-                return *grads, *(None,) * 4
-            if not (graph or x.is_cuda) and is_eager(x, scale, anchor, offset, grad_y):
-                short = plain_derivative(x, scale, at, grad_y, link, log, needs_scale)
-                if short is not None:
-                    return short[0].to(x.dtype), *short[1:], *(None,) * 4
+        if grad_y is not None and grad_offset is None and _is_first():
+            arguments = (x, scale, anchor, offset, grad_y, link.key, log, needs_scale)
+            if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
+                return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
+        at = Threshold(anchor, offset)
         grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
@@ -125,7 +128,7 @@ def relaxed_mask(
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
-    on_host = fused(x, link, log) and not torch.compiler.is_compiling()
+    on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y.movedim(-1, dim)

@@ -1,6 +1,6 @@
 r"""The sparse maps by absolute value as differentiable functions of x, k and the strength.
 
-Values and formulas are those of :mod:`khot.kernels.magnitude.torch_backend`. They are written in differentiable operations of abs(x),
+Values and formulas are those of :mod:`khot.kernels.magnitude`. They are written in differentiable operations of abs(x),
 the strength and the offset of the threshold, which is an output of the function, while its anchor is a constant: so
 derivatives of every order follow as in :mod:`khot.relaxations.engine`.
 """
@@ -14,7 +14,8 @@ from torch.autograd import Function
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.links.clipped_power import ClippedPower
-from khot.kernels.magnitude.torch_backend import local_shape, odd_map, odd_map_derivative, over, pullback, times_square
+from khot.kernels.magnitude import odd_map, odd_map_derivative
+from khot.kernels.magnitude.local_shape import local_shape, over, pullback, times_square
 from khot.kernels.rows import Threshold, compute_dtype
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
+from khot._torch_internals import in_forward_mode
 from khot.kernels.order import tiles as order_tiles
 from khot.kernels.registry import is_eager, sorts_on_chip, triton_runs
 
@@ -49,7 +50,7 @@ class OrderMap(NamedTuple):
 
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
         """The map of x (..., n), sorted already."""
-        if not is_eager(x, scale) or forward_ad._current_level >= 0 or x.numel() == 0:
+        if not is_eager(x, scale) or in_forward_mode() or x.numel() == 0:
             return self.compose(values, order, scale)
         on_chip = sorts_on_chip(x)
         if not on_chip and (self.tiles is None or x.device.type != "cpu" or triton_runs(x)):

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..links.base import Link
 from ..links.tails_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
 from ..rows import Threshold
 from ..tiles import BACKWARD, Plan, plan
@@ -289,3 +290,10 @@ def _launch_split(
         SPLITS=triton.next_power_of_2(splits), **common,
     )  # fmt: skip
     return lever.sum(-1)
+
+
+def mask_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = Link.find(link)
+    return launch_backward(x, scale, Threshold(anchor, offset), grad, str(found.kernel), found.q, log)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..contents import check_rows
+from ..links.base import Link
 from ..links.tails_triton import add4, value
 from ..rows import Threshold
 from ..tiles import Plan, plan
@@ -316,3 +318,25 @@ def _launch_split(
         _split_map[(triton.cdiv(n, how.block), rows)](
             x, y, *at, *scale.arguments(placeholder), q, x.stride(0), y.stride(0), n, LOG=log, **common
         )
+
+
+def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+    _, anchor, offset = _checked(x, k, scale, link, False, softness, check, with_y=False)
+    return anchor, offset
+
+
+def mask(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _checked(x, k, scale, link, log, softness, check, with_y=True)
+
+
+def _checked(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool, with_y: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = Link.find(link)
+    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
+    y, anchor, offset, sound = launch_forward(x, k, scale, str(found.kernel), found.q, log, with_y, check)
+    if sound is not None and not bool(sound.all()):
+        check_rows(x, k, scale, softness)
+    return y, anchor, offset

@@ -1,4 +1,33 @@
-"""TODO khot.kernels.isotonic.__init__."""
+r"""Isotonic optimisation, min over v_1 >= ... >= v_n of sum h_i(v_i), and the blocks in which its solution is constant.
+
+.. math:: h_i'(v) = w_i\,\varphi'(v) - \mathrm{sign}(s_i - v)\,|(s_i - v)/\lambda|^{q-1}, \qquad
+    1/p + 1/q = 1, \quad \varphi(v) = v \text{ or } \tfrac12 v^2
+
+Pooling by halves. A row whose halves are solved needs at most one more block, across the middle: all that lies below
+its value gamma on the left and above it on the right, where gamma is the root of the increasing function
+
+.. math:: G(\gamma) = \sum_{\text{left},\ v_i < \gamma} h_i'(\gamma) + \sum_{\text{right},\ v_i > \gamma} h_i'(\gamma) .
+
+So log2(n) levels of independent scalar roots solve all rows at once, without the data-dependent loop over the elements
+of the usual stack algorithm (PAV), and find the same blocks. For p = 2, G is piecewise linear: its pieces come from
+prefix sums taken outwards from the middle, and a guarded Newton method walks them in a few steps. Pairs of halves that
+are in order already cost one comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, though it
+takes row by row (pooling noise in one thread, 1 x 10^6 items: 41 ms against 1.4 s; 128 x 1000: 8 ms against 83 ms;
+1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed and the
+backend is "auto".
+
+Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
+ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
+is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
+optimality conditions, which makes the result exact after finitely many sweeps.
+
+Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
+
+References:
+    [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", arXiv:2002.08871.
+    [2] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", arXiv:2302.01425.
+    [3] Tibshirani (2017), "Dykstra's Algorithm, ADMM, and Coordinate Descent", arXiv:1705.04768.
+"""
 
 from typing import Any
 
@@ -6,41 +35,25 @@ import torch
 from torch import Tensor
 
 from ..autograd import move_batch_first
-from ..registry import operator
-from .torch_backend import Objective, _check_contents, block_minimiser, dual_ascent, pool_adjacent
+from ..registry import Operator
+from . import reference
+
+MIN_SCIPY = 32  # length of row from which SciPy's loop is worth a call per row
 
 
-@operator("isotonic")
-def isotonic(
-    s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
-) -> tuple[Tensor, Tensor]:
-    """The solution (float64) and its blocks (int64) along the last axis, for s and w (..., n), strength (...).
-
-    With ``names`` such as "s,w", bad contents raise a ValueError in which s and w go by these names.
-    """
-    if s.numel() == 0:
-        return torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
-    if names:
-        _check_contents(dict(zip(names.split(","), (s, w), strict=True)), strength, magnitude)
-    n = s.shape[-1]
-    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
-    objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
-    if dual:
-        v, blocks = dual_ascent(objective, max_iter)
-    else:
-        blocks = pool_adjacent(objective)
-        v = block_minimiser(objective, blocks)
-    return v.reshape(s.shape), blocks.reshape(s.shape)
-
-
-@isotonic.register_fake
-def _(
-    s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
-) -> tuple[Tensor, Tensor]:
+def _fake(s: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return s.new_empty(s.shape, dtype=torch.float64), s.new_empty(s.shape, dtype=torch.long)
 
 
-@isotonic.register_vmap
-def _(info: Any, in_dims: Any, s: Tensor, w: Tensor, strength: Tensor, *options: Any) -> tuple[Any, Any]:
+def _batch(info: Any, in_dims: Any, s: Tensor, w: Tensor, strength: Tensor, *options: Any) -> tuple[Any, Any]:
     s, w, strength = move_batch_first(info.batch_size, in_dims, (s, w, strength))
     return isotonic(s, w, strength, *options[:-1], ""), (0, 0)
+
+
+isotonic = Operator("isotonic", reference.isotonic, fake=_fake, batch=_batch)
+isotonic.backend(
+    "scipy",
+    module=".scipy_backend",
+    takes=lambda s, w, strength, p, magnitude, dual, *_: p == 2 and not dual and s.shape[-1] >= MIN_SCIPY,
+)
+isotonic.backend("torch", module=".torch_backend")

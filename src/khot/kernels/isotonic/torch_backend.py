@@ -1,33 +1,4 @@
-r"""Isotonic optimisation, min over v_1 >= ... >= v_n of sum h_i(v_i), and the blocks in which its solution is constant.
-
-.. math:: h_i'(v) = w_i\,\varphi'(v) - \mathrm{sign}(s_i - v)\,|(s_i - v)/\lambda|^{q-1}, \qquad
-    1/p + 1/q = 1, \quad \varphi(v) = v \text{ or } \tfrac12 v^2
-
-Pooling by halves. A row whose halves are solved needs at most one more block, across the middle: all that lies below
-its value gamma on the left and above it on the right, where gamma is the root of the increasing function
-
-.. math:: G(\gamma) = \sum_{\text{left},\ v_i < \gamma} h_i'(\gamma) + \sum_{\text{right},\ v_i > \gamma} h_i'(\gamma) .
-
-So log2(n) levels of independent scalar roots solve all rows at once, without the data-dependent loop over the elements
-of the usual stack algorithm (PAV), and find the same blocks. For p = 2, G is piecewise linear: its pieces come from
-prefix sums taken outwards from the middle, and a guarded Newton method walks them in a few steps. Pairs of halves that
-are in order already cost one comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, though it
-takes row by row (pooling noise in one thread, 1 x 10^6 items: 41 ms against 1.4 s; 128 x 1000: 8 ms against 83 ms;
-1280 x 10: 13 ms against 4 ms), so SciPy's is used on rows that are not very short, where SciPy is installed and the
-backend is "auto".
-
-Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
-ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
-is exactly zero separates two blocks; every few sweeps the blocks are solved and accepted if they satisfy the
-optimality conditions, which makes the result exact after finitely many sweeps.
-
-Layout: s, w (rows, n), strength (rows, 1), all in float64 and contiguous.
-
-References:
-    [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", arXiv:2002.08871.
-    [2] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", arXiv:2302.01425.
-    [3] Tibshirani (2017), "Dykstra's Algorithm, ADMM, and Coordinate Descent", arXiv:1705.04768.
-"""
+"""Isotonic optimisation in plain torch, on any device, for any p, all rows at once."""
 
 import warnings
 from collections.abc import Callable
@@ -40,7 +11,8 @@ from torch import Tensor
 from khot._validation import check_softness_contents
 
 from ..newton import guarded_newton
-from ..registry import isotonic_solver
+
+Pool = Callable[["Objective"], Tensor]  # the blocks of the solution, numbered from 0 along each row: int64 (rows, n)
 
 NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
@@ -48,7 +20,7 @@ SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality 
 
 @dataclass(frozen=True)
 class Objective:
-    """The sum of h_i over the items of each row; see the module's docstring.
+    """The sum of h_i over the items of each row; see :mod:`khot.kernels.isotonic`.
 
     Attributes:
         s, w: Targets and weights (rows, n).
@@ -148,28 +120,8 @@ def block_minimiser(objective: Objective, blocks: Tensor) -> Tensor:
     return increasing_root(evaluate, low, high)
 
 
-def pool_adjacent(objective: Objective) -> Tensor:
-    """The blocks of the solution, numbered from 0 along each row: int64 (rows, n)."""
-    if objective.p == 2 and (solver := isotonic_solver(objective.s)):
-        return _pool_row_by_row(objective, solver)
-    return pool_by_halves(objective)
-
-
-def _pool_row_by_row(objective: Objective, solver: Callable[..., Any]) -> Tensor:
-    linear, constant = objective.quadratic()
-    target = constant / linear
-    weights = linear.numpy() if objective.magnitude else [None] * len(target)
-    starts = torch.zeros_like(target, dtype=torch.bool)
-    for row, weight, start in zip(target.numpy(), weights, starts.numpy(), strict=True):
-        start[solver(row, weights=weight, increasing=False).blocks[:-1]] = True
-    # It pools ties too, which would tie their derivatives for no reason: undo it.
-    rises = (target.diff(dim=-1, prepend=target[:, :1]) != 0) & ~starts
-    blocks = starts.cumsum(-1) - 1
-    return (starts | (block_sums(rises.to(target.dtype), blocks) == 0)).cumsum(-1) - 1
-
-
 def pool_by_halves(objective: Objective) -> Tensor:
-    """:func:`pool_adjacent` on any device, for any p, batched; see the module's docstring."""
+    """The blocks of the solution, numbered from 0 along each row: int64 (rows, n)."""
     rows, n = objective.s.shape
     size = 1 << (n - 1).bit_length()
     v = objective.minimiser()
@@ -290,10 +242,43 @@ def _is_optimal(objective: Objective, v: Tensor) -> Tensor:
     return (v.diff(dim=-1) <= 0).all(-1, keepdim=True) & (first.cumsum(-1) >= -slack).all(-1, keepdim=True)
 
 
-def _check_contents(values: dict[str, Tensor], strength: Tensor, magnitude: bool) -> None:
-    for name, value in values.items():
+def _check_contents(targets: Tensor, weights: Tensor, names: list[str], strength: Tensor, magnitude: bool) -> None:
+    for name, value in zip(names, (targets, weights), strict=True):
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
-    check_softness_contents("strength", strength, next(iter(values.values())).dtype)
-    if magnitude and bool((values["w"] < 0).any()):
-        raise ValueError(f"`w` must not be negative for kind='magnitude', but contains {values['w'].min().item():g}")
+    check_softness_contents("strength", strength, targets.dtype)
+    if magnitude and bool((weights < 0).any()):
+        raise ValueError(f"`w` must not be negative for kind='magnitude', but contains {weights.min().item():g}")
+
+
+def isotonic(
+    s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
+) -> tuple[Tensor, Tensor]:
+    return solve(pool_by_halves, s, w, strength, p, magnitude, dual, max_iter, names)
+
+
+def solve(
+    pool: Pool,
+    s: Tensor,
+    w: Tensor,
+    strength: Tensor,
+    p: float,
+    magnitude: bool,
+    dual: bool,
+    max_iter: int,
+    names: str,
+) -> tuple[Tensor, Tensor]:
+    """:func:`isotonic` with a way to find the blocks; dual ascent has its own."""
+    if s.numel() == 0:
+        return torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
+    if names:
+        _check_contents(s, w, names.split(","), strength, magnitude)
+    n = s.shape[-1]
+    rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
+    objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)
+    if dual:
+        v, blocks = dual_ascent(objective, max_iter)
+    else:
+        blocks = pool(objective)
+        v = block_minimiser(objective, blocks)
+    return v.reshape(s.shape), blocks.reshape(s.shape)

@@ -17,6 +17,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from khot._torch_internals import count_as_constant
+
 if TYPE_CHECKING:
     from .base import Link
 
@@ -57,7 +59,7 @@ def _lives(identity: int) -> bool:
 
 # Dynamo shall call it, not look into it. This is torch.compiler.assume_constant_result without importing the compiler,
 # and with it Triton, where nothing is compiled.
-_lives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+count_as_constant(_lives)
 
 
 def name_of(link: "Link") -> str:

@@ -8,7 +8,8 @@ float32 do, their noise being accurate in both tails; and torch's generator give
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from khot._torch_internals import is_wrapped
 
 from khot.laws.order_sampling import NOISES, Noise
 
@@ -40,7 +41,7 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
 def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
     """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
     ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
-    if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(scale):
+    if torch.compiler.is_compiling() or is_wrapped(scale):
         return ranks * scale
     return ranks.mul_(scale)
 

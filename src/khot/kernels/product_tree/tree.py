@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from khot._validation import has_contents, is_transformed
+from khot._torch_internals import is_transformed
+from khot._validation import has_contents
 
 from ..random_numbers import uniform
 from ..registry import triton_runs

@@ -20,68 +20,20 @@ strength is; where the root lies between two neighbouring doubles, the search go
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..autograd import move_batch_first
-from ..capped_simplex.torch_backend import COARSEST, NEAR, SAMPLE_SIZE, check_contents, solve_rows
-from ..links.base import Link, TailSums
+from ..capped_simplex.search import COARSEST, NEAR, SAMPLE_SIZE, solve_rows
+from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..newton import RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
-from ..registry import operator
-from ..rows import Span, Threshold, compute_dtype, row_range
+from ..rows import Span, Threshold
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 ORDINARY = 2.0**40  # entries and strengths up to which, and down to the inverse of which, float32 does
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
-
-
-@operator("odd_threshold")
-def odd_threshold(
-    x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool
-) -> tuple[Tensor, Tensor]:
-    """Anchor and offset of the threshold of each row of x (..., n), float64 (...); not differentiable.
-
-    Args:
-        x: Real entries; only their absolute values count.
-        k: Sum, from 0 to n, float64 (...).
-        strength: Positive, float64 (...).
-        link: Key of the :class:`ClippedPower`.
-        magnitude: Which of the two thresholds.
-        check: Whether bad contents raise a ValueError.
-    """
-    batch, n = x.shape[:-1], x.shape[-1]
-    if x.numel() == 0:
-        if check and bool((k != 0).any()):  # n = 0, or no rows
-            raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
-        return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
-    k, strength = k.reshape(-1), strength.reshape(-1)
-    a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
-    span = row_range(a)
-    if check:
-        if bool((span.selected > 0).any()):
-            row = int((span.selected > 0).nonzero()[0])
-            raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-        check_contents(x.reshape(-1, n), k, strength, "strength", span)
-    found = Link.find(link)
-    assert isinstance(found, ClippedPower)
-    at = _solve_magnitudes(a, k, strength, found, span) if magnitude else _solve_signed(a, k, strength, found, span)
-    return at.anchor.reshape(batch), at.offset.reshape(batch)
-
-
-@odd_threshold.register_fake
-def _(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> tuple[Tensor, Tensor]:
-    of_row = torch.empty_like(k, memory_format=torch.contiguous_format)
-    return of_row, torch.empty_like(of_row)
-
-
-@odd_threshold.register_vmap
-def _(info: Any, in_dims: Any, x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> Any:
-    x, k, strength = move_batch_first(info.batch_size, in_dims, (x, k, strength))
-    return odd_threshold(x, k, strength, link, magnitude, False), (0, 0)
 
 
 def shrink(a: Tensor, strength: Tensor, link: ClippedPower) -> tuple[Tensor, Tensor]:
@@ -139,7 +91,7 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
     return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
-def _solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
     at = solve_rows(a, k, strength, link, span)
     binding = at.anchor + at.offset * strength > 0
     return Threshold(torch.where(binding, at.anchor, 0.0), torch.where(binding, at.offset, 0.0))
@@ -213,7 +165,7 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
     return torch.where(high > 4 * low, low.sqrt() * high.sqrt(), arithmetic_mean(low, high))
 
 
-def _solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+def solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
     q, nonzero = link.q, a.sign().sum(-1).double()
     smallest = torch.where(a > 0, a, torch.inf).amin(-1).double()
     # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.
@@ -246,7 +198,7 @@ def _first_guess(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> 
     n = a.shape[-1]
     if n >= 4 * SAMPLE_SIZE:
         sample = a[:, :: n // SAMPLE_SIZE].contiguous()
-        at = _solve_magnitudes(sample, k * (sample.shape[-1] / n), strength, link, row_range(sample))
+        at = solve_magnitudes(sample, k * (sample.shape[-1] / n), strength, link, row_range(sample))
         return threshold_value(at, strength, link)
     fraction = (k / n).clamp(1e-300, 1 - 2.0**-53)
     mean, square = a.mean(-1).double(), torch.linalg.vector_norm(a, dim=-1).double().square() / n

@@ -1,0 +1,150 @@
+"""What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+__all__ = [
+    "all_true",
+    "count_as_constant",
+    "eager_dispatcher",
+    "has_dispatch_mode",
+    "in_forward_mode",
+    "is_mapped",
+    "is_plain",
+    "is_shape_only",
+    "is_traced_by_mode",
+    "is_tracing",
+    "is_transformed",
+    "is_wrapped",
+    "nested_forward_mode",
+    "outside_trace",
+    "overrides_torch_functions",
+    "standard_gamma",
+    "writes_program",
+]
+
+_C: Any = torch._C  # which has no annotation of what sets the state of a trace
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
+# What is on and off in torch's dispatcher for code that nobody traces or transforms.
+_EAGER = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+# Transforms of torch.func
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func, such as vmap or grad, has wrapped this tensor."""
+    return functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether this is many tensors inside of a vmap."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
+    return functorch.peek_interpreter_stack() is not None
+
+
+def is_plain(argument: Any) -> bool:
+    """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
+    if not isinstance(argument, Tensor):
+        return True
+    transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
+    return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
+
+
+# Tracers and dispatch modes
+
+
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this is a meta or a fake tensor."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def has_dispatch_mode() -> bool:
+    """Whether a mode of torch's dispatcher sees every operation."""
+    return _get_current_dispatch_mode() is not None
+
+
+def is_traced_by_mode() -> bool:
+    """Whether one of these modes runs without data, or writes down a program."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+
+
+def writes_program() -> bool:
+    """Whether a mode writes down the operations that it sees."""
+    return torch._C._get_dispatch_mode(_KEYS.PROXY) is not None
+
+
+@contextmanager
+def outside_trace() -> Iterator[None]:
+    """``torch.jit.trace`` records nothing in this block; tensors made in it are constants to the trace."""
+    state = _C._get_tracing_state()
+    _C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _C._set_tracing_state(state)
+
+
+def overrides_torch_functions(kind: type) -> bool:
+    """Whether a subclass of tensors has functions of its own in place of torch's."""
+    return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
+
+
+def count_as_constant(function: Any) -> None:
+    """Lets Dynamo call this function while it traces, and take the result for a constant."""
+    function._dynamo_marked_constant = True
+
+
+def eager_dispatcher() -> AbstractContextManager[Any]:
+    """For what runs below the dispatcher: who called has switched off parts that transforms in it need."""
+    guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(*_EAGER)
+    return guard
+
+
+# Forward mode
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry tangents."""
+    return forward_ad._current_level >= 0
+
+
+def nested_forward_mode() -> AbstractContextManager[Any]:
+    """Forward mode inside of a ``jvp``, where torch switches it off."""
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+# Functions without a public name
+
+
+def all_true(condition: Tensor) -> bool:
+    """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
+    return bool(torch._is_all_true(condition))
+
+
+def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gamma variables, differentiable in the concentration."""
+    return torch._standard_gamma(concentration, generator=generator)
