@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from khot.kernels.order.lapsum import FAR
 
 from khot.kernels.order import lapsum
-from khot.kernels.order.lapsum import FAR
 from tests.inputs import normal
 
 

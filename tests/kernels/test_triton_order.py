@@ -7,11 +7,12 @@ from tests.kernels.device import DEVICE, kernel_marks
 
 pytestmark = kernel_marks()
 
+from khot.kernels.order.slices import slice_weights, slice_weights_derivative
+
 import khot.kernels
 from khot import soft_permutation, soft_rank, soft_sort
 from khot.kernels.order import lapsum
 from khot.kernels.order import triton_scans as lapsum_triton
-from khot.kernels.order.slices import slice_weights, slice_weights_derivative
 from khot.kernels.registry import sorts_on_chip
 from tests.inputs import normal
 

@@ -1,6 +1,7 @@
 """Order sampling: the k units that come first in a random order; the base of three designs."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,7 @@ from torch.types import _size as SizeLike
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels.philox import draw_seed
-from khot.kernels.registry import fuses_draws
+from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as kernel
 from khot.relaxations import topk_mask
@@ -64,7 +64,7 @@ class OrderSampling(SamplingDesign):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
-            _ = self._centre if self._fuses_draws(()) else self._rank_scale  # once, rather than for every copy
+            _ = self._rank_scale if self._kernel(()) is None else self._centre  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 
     @property
@@ -79,8 +79,9 @@ class OrderSampling(SamplingDesign):
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self._param.device)
-        if self._fuses_draws(sample_shape):
-            return self._draw_fused(sample_shape, generator)
+        kernel = self._kernel(sample_shape)
+        if kernel is not None:
+            return self._draw_with(kernel, sample_shape, generator)
         ranks = self._ranks(sample_shape, generator)
         if isinstance(self._size, Tensor):
             return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
@@ -91,21 +92,27 @@ class OrderSampling(SamplingDesign):
     ) -> Tensor:
         check_generator(generator, self._param.device)
         k = self._require_shared_k("sample_indices")
-        fused = self._fuses_draws(sample_shape)
-        ranks = -self._draw_fused(sample_shape, generator) if fused else self._ranks(sample_shape, generator)
+        kernel = self._kernel(sample_shape)
+        if kernel is None:
+            ranks = self._ranks(sample_shape, generator)
+        else:
+            ranks = -self._draw_with(kernel, sample_shape, generator)
         return ranks.topk(k, largest=False, sorted=False).indices.sort(-1).values
 
-    def _fuses_draws(self, sample_shape: SizeLike) -> bool:
-        return fuses_draws(self._positions, math.prod(checked_shape("sample_shape", sample_shape)))
+    def _kernel(self, sample_shape: SizeLike) -> Callable[..., Tensor] | None:
+        draws = math.prod(checked_shape("sample_shape", sample_shape))
+        return order_draw.order_draw.kernel(self._positions, draws)
 
-    def _draw_fused(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
+    def _draw_with(
+        self, kernel: Callable[..., Tensor], sample_shape: SizeLike, generator: torch.Generator | None
+    ) -> Tensor:
         theta, dtype = self._positions.detach(), self._param.dtype
         seed, draws = draw_seed(theta.device, generator), math.prod(sample_shape)
-        drawn = order_draw.order_draw(theta, self.k, self._centre, seed, draws, dtype, self._noise.name)
+        drawn = kernel(theta, self.k, self._centre, seed, FIRST, draws, dtype, self._noise.name)
         return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
-        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
+        return order_draw.draw_ranks(self._noise.name, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:

@@ -25,11 +25,9 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
 from khot.kernels.ordered_duels import draw_in_order, kinds, ordered_duels_draw
-from khot.kernels.philox import draw_seed
+from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.random_numbers import uniform
-from khot.kernels.registry import fuses_draws
 from khot.kernels.small_numbers import TINY
-from khot.kernels.tiles import LONGEST_TOURNAMENT
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.relaxations import sigmoid_topk
 
@@ -116,9 +114,10 @@ class Pivotal(SamplingDesign):
             probs = self.probs.detach()
             if self.order == "fixed":
                 return self._draw_by_rows(partial(_draw_in_order, generator=generator), sample_shape, probs)
-            if fuses_draws(probs, draws, LONGEST_TOURNAMENT):
+            kernel = pivotal_draw.kernel(probs, draws)
+            if kernel is not None:
                 seed = draw_seed(probs.device, generator)
-                return pivotal_draw(probs, self.k, seed, draws, self._param.dtype).view(shape)
+                return kernel(probs, self.k, seed, FIRST, draws, self._param.dtype).view(shape)
             return self._draw_by_rows(partial(_draw_in_random_order, generator=generator), sample_shape, probs)
 
     def _log_prob(self, value: Tensor) -> Tensor:
@@ -175,8 +174,10 @@ def _draw_in_order(k: Tensor, probs: Tensor, draws: int, generator: torch.Genera
     duels = _play_in_order(k, probs)
     total, empty = duels.take + duels.keep, ~duels.crossing & (duels.before == 0)  # an empty seat is taken
     kind = kinds(duels.crossing, empty, duels.certain)
-    if fuses_draws(total, draws):
-        return ordered_duels_draw(duels.take, total, kind, draw_seed(total.device, generator), draws, probs.dtype)
+    kernel = ordered_duels_draw.kernel(total, draws)
+    if kernel is not None:
+        seed = draw_seed(total.device, generator)
+        return kernel(duels.take, total, kind, seed, FIRST, draws, probs.dtype)
     u = uniform((draws, *total.shape), total.dtype, total.device, generator)
     return draw_in_order(duels.take, total, kind, u)
 

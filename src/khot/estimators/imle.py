@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._torch_internals import is_mapped
 from khot._tracing import one_operation
 from khot._validation import (
     check_choice,
@@ -15,7 +16,6 @@ from khot._validation import (
     check_positive_contents,
     checked_positive,
     is_dry_run,
-    is_mapped,
 )
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._tracing import one_operation, shape_of
 from khot._torch_internals import all_true
+from khot._tracing import one_operation, shape_of
 from khot._validation import can_look, check_choice, check_generator, has_contents
 from khot.distributions.base import draw
 from khot.distributions.design import MAX_SUPPORT

@@ -1,13 +1,16 @@
 """Random numbers as a function of a seed, a draw and a place in it, which torch and Triton kernels have in common.
 
-Philox4x32 with ten rounds; the counter is (place, draw, 0, 0), the key the seed. In plain torch it is here as the
-definition: for numbers alone torch's own generator is faster.
+Philox4x32 with ten rounds; the counter is (place, row, draw, 0), the key the seed. Places, rows and draws are counted
+from a :class:`Place` among all that the seed has, so that who makes a part of the draws makes the same numbers as who
+makes them all. In plain torch it is here as the definition: for numbers alone torch's own generator is faster.
 
 References:
     [1] Salmon, Moraes, Dror, Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3".
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +23,42 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
-def random_words(seed: Tensor, draws: int, places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four blocks ``(draws, places)`` of 32 random bits, as int64."""
-    place = torch.arange(places, device=seed.device).expand(draws, places)
-    draw = torch.arange(draws, device=seed.device).unsqueeze(-1).expand(draws, places)
-    zero = torch.zeros_like(place)
-    c = (place, draw, zero, zero)
+class Place(NamedTuple):
+    """Where the draws of a call begin among all draws of a seed.
+
+    Attributes:
+        draw: The first draw.
+        row: The first row of parameters.
+        unit: The first unit of a row; even, as two units share a place of the counter.
+    """
+
+    draw: int = 0
+    row: int = 0
+    unit: int = 0
+
+
+FIRST = list(Place())  # as operators take it
+
+
+def random_words(
+    seed: Tensor, draws: int, rows: int, places: int, first: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four blocks ``(draws, rows, places)`` of 32 random bits, as int64, from a draw, a row and a place on."""
+    shape, zero = (draws, rows, places), torch.zeros((), dtype=torch.long, device=seed.device)
+    draw, row, place = (
+        (torch.arange(count, device=seed.device) + start).view(view).expand(shape)
+        for count, start, view in zip(shape, first, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
+    )
+    c = (place, row, draw, zero.expand(shape))
     low, high = seed & WORD, (seed >> 32) & WORD
     for _ in range(10):
-        first, third = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57  # modulo 2^64
-        c = ((third >> 32) & WORD ^ c[1] ^ low, third & WORD, (first >> 32) & WORD ^ c[3] ^ high, first & WORD)
+        first_word, third = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57  # modulo 2^64
+        c = (
+            (third >> 32) & WORD ^ c[1] ^ low,
+            third & WORD,
+            (first_word >> 32) & WORD ^ c[3] ^ high,
+            first_word & WORD,
+        )
         low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD
     return c
 
@@ -39,8 +68,11 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
     return ((high << 21) | (low >> 11)).double() * 2.0**-53
 
 
-def uniform_rows(seed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """:func:`uniform` numbers for draws ``shape[:-1]`` of ``shape[-1]`` units, two for each place of the counter."""
-    a, b, c, d = random_words(seed, math.prod(shape[:-1]), (shape[-1] + 1) // 2)
-    high, low = (torch.stack(pair, -1).flatten(-2)[:, : shape[-1]] for pair in ((a, c), (b, d)))
-    return uniform(high, low).view(shape)
+def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]) -> Tensor:
+    """:func:`uniform` numbers ``(draws, *batch, n)``, two for each place of the counter."""
+    start = Place(*first)
+    if start.unit % 2:
+        raise ValueError(f"draws must begin at an even unit, but got {start}")
+    words = random_words(seed, draws, math.prod(batch), (n + 1) // 2, (start.draw, start.row, start.unit // 2))
+    high, low = (torch.stack((words[i], words[j]), -1).flatten(-2)[..., :n] for i, j in ((0, 2), (1, 3)))
+    return uniform(high, low).view(draws, *batch, n)

@@ -8,11 +8,17 @@ import triton.language as tl
 
 
 @triton.jit
-def random_words(seed, draw, place):
-    """Four blocks of 32 random bits for a block of places of one draw."""
+def place_of(serial, rows, first_draw, first_row):
+    """Draw and row of the seed for the draw and row of a call with this number, the rows of a draw after each other."""
+    return serial // rows + first_draw, serial % rows + first_row
+
+
+@triton.jit
+def random_words(seed, draw, row, place):
+    """Four blocks of 32 random bits for a block of places of one row of a draw."""
     place = place.to(tl.uint32)
     zero = place * 0
-    return tl.philox(seed, place, zero + draw.to(tl.uint32), zero, zero)
+    return tl.philox(seed, place, zero + row.to(tl.uint32), zero + draw.to(tl.uint32), zero)
 
 
 @triton.jit

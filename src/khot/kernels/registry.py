@@ -22,6 +22,7 @@ What is not there for the call, plain torch does, whatever is chosen.
 import functools
 import importlib
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,11 +32,11 @@ import torch
 from torch import Tensor
 
 from khot._torch_internals import eager_dispatcher, has_dispatch_mode, is_plain
-from khot._validation import has_contents
 
 from .autograd import move_batch_first
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
+LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
 
 
@@ -182,16 +183,28 @@ class Backends:
         load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
         self.registered.append(Backend(_checked(name, "`name`"), load, takes))
 
-    def find(self, *asked: Any) -> Any:
-        """What computes this call; None where nothing that is registered does.
+    def choose(self, *asked: Any) -> Backend | None:
+        """The first backend that takes this call and runs here.
 
         Raises:
             RuntimeError: If a backend is forced that takes the call but cannot run here.
         """
         for choice in self.registered:
             if choice.is_asked(asked[0]) and choice.takes(*asked) and choice.runs(asked[0].device):
-                return choice.load()
+                return choice
         return None
+
+    def find(self, *asked: Any) -> Any:
+        """What computes this call, imported; None where nothing that is registered does."""
+        choice = self.choose(*asked)
+        return None if choice is None else choice.load()
+
+    def is_fused(self, *asked: Any) -> bool:
+        """:meth:`fuses` to a compiler; to others whether a backend other than torch computes this call."""
+        if torch.compiler.is_compiling():
+            return self.fuses(*asked)
+        choice = self.choose(*asked)
+        return choice is not None and choice.name != "torch"
 
     def fuses(self, *asked: Any) -> bool:
         """Whether a backend other than torch shall compute this call: then a compiler is to keep it whole.
@@ -212,6 +225,7 @@ class Operator(Backends):
         fake: Empty results for arguments without data.
         batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch goes first in
             every tensor and result, and an argument ``check`` becomes False: nobody looks at the contents of a batch.
+            False for an operation that is called only by autograd Functions with rules of their own.
     """
 
     def __init__(
@@ -220,15 +234,16 @@ class Operator(Backends):
         reference: Callable[..., Any],
         *,
         fake: Callable[..., Any],
-        batch: Callable[..., Any] | None = None,
+        batch: Callable[..., Any] | bool = True,
     ) -> None:
         super().__init__(reference.__module__.rpartition(".")[0], reference.__name__)
         functools.update_wrapper(self, reference)
         self.name, self.reference = name, reference
         self.parameters = tuple(inspect.signature(reference).parameters)
-        self._definition = _define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
+        self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
-        self._definition.register_vmap(batch or self._batch_first)
+        if batch:
+            self._definition.register_vmap(self._batch_first if batch is True else batch)
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
@@ -284,6 +299,12 @@ class DrawOperator(Operator):
     def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
         super().__init__(name, reference, fake=self._fake, batch=self._batch)
 
+    @staticmethod
+    def fills_device(x: Tensor, draws: int) -> bool:
+        """Whether a program for each draw is worth while: few of long rows torch spreads over the device."""
+        n, rows = x.shape[-1], math.prod(x.shape[:-1])
+        return draws > 0 and (n <= LONG_DRAW or draws * rows >= MANY_DRAWS)
+
     @functools.cached_property
     def _seed(self) -> int:
         """Which argument is the seed; the draws are the second one after it."""
@@ -313,79 +334,12 @@ class DrawOperator(Operator):
         return self(*parameters, seed.movedim(seed_dim, 0)[0], *options), 1  # draws and rows have their own
 
 
-def _define(name: str, function: Callable[..., Any], **options: Any) -> Any:
+def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
+    """Registers a function as ``khot::name``, with all of torch at work in it but autograd."""
+
     @functools.wraps(function)
     def below_dispatcher(*args: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
     return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)
-
-
-def differentiable_operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
-    """Decorator for a function of tensors and constants, in differentiable operations that the contents decide on.
-
-    On data it is the function itself. Graphs hold the operators ``khot::name`` and, for the first derivative in all
-    floating-point tensors, ``khot::name_derivative``, which calls the function again. A vmap inside of a graph goes
-    through them one by one.
-
-    The result has the method ``register_fake`` of the operator.
-    """
-
-    def decorate(function: Callable[..., Tensor]) -> Any:
-        def derivative(grad: Tensor, *args: Any) -> list[Tensor]:
-            with torch.enable_grad():
-                args = tuple(x.detach().requires_grad_() if _is_real(x) else x for x in args)
-                found = torch.autograd.grad(function(*args), list(filter(_is_real, args)), grad, materialize_grads=True)
-            return [x.clone(memory_format=torch.contiguous_format) for x in found]
-
-        schema = torch.library.infer_schema(function, mutates_args=())
-        of_derivative = schema.replace("(", "(Tensor grad, ", 1).replace("-> Tensor", "-> Tensor[]")
-        value, slope = _define(name, function), _define(f"{name}_derivative", derivative, schema=of_derivative)
-
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            tensors = iter(ctx.saved_tensors)
-            args = [next(tensors) if constant is None else constant for constant in ctx.constants]
-            found = iter(slope(grad, *args))
-            return tuple(next(found) if _is_real(x) else None for x in args)
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
-            ctx.constants = [None if isinstance(x, Tensor) else x for x in inputs]
-
-        value.register_autograd(backward, setup_context=setup_context)
-        value.register_vmap(
-            lambda info, in_dims, *args: (torch.stack([value(*x) for x in _each(info, in_dims, args)]), 0)
-        )
-
-        @slope.register_fake
-        def _(grad: Tensor, *args: Any) -> list[Tensor]:
-            return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in filter(_is_real, args)]
-
-        @slope.register_vmap
-        def _(info: Any, in_dims: Any, *args: Any) -> tuple[list[Tensor], list[int]]:
-            found = zip(*(slope(*x) for x in _each(info, in_dims, args)), strict=True)
-            stacked = [torch.stack(parts) for parts in found]
-            return stacked, [0] * len(stacked)
-
-        @functools.wraps(function)
-        def call(*args: Any) -> Any:
-            tensors = (x for x in args if isinstance(x, Tensor))
-            return function(*args) if has_contents(*tensors) else value(*args)
-
-        vars(call).update(register_fake=value.register_fake)
-        return call
-
-    return decorate
-
-
-def _is_real(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _each(info: Any, in_dims: Any, args: tuple[Any, ...]) -> list[list[Any]]:
-    """The arguments of a vmap for each of its calls."""
-    return [
-        [x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims, strict=True)]
-        for i in range(info.batch_size)
-    ]

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from khot._validation import can_look
 from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.tree import ProductTree
-from khot.kernels.registry import fuses
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 
@@ -99,7 +99,7 @@ def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
 
 def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor, k: int | Tensor) -> Tensors:
     """``function(logits, k)``, of many rows on a CPU by slabs: a product tree takes a hundred times its logits."""
-    if fuses(logits) or logits.numel() <= WHOLE:
+    if forest_roots.is_fused(logits) or logits.numel() <= WHOLE:
         return function(logits, k)
     if isinstance(k, Tensor):
         return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)

@@ -22,7 +22,7 @@ from torch.autograd import Function
 
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.registry import operator
+from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
 from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
@@ -237,8 +237,7 @@ def _tensor_or_int(k: int | Tensor) -> tuple[Tensor | None, int | None]:
     return (k, None) if isinstance(k, Tensor) else (None, k)
 
 
-@operator("covariance_solve")
-def _solve_covariance(
+def _covariance_solution(
     logits: Tensor,
     b: Tensor,
     k: Tensor | None,
@@ -256,21 +255,24 @@ def _solve_covariance(
     return _by_rows(of_rows, _either(k, size), logits, b)
 
 
-@_solve_covariance.register_fake
-def _(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
+def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 
-@operator("solve_logits")
-def _solve(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
+_solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
+
+
+def _solution(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
     """:func:`solve_logits`, not differentiable."""
     solved_for = _families[family]._replace(goal=goal)
     return _by_rows(lambda k, probs: _newton(probs, k, solved_for), _either(k, size), probs)
 
 
-@_solve.register_fake
-def _(probs: Tensor, *_: Any) -> Tensor:
+def _like_probs(probs: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(probs, memory_format=torch.contiguous_format)
+
+
+_solve = Operator("solve_logits", _solution, fake=_like_probs, batch=False)
 
 
 def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.registry import differentiable_operator
+from khot.kernels.differentiable import differentiable_operator
 
 from .conditional_poisson import count_law
 from .inverse import Family, register_family, solve_logits
@@ -81,10 +81,6 @@ class Noise(ABC):
     def law(self, z: Tensor) -> _Law:
         """Distribution function and hazards at z."""
 
-    @abstractmethod
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
-
 
 class _Logistic(Noise):
     name = "logistic"
@@ -94,9 +90,6 @@ class _Logistic(Noise):
     def law(self, z: Tensor) -> _Law:
         log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
         return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u.div_(1 - u)
 
 
 class _LogExponential(Noise):
@@ -109,9 +102,6 @@ class _LogExponential(Noise):
         cdf = -torch.expm1(-x)
         return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
 
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u.log_().neg_()
-
 
 class _LogUniform(Noise):
     name = "log_uniform"
@@ -122,9 +112,6 @@ class _LogUniform(Noise):
         inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
         sf = -torch.expm1(inner)
         return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u
 
 
 LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()

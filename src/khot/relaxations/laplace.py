@@ -1,6 +1,6 @@
 r"""The positions, sums, quantiles and slices behind the order maps, as differentiable functions of the sorted items.
 
-Derivatives are written in the two-sided sums of :mod:`khot.kernels.order.lapsum`, which are linear in their weights and one
+Derivatives are written in the two-sided sums of :mod:`khot.kernels.order`, which are linear in their weights and one
 another's transposes, so the derivatives of every order are such sums again. For a quantile t of F the implicit function
 theorem gives :math:`dt = \sum_i \omega_i\,dz_i`, :math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on
 the left of t and the mean over those on its right, weighted by a logistic function that stays exact where all
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot.kernels import order as kernel
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.order import lapsum, slices
+from khot.kernels.order import Points
+from khot.kernels.order.torch_slices import distances
+from khot.kernels.order.torch_sums import FAR
 
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ class _Positions(Function):
 
     @staticmethod
     def forward(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return lapsum.sorted_positions(values, scale)
+        return kernel.sorted_positions(values, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -44,7 +47,7 @@ class _Positions(Function):
         # Whatever is made of z does not change when all items move. So -<grad_z, z> is a sum over the gaps, and a gap
         # that nothing crosses has no part in it, rather than one that cancels.
         flow = -grad_z.cumsum(-1)[..., :-1]
-        live = (gap < lapsum.FAR)[..., 1:]
+        live = (gap < FAR)[..., 1:]
         stretch = carried(gap[..., 1:], z.diff(dim=-1)) * live
         return grad_z / scale, -(flow * stretch).sum(-1, keepdim=True) / scale
 
@@ -58,7 +61,7 @@ class _DecayedSums(Function):
 
     @staticmethod
     def forward(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        return lapsum.decayed_sums(z, gap, left, right)
+        return kernel.decayed_sums(z, gap, left, right)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -78,11 +81,11 @@ class _DecayedSums(Function):
 
 
 class _SoftCountInverse(Function):
-    """(z, gap, between) -> t and the :class:`khot.kernels.order.lapsum.Points`, which carry no derivatives."""
+    """(z, gap, between) -> t and the :class:`khot.kernels.order.Points`, which carry no derivatives."""
 
     @staticmethod
     def forward(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, ...]:
-        offset, anchor, below = lapsum.soft_count_inverse(z, gap, between)
+        offset, anchor, below = kernel.soft_count_inverse(z, gap, between)
         return z.gather(-1, anchor) + offset, offset, anchor, below
 
     @staticmethod
@@ -94,7 +97,7 @@ class _SoftCountInverse(Function):
     @staticmethod
     def backward(ctx: Any, grad_t: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         z, gap, t, *points = ctx.saved_tensors
-        lower, upper, on_left, on_right = _inverse_shares(z, gap, t, lapsum.Points(*points))
+        lower, upper, on_left, on_right = _inverse_shares(z, gap, t, Points(*points))
         grad_left = torch.zeros_like(z).scatter_add(-1, lower, on_left * grad_t)
         grad_right = torch.zeros_like(z).scatter_add(-1, upper, on_right * grad_t)
         before, after = decayed_sums(z, gap, grad_right, grad_left)
@@ -106,7 +109,7 @@ class _SoftCountInverse(Function):
         return _apply_inverse(z, gap, args[2]), (0,) * 4
 
 
-def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: lapsum.Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The neighbours of each t, and by how much dt follows the sums over the left of the one and right of the other."""
     n, below = z.shape[-1], points.below
     before, after = decayed_sums(z, gap, torch.ones_like(z), torch.ones_like(z))
@@ -121,7 +124,7 @@ def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: lapsum.Points) ->
 
 
 class _SliceWeights(Function):
-    """:func:`khot.kernels.order.slices.slice_weights`, with z and t before its arguments, to carry the derivatives."""
+    """:func:`khot.kernels.order.slice_weights`, with z and t before its arguments, to carry the derivatives."""
 
     @staticmethod
     def forward(
@@ -135,7 +138,7 @@ class _SliceWeights(Function):
         below: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:  # one by one: in a strict export Dynamo takes t for one of *arguments
-        return slices.slice_weights(values, scale, order, cuts, offset, below, dtype)
+        return kernel.slice_weights(values, scale, order, cuts, offset, below, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -147,9 +150,9 @@ class _SliceWeights(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, t, values, scale, order, cuts, offset = ctx.saved_tensors
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            grads = slices.slice_weights_derivative(values, scale, order, cuts, offset, grad)
+            grads = kernel.slice_weights_derivative(values, scale, order, cuts, offset, grad)
             return *grads, *(None,) * 7
-        density = _density(z, t, slices.distances(values, scale, cuts, offset))
+        density = _density(z, t, distances(values, scale, cuts, offset))
         flow = -_sorted_rows(grad.double(), order).diff(dim=-1) * density
         return -flow.sum(-1), flow.sum(-2), *(None,) * 7
 
@@ -181,7 +184,7 @@ def _decayed_sums_jvp(
 
 def _inverse_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     z, gap, t, *points = saved
-    lower, upper, on_left, on_right = _inverse_shares(z, gap, t, lapsum.Points(*points))
+    lower, upper, on_left, on_right = _inverse_shares(z, gap, t, Points(*points))
     before, after = decayed_sums(z, gap, dz, dz)
     dt = on_left * (dz + before).gather(-1, lower) + on_right * (dz + after).gather(-1, upper)
     return dt, None, None, None
@@ -189,7 +192,7 @@ def _inverse_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, *_: None) -> tuple[T
 
 def _slice_weights_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, dt: Tensor, *_: None) -> Tensor:
     z, t, values, scale, order, cuts, offset = saved
-    density = _density(z, t, slices.distances(values, scale, cuts, offset))
+    density = _density(z, t, distances(values, scale, cuts, offset))
     flow = density * (dt.unsqueeze(-2) - dz.unsqueeze(-1))
     change = torch.nn.functional.pad(flow, (1, 1)).diff(dim=-1).to(ctx.dtype)
     return torch.zeros_like(change).scatter(-2, order.unsqueeze(-1).expand_as(change), change)
@@ -202,21 +205,21 @@ _apply_slice_weights = with_forward_mode(_SliceWeights, _slice_weights_jvp)
 
 
 def positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`khot.kernels.order.lapsum.sorted_positions`, z differentiable in both for functions of its differences."""
+    """:func:`khot.kernels.order.sorted_positions`, z differentiable in both for functions of its differences."""
     return _apply_positions(values, scale)
 
 
 def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`khot.kernels.order.lapsum.decayed_sums`, differentiable in z and the weights."""
+    """:func:`khot.kernels.order.decayed_sums`, differentiable in z and the weights."""
     return _apply_decayed_sums(z, gap, left, right)
 
 
-def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, lapsum.Points]:
-    """t, differentiable in z, and the points as :func:`khot.kernels.order.lapsum.soft_count_inverse` gives them."""
+def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, Points]:
+    """t, differentiable in z, and the points as :func:`khot.kernels.order.soft_count_inverse` gives them."""
     t, *points = _apply_inverse(z, gap, between)
-    return t, lapsum.Points(*points)
+    return t, Points(*points)
 
 
 def slice_weights(z: Tensor, t: Tensor, *arguments: Any) -> Tensor:
-    """:func:`khot.kernels.order.slices.slice_weights` of the arguments after z and t, differentiable in these two alone."""
+    """:func:`khot.kernels.order.slice_weights` of the arguments after z and t, differentiable in these two alone."""
     return _apply_slice_weights(z, t, *arguments)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot.kernels import order as kernel
 
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
-from .order_map import RANK, SORT, OrderMap
+from .order_map import OrderMap
 
 
 def _sorted(
@@ -77,9 +78,9 @@ def _permutation(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor
     return slice_weights(z, t, half, column, order, cuts, points.offset, points.below, values.dtype)
 
 
-_RANK = OrderMap(_rank, "rank", RANK)
-_SORT = OrderMap(_sort, "sort", SORT)
-_PERMUTATION = OrderMap(_permutation, "permutation")
+_RANK = OrderMap(_rank, kernel.soft_rank)
+_SORT = OrderMap(_sort, kernel.soft_sort)
+_PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
 @one_operation

@@ -1,8 +1,8 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas of
-:mod:`khot.kernels.sorted_transport`, in differentiable operations of x, T and the thresholds t. As t is itself an output
-of the function, derivatives of every order follow. Saved are x and the thresholds.
+Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas there, in differentiable operations
+of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order
+follow. Saved are x and the thresholds.
 """
 
 import math
@@ -16,16 +16,9 @@ from torch.nn.functional import pad
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.registry import use_triton_transport
-from khot.kernels.sorted_transport import (
-    anchors,
-    centred,
-    derivative,
-    scores_and_plan,
-    sorted_transport,
-    sorted_transport_derivative,
-)
-from khot.kernels.sorted_transport.torch_backend import solve_dual
+from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
+from khot.kernels.sorted_transport.derivative import anchors, centred, derivative, scores_and_plan
+from khot.kernels.sorted_transport.solver import solve_dual
 
 from .engine import row_scalar
 
@@ -155,7 +148,7 @@ def sorted_transport_topk(
         return x.unsqueeze(-1)[..., :0]
     if tol is None:
         tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
-    on_host = not torch.compiler.is_compiling() and use_triton_transport(rows, k)
+    on_host = x.is_cuda and not torch.compiler.is_compiling()
     half = row_scalar(epsilon, x, batch, on_host) / 2
     y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
     return y.movedim(-1, dim)

@@ -17,10 +17,12 @@ from torch import Tensor
 from ..links.base import Link
 from ..links.tails_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
 from ..rows import Threshold
-from ..tiles import BACKWARD, Plan, plan
+from ..tiles import DOUBLE, Plan, Table, plan
 from ..triton_tools import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .triton_root import distances, load_shrunk, load_threshold
 
+# Three or four values of each entry at a time.
+BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: DOUBLE}
 FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
 
 

@@ -19,7 +19,7 @@ from ..contents import check_rows
 from ..links.base import Link
 from ..links.tails_triton import add4, value
 from ..rows import Threshold
-from ..tiles import Plan, plan
+from ..tiles import Plan, Table, plan
 from ..triton_tools import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .triton_root import (
     FIRST_STEPS,
@@ -37,6 +37,11 @@ from .triton_root import (
     tile_root,
 )
 
+FORWARD: Table = {
+    torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)),
+    torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
+}
+WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}
 GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 
 
@@ -269,7 +274,7 @@ def launch_forward(
     at = Threshold(*(torch.empty(len(rows), dtype=torch.float64, device=x.device) for _ in range(2)))
     sound = torch.zeros(len(rows), dtype=torch.bool, device=x.device) if check else None
     torch_dtype, dtype = arithmetic(x)
-    how = plan(len(rows), rows.shape[1], torch_dtype)
+    how = plan(len(rows), rows.shape[1], torch_dtype, FORWARD, WIDE_TILE)
     sizes = row_numbers(k, x.device), row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:

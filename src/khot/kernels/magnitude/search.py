@@ -28,7 +28,7 @@ from ..capped_simplex.search import COARSEST, NEAR, SAMPLE_SIZE, solve_rows
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..newton import RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
-from ..rows import Span, Threshold
+from ..rows import Span, Threshold, compute_dtype, row_range
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
@@ -92,6 +92,7 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
 
 
 def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+    """Thresholds of the signed mask for a = abs(x), not below 0."""
     at = solve_rows(a, k, strength, link, span)
     binding = at.anchor + at.offset * strength > 0
     return Threshold(torch.where(binding, at.anchor, 0.0), torch.where(binding, at.offset, 0.0))
@@ -166,6 +167,7 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
 
 
 def solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+    """Thresholds of the magnitudes for a = abs(x)."""
     q, nonzero = link.q, a.sign().sum(-1).double()
     smallest = torch.where(a > 0, a, torch.inf).amin(-1).double()
     # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.

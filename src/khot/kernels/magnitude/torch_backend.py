@@ -16,9 +16,7 @@ ORDINARY = 2.0**24  # thresholds and strengths up to which, and down to the inve
 TILE = 2**16  # entries that are worked on at a time, as few as fit a CPU's cache
 
 
-def threshold(
-    x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool
-) -> tuple[Tensor, Tensor]:
+def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> tuple[Tensor, Tensor]:
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -122,5 +120,3 @@ def _tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
     for top in range(0, rows, height):
         for left in range(0, n, width):
             yield slice(top, top + height), slice(left, left + width)
-
-

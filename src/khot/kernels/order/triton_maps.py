@@ -1,10 +1,8 @@
 """The order maps of sorted rows that fit on chip, and their first derivatives, by Triton kernels."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from torch import Tensor
 
+from . import RowMap
 from .triton_points import launch_points, launch_points_derivative
 from .triton_rank import launch_rank, launch_rank_derivative
 from .triton_slices import launch_slice_weights, launch_slice_weights_derivative
@@ -14,11 +12,19 @@ def _launch_rank(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
     return (launch_rank(values, order, scale),)
 
 
+def _launch_rank_derivative(
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool
+) -> tuple[Tensor, Tensor]:
+    return launch_rank_derivative(values, order, scale, grad)
+
+
 def _launch_sort(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
     return launch_points(values, scale, False)[:1]
 
 
-def _launch_sort_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _launch_sort_derivative(
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool
+) -> tuple[Tensor, Tensor]:
     return launch_points_derivative(values, order, scale, grad, None)
 
 
@@ -29,27 +35,13 @@ def _launch_permutation(values: Tensor, order: Tensor, scale: Tensor) -> tuple[T
 
 
 def _launch_permutation_derivative(
-    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, cuts: Tensor, offset: Tensor
+    values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool, cuts: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor]:
     half, column = 0.5 * values.double(), 0.5 * scale.unsqueeze(-1)
     grad_z, grad_t = launch_slice_weights_derivative(half, column, order, cuts, offset, grad)
     return launch_points_derivative(values, order, scale, grad_t, grad_z)
 
 
-class Launchers(NamedTuple):
-    """Of a map of sorted values, the places (..., n) they came from, and the scale in float64 (...).
-
-    Attributes:
-        forward: From these to the result and what the derivative needs.
-        backward: From these, dL/d result and what the derivative needs to dL/dx, and dL/dscale in float64.
-    """
-
-    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-    backward: Callable[..., tuple[Tensor, Tensor]]
-
-
-LAUNCHERS = {
-    "rank": Launchers(_launch_rank, launch_rank_derivative),
-    "sort": Launchers(_launch_sort, _launch_sort_derivative),
-    "permutation": Launchers(_launch_permutation, _launch_permutation_derivative),
-}
+SOFT_RANK = RowMap(_launch_rank, _launch_rank_derivative)
+SOFT_SORT = RowMap(_launch_sort, _launch_sort_derivative)
+SOFT_PERMUTATION = RowMap(_launch_permutation, _launch_permutation_derivative)

@@ -1,7 +1,7 @@
 """Where the soft count F of sorted items passes 1/2, 3/2, ... or 1, 2, ..., in Triton, and the derivative of that.
 
 One program per row, which stays on chip. The points t_j follow from the sums over both sides of their neighbours, see
-:mod:`khot.kernels.order.lapsum`; which these are a search among the items tells. The shares omega_ij of the items in dt_j
+:mod:`khot.kernels.order`; which these are a search among the items tells. The shares omega_ij of the items in dt_j
 decay from there to both sides, so dL/dz_i = sum_j omega_ij g_j is a pair of scans over the points, read off where each
 item stands among them: nothing is added up in memory.
 
@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import POINTS
+from ..tiles import DOUBLE, Table
 from ..triton_tools import on_device, per_row, row_numbers
 from .triton_rows import FAR, contiguous_rows, coordinates, counted_items, row_results, scan_options
 from .triton_scans import compose, to_double, to_dtype
 
+POINTS: Table = {torch.float64: DOUBLE[:-1]}
 BEYOND = tl.constexpr(2**30)  # more than there are points
 
 
@@ -65,7 +66,7 @@ def _neighbours(items, before, after, first_goal, cols, n, BETWEEN: tl.constexpr
 def _pulls(excess, width, weight_left, weight_right):
     """The weights with which the nearer side and the other act on a point, up to a factor.
 
-    They are q and what it has to be multiplied by to make A B exp(-h_{p+1}), see :mod:`khot.kernels.order.lapsum`.
+    They are q and what it has to be multiplied by to make A B exp(-h_{p+1}), see :mod:`khot.kernels.order`.
     """
     product = weight_left * weight_right * tl.exp(-width)
     size = tl.abs(excess)

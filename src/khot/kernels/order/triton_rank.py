@@ -12,9 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..tiles import Table
 from ..triton_tools import on_device, per_row, row_numbers
 from .triton_rows import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 from .triton_scans import compose_two, to_double, to_dtype
+
+RANK_BACKWARD: Table = {torch.float64: ((128, 1), (512, 8), (1024, 8))}
 
 
 @triton.jit
@@ -73,8 +76,7 @@ def launch_rank_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: T
     """dL/dx like x, and dL/dscale in float64 of the batch shape."""
     rows, places, g = contiguous_rows(values, order, grad)
     grad_x, grad_scale, numbers = torch.empty_like(rows), row_results(rows), row_numbers(scale, values.device)
+    options = scan_options(rows, numbers, RANK_BACKWARD)
     with on_device(values):
-        _rank_bwd[(len(rows),)](
-            rows, places, g, grad_x, grad_scale, *numbers.arguments(rows), rows.shape[1], **scan_options(rows, numbers)
-        )
+        _rank_bwd[(len(rows),)](rows, places, g, grad_x, grad_scale, *numbers.arguments(rows), rows.shape[1], **options)
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])

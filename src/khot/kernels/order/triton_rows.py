@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import SCANS, Table, plan
+from ..tiles import Table, plan
 from ..triton_tools import RowNumbers, rows_of
 from .triton_scans import compose, decays, load_three
 
-FAR = tl.constexpr(1600.0)  # as in khot.kernels.order.lapsum
+ROWS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
+FAR = tl.constexpr(1600.0)  # as in khot.kernels.order.torch_sums
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def contiguous_rows(*tensors: Tensor) -> list[Tensor]:
     return [rows_of(v).contiguous() for v in tensors]
 
 
-def scan_options(rows: Tensor, scale: RowNumbers, table: Table = SCANS) -> dict[str, Any]:
+def scan_options(rows: Tensor, scale: RowNumbers, table: Table = ROWS) -> dict[str, Any]:
     """What all kernels are compiled with."""
     how = plan(len(rows), rows.shape[1], torch.float64, table)
     return {"SCALE_TENSOR": scale.tensor is not None, "BLOCK": how.block, "num_warps": how.warps}

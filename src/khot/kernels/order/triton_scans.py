@@ -1,4 +1,4 @@
-"""The decayed sums of :mod:`khot.kernels.order.lapsum` in Triton, as scans of affine maps.
+"""The decayed sums of :mod:`khot.kernels.order` in Triton, as scans of affine maps.
 
 Going right, the sum s at an item follows from that at its neighbour as s -> a s + a v, with the decay a <= 1 over the
 gap between them and the neighbour's weight v; going left likewise. Such maps compose associatively, and no gap harms
@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import Plan, plan
+from ..tiles import DOUBLE, Plan, Table, plan
 from ..triton_tools import on_device, rows_of
 
+SCANS: Table = {torch.float64: DOUBLE}
 CARRIES = 1024  # tiles that are composed at a time
 
 
@@ -149,7 +150,7 @@ def launch_decayed_sums(gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tenso
     """The sums over the left and the right of each item, from the gap to its left neighbour (..., n), at least one."""
     rows, left, right = (rows_of(v).contiguous() for v in (gap, left, right))
     before, after = torch.empty_like(rows), torch.empty_like(rows)
-    n, how = rows.shape[1], plan(len(rows), rows.shape[1], torch.float64)
+    n, how = rows.shape[1], plan(len(rows), rows.shape[1], torch.float64, SCANS)
     with on_device(gap):
         if how.resident:
             _decayed_sums[(len(rows),)](

@@ -1,4 +1,4 @@
-"""The soft permutation of :mod:`khot.kernels.order.slices` in Triton, tile by tile, and its derivative.
+"""The soft permutation of :mod:`khot.kernels.order` in Triton, tile by tile, and its derivative.
 
 A program computes a tile from the z of its rows and the cuts around its columns, all in sorted order, and writes or
 reads each row where the item came from. Arithmetic in float32, in float64 for float64; only the distances between items
@@ -111,7 +111,7 @@ def _tiles(n: int, rows: int) -> tuple[int, int, int]:
 def launch_slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """P (..., n, n) in ``dtype``; arguments as of :func:`khot.kernels.order.slices.slice_weights`."""
+    """P (..., n, n) in ``dtype``; arguments as of :func:`khot.kernels.order.slice_weights`."""
     n = values.shape[-1]
     rows, places = (rows_of(v).contiguous() for v in (values, order))
     p = torch.empty(len(rows), n, n, dtype=dtype, device=values.device)

@@ -6,74 +6,11 @@ draws of a design share, is kept. On an accelerator noise, ranks and selection a
 float32 do, their noise being accurate in both tails; and torch's generator gives the seed, on the device.
 """
 
-import torch
-from torch import Tensor
+from ..registry import DrawOperator
+from . import reference
+from .reference import draw_ranks, rank_centre, rank_scale, smallest
 
-from khot._torch_internals import is_wrapped
+__all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "smallest"]
 
-from khot.laws.order_sampling import NOISES, Noise
-
-from ..capped_simplex import solve_threshold
-from ..philox import uniform_rows
-from ..random_numbers import uniform
-from ..registry import draw_operator, triton_runs
-
-SMALLEST = 2.0**-54  # half the distance of the random numbers
-LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
-
-
-def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
-    """A position whose unit would have about the k-th rank, float64 ``(*batch)``; 0 where there is none."""
-    return solve_threshold(theta, k).nan_to_num(0.0, 0.0, 0.0)
-
-
-def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
-    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
-
-    Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
-    """
-    theta = theta.double()
-    centred = theta - centre[..., None]
-    certain = centred.sign() * (LARGEST_LOG + 100)
-    return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
-
-
-def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
-    ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
-    if torch.compiler.is_compiling() or is_wrapped(scale):
-        return ranks * scale
-    return ranks.mul_(scale)
-
-
-def smallest(ranks: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """The k-hot vectors of the k smallest ranks."""
-    first = ranks.topk(k, largest=False, sorted=False).indices
-    return torch.zeros_like(ranks, dtype=dtype).scatter(-1, first, 1)
-
-
-def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
-    return noise.from_uniform_(u.clamp_min_(SMALLEST))
-
-
-@draw_operator("order_draw")
-def order_draw(
-    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, dtype: torch.dtype, noise: str
-) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)``, a function of the seed.
-
-    Args:
-        theta: Positions ``(*batch, n)``.
-        k: Number of ones, integers ``(*batch)``.
-        centre: From :func:`rank_centre`.
-        seed: From :func:`khot.kernels.philox.draw_seed`.
-        draws: Draws of each row.
-        dtype: Of the result.
-        noise: Name of the noise.
-    """
-    if draws and triton_runs(theta):
-        from .triton_backend import launch_draw
-
-        return launch_draw(theta, k, centre, seed, draws, dtype, noise)
-    ranks = _exp_noise(NOISES[noise], uniform_rows(seed, (draws, *theta.shape))) * rank_scale(theta, centre)
-    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
+order_draw = DrawOperator("order_draw", reference.order_draw)
+order_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)

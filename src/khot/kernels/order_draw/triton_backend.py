@@ -10,6 +10,8 @@ around where the counts so far put it; a handful of counts for rows of any lengt
 Layout: theta (rows, n), unit last stride; k, t (rows,); x (draws, n), the rows of a sample one after another.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -17,10 +19,11 @@ from torch import Tensor
 
 from ..capped_simplex.triton_root import load_tile, split_threshold, standardise
 from ..links.tails_triton import add3
-from ..philox_triton import random_words, uniform_and_rest
-from ..tiles import DRAW, plan
+from ..philox_triton import place_of, random_words, uniform_and_rest
+from ..tiles import Table, plan
 from ..triton_tools import arithmetic, on_device, rows_of, store_tile, without_expansion
 
+DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 REACH = tl.constexpr(40.0)  # of theta - t; e^40 times any noise has room in float32, e^-40 is nothing
 INFINITE = tl.constexpr(0x7F800000)  # bits of inf
 LARGEST = tl.constexpr(0x7FFFFFFF)
@@ -43,11 +46,22 @@ def _exp_noise(u, rest, NOISE: tl.constexpr):
 
 @triton.jit
 def _tile_keys(
-    theta_ptr, start, n, high, low, seed, draw, NOISE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+    theta_ptr,
+    start,
+    n,
+    high,
+    low,
+    seed,
+    draw,
+    row,
+    first_unit,
+    NOISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
     """The bits of a tile of ranks: 0 for units that are included, INFINITE for the excluded and beyond the row."""
     theta = load_tile(theta_ptr, start, n, BLOCK, DTYPE)  # (BLOCK,)
-    a, b, c, d = random_words(seed, draw, start // 2 + tl.arange(0, BLOCK // 2))
+    a, b, c, d = random_words(seed, draw, row, (start + first_unit) // 2 + tl.arange(0, BLOCK // 2))
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
     centred = standardise(theta, high, low, 1.0).to(tl.float32)
     rank = _exp_noise(u, rest, NOISE) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
@@ -124,7 +138,7 @@ def _chosen(key, cut, ties, seen):
     return chosen, seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_draw", "first_row", "first_unit"])
 def _order_draw(
     theta_ptr,
     x_ptr,
@@ -136,29 +150,34 @@ def _order_draw(
     stride_t,
     stride_k,
     rows,
+    batch,
     n,
+    first_draw,
+    first_row,
+    first_unit,
     NOISE: tl.constexpr,
     BLOCK: tl.constexpr,
     IN_REGISTERS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    draw = tl.program_id(0)
-    row = (draw % rows).to(tl.int64)
+    serial = tl.program_id(0)
+    draw, number = place_of(serial, batch, first_draw, first_row)
+    row = (serial % rows).to(tl.int64)
     k = tl.load(k_ptr + row * stride_k).to(tl.int32)
     t = tl.load(t_ptr + row * stride_t)
     high, low = split_threshold(tl.where(tl.abs(t) < float("inf"), t, 0.0), DTYPE)
     seed = tl.load(seed_ptr)
     theta_ptr += row * stride_theta
-    x_ptr += draw.to(tl.int64) * stride_x
+    x_ptr += serial.to(tl.int64) * stride_x
     seen = tl.zeros((), tl.int32)
     if IN_REGISTERS:
-        key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, NOISE, BLOCK, DTYPE)
+        key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
         cut, ties = _find(key, x_ptr, n, k, BLOCK, True)
         chosen, _ = _chosen(key, cut, ties, seen)
         store_tile(x_ptr, chosen.to(tl.float32), 0, n, BLOCK)
     else:
         for start in range(0, n, BLOCK):
-            key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, NOISE, BLOCK, DTYPE)
+            key = _tile_keys(theta_ptr, start, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
             store_tile(x_ptr, key.to(tl.float32, bitcast=True), start, n, BLOCK)
         tl.debug_barrier()  # what one thread stored others will read
         cut, ties = _find(0, x_ptr, n, k, BLOCK, False)
@@ -168,21 +187,28 @@ def _order_draw(
             store_tile(x_ptr, chosen.to(tl.float32), start, n, BLOCK)
 
 
-def launch_draw(
-    theta: Tensor, k: Tensor, centre: Tensor, seed: Tensor, draws: int, out: torch.dtype, noise: str
+def order_draw(
+    theta: Tensor,
+    k: Tensor,
+    centre: Tensor,
+    seed: Tensor,
+    first: Sequence[int],
+    draws: int,
+    dtype: torch.dtype,
+    noise: str,
 ) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of dtype ``out`` from the arguments of ``order_draw``."""
-    shape = (draws, *theta.shape)
+    shape, batch = (draws, *theta.shape), centre.numel()
     draws, (theta, centre, k) = without_expansion(draws, theta, centre, k)
     rows, t, sizes = rows_of(theta), centre.reshape(-1), k.reshape(-1)
     count, n = rows.shape
     how = plan(count, n, torch.float32, DRAW)
     # In a dtype that has room for the ranks.
-    room = out if how.resident or out in (torch.float32, torch.float64) else torch.float32
+    room = dtype if how.resident or dtype in (torch.float32, torch.float64) else torch.float32
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):
         _order_draw[(draws * count,)](
-            rows, x, t, seed, sizes, rows.stride(0), x.stride(0), t.stride(0), sizes.stride(0), count, n,
+            rows, x, t, seed, sizes, rows.stride(0), x.stride(0), t.stride(0), sizes.stride(0), count, batch,
+            n, *first,
             NOISE=noise, BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
         )  # fmt: skip
-    return x.to(out).reshape(shape)
+    return x.to(dtype).reshape(shape)

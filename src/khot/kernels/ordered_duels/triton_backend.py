@@ -5,18 +5,21 @@ Who sits in the seat is the last unit that took it, a running maximum; between t
 Layout: take, total, kind (rows, n), unit last stride; x (draws, n), the rows of a sample one after another.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import ordered_duels
-from ..philox_triton import random_words, uniform_double
-from ..tiles import plan
+from ..philox_triton import place_of, random_words, uniform_double
+from ..tiles import DOUBLE, Table, plan
 from ..triton_tools import on_device, rows_of, store_tile
+from . import reference
 
-CROSSING, EMPTY = tl.constexpr(ordered_duels.CROSSING), tl.constexpr(ordered_duels.EMPTY)
-CERTAIN = tl.constexpr(ordered_duels.CERTAIN)
+DUELS: Table = {torch.float64: DOUBLE}
+CROSSING, EMPTY = tl.constexpr(reference.CROSSING), tl.constexpr(reference.EMPTY)
+CERTAIN = tl.constexpr(reference.CERTAIN)
 
 
 @triton.jit
@@ -24,14 +27,15 @@ def _larger(a, b):
     return tl.maximum(a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_draw", "first_row", "first_unit"])
 def _ordered_duels(
     take_ptr, total_ptr, kind_ptr, x_ptr, seed_ptr, stride_take, stride_total, stride_kind, stride_x, rows, n,
-    BLOCK: tl.constexpr,
+    first_draw, first_row, first_unit, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    draw = tl.program_id(0)
-    row = (draw % rows).to(tl.int64)
-    x_ptr += draw.to(tl.int64) * stride_x
+    serial = tl.program_id(0)
+    draw, number = place_of(serial, rows, first_draw, first_row)
+    row = (serial % rows).to(tl.int64)
+    x_ptr += serial.to(tl.int64) * stride_x
     seed = tl.load(seed_ptr)
     lane = tl.arange(0, BLOCK)
     sitting = tl.full((), -1, tl.int32)
@@ -41,7 +45,7 @@ def _ordered_duels(
         take = tl.load(take_ptr + row * stride_take + unit, mask=there, other=0.0)
         total = tl.load(total_ptr + row * stride_total + unit, mask=there, other=0.0)
         kind = tl.load(kind_ptr + row * stride_kind + unit, mask=there, other=0).to(tl.int32)
-        a, b, c, d = random_words(seed, draw, start // 2 + tl.arange(0, BLOCK // 2))
+        a, b, c, d = random_words(seed, draw, number, (start + first_unit) // 2 + tl.arange(0, BLOCK // 2))
         u = uniform_double(tl.interleave(a, c), tl.interleave(b, d))
         takes = (u * total < take) | ((kind & EMPTY) > 0)
         seat = tl.maximum(tl.associative_scan(tl.where(takes, unit, -1), 0, _larger), sitting)
@@ -54,17 +58,22 @@ def _ordered_duels(
         sitting = tl.max(seat, 0)
 
 
-def launch_ordered_duels(
-    take: Tensor, total: Tensor, kind: Tensor, seed: Tensor, draws: int, out: torch.dtype
+def ordered_duels_draw(
+    take: Tensor,
+    total: Tensor,
+    kind: Tensor,
+    seed: Tensor,
+    first: Sequence[int],
+    draws: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of dtype ``out`` from the arguments of ``ordered_duels_draw``."""
     take, total, kind, shape = rows_of(take), rows_of(total), rows_of(kind), take.shape
     rows, n = take.shape
-    how = plan(rows, n, torch.float64)
-    x = torch.empty(draws * rows, n, dtype=out, device=take.device)
+    how = plan(rows, n, torch.float64, DUELS)
+    x = torch.empty(draws * rows, n, dtype=dtype, device=take.device)
     with on_device(take):
         _ordered_duels[(draws * rows,)](
-            take, total, kind, x, seed, take.stride(0), total.stride(0), kind.stride(0), x.stride(0), rows, n,
+            take, total, kind, x, seed, take.stride(0), total.stride(0), kind.stride(0), x.stride(0), rows, n, *first,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return x.reshape(draws, *shape)

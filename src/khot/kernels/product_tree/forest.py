@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import with_forward_mode
-from ..registry import fuses, operator, triton_runs
-from ..tiles import FOREST_LEVELS
-from .pairs import merge, merge_polar, split
+from . import FOREST_LEVELS, forest_bends, forest_outsides, forest_roots, roots_shape
+from .torch_forest import bends_reference
 
 
 def forest_levels(leaf: Tensor, widest: int) -> int:
@@ -33,7 +32,7 @@ def forest_levels(leaf: Tensor, widest: int) -> int:
     A single tree has just as many levels as it needs; the kernel relies on that.
     """
     n = leaf.shape[1]
-    if n < 2 or leaf.dtype != torch.float64 or not fuses(leaf):
+    if n < 2 or leaf.dtype != torch.float64 or not forest_roots.is_fused(leaf):
         return 0
     whole = (n - 1).bit_length()
     return whole if whole <= FOREST_LEVELS else min(widest, FOREST_LEVELS)
@@ -42,116 +41,6 @@ def forest_levels(leaf: Tensor, widest: int) -> int:
 def tree_sums(x: Tensor, levels: int) -> Tensor:
     """Sums over the units of each tree, ``(n, R)`` to ``(trees, R)``."""
     return torch.unflatten(F.pad(x.T, (0, -len(x) % 2**levels)), 1, (-1, 2**levels)).sum(2).T
-
-
-def _leaf_pairs(x: Tensor, certain: float, levels: int) -> Tensor:
-    """Leaves, or their tangents, with all trees made full by units that are certainly zero: ``(2, 2, nodes, R)``."""
-    _, n, rows = x.shape
-    pad = torch.zeros(2, -n % 2**levels, rows, dtype=x.dtype, device=x.device)
-    pad[0] = certain
-    return _pairs(torch.cat((x, pad), 1))
-
-
-def _pairs(x: Tensor) -> Tensor:
-    return torch.unflatten(x, 1, (-1, 2)).movedim(2, 1)
-
-
-def _unpaired(x: Tensor) -> Tensor:
-    return x.movedim(1, 2).flatten(1, 2)
-
-
-def _only(total: Tensor, k: Tensor, whole: bool) -> Tensor:
-    return total.gather(0, k.expand(1, 1, -1)) if whole else total
-
-
-def _everywhere(g: Tensor, k: Tensor, whole: bool, counts: int) -> Tensor:
-    """The adjoint of :func:`_only`."""
-    if not whole:
-        return g
-    return torch.where(torch.arange(counts, device=k.device).view(-1, 1, 1) == k, g, 0.0)
-
-
-def roots_reference(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """The definition of :func:`roots`, differentiable to any order."""
-    x = _leaf_pairs(leaf, 1.0, levels)
-    for level in range(1, levels):
-        x = _pairs(merge(x, 0, min(2**level, bound) + 1))
-    return _only(merge(x, 0, min(2**levels, bound) + 1), k, leaf.shape[1] <= 2**levels)
-
-
-def bends_reference(
-    leaf: Tensor, u: Tensor | None, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool = True
-) -> tuple[Tensor, Tensor]:
-    """The definition of :func:`bends`, or without u in the second place of :func:`outsides`."""
-    counts, whole = [min(2**level, bound) + 1 for level in range(levels + 1)], leaf.shape[1] <= 2**levels
-    x, bent = [_leaf_pairs(leaf, 1.0, levels)], [] if u is None else [_leaf_pairs(u, 0.0, levels)]
-    for wide in counts[1:-1]:
-        if u is not None:
-            bent.append(_pairs(merge_polar(bent[-1], x[-1], 0, wide)))
-        x.append(_pairs(merge(x[-1], 0, wide)))
-    root = leaf.new_empty(0)
-    if u is not None and with_roots:
-        root = _only(merge_polar(bent[-1], x[-1], 0, counts[-1]), k, whole)
-    g = _everywhere(g, k, whole, counts[-1])
-    v = torch.zeros_like(g)
-    for level in reversed(range(levels)):
-        if u is not None:
-            v = _unpaired(split(v, x[level], 0) + split(g, bent[level], 0))
-        g = _unpaired(split(g, x[level], 0))
-    return root, (g if u is None else v)[:, : leaf.shape[1]]
-
-
-def _shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
-    n, rows = leaf.shape[1:]
-    return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
-
-
-@operator("forest_roots")
-def _roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    if triton_runs(leaf):
-        from .triton_forest import launch_forest
-
-        return launch_forest(leaf, k, bound, levels)
-    return roots_reference(leaf, k, bound, levels)
-
-
-@operator("forest_outsides")
-def _outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    if triton_runs(leaf):
-        from .triton_forest import launch_forest
-
-        return launch_forest(leaf, k, bound, levels, g)
-    return bends_reference(leaf, None, g, k, bound, levels)[1].clone()
-
-
-@operator("forest_bends")
-def _bends(
-    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
-) -> tuple[Tensor, Tensor]:
-    if triton_runs(leaf):
-        from .triton_forest import launch_forest
-
-        root = launch_forest(leaf, k, bound, levels, None, u) if with_roots else leaf.new_empty(0)
-        return root, launch_forest(leaf, k, bound, levels, g, u)
-    root, outside = bends_reference(leaf, u, g, k, bound, levels, with_roots)
-    return root, outside.clone()
-
-
-@_roots.register_fake
-def _(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    return leaf.new_empty(_shape(leaf, bound, levels))
-
-
-@_outsides.register_fake
-def _(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    return torch.empty_like(leaf)
-
-
-@_bends.register_fake
-def _(
-    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
-) -> tuple[Tensor, Tensor]:
-    return leaf.new_empty(_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
 
 
 def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
@@ -165,7 +54,8 @@ def _batch_as_rows(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Tensor, .
 class _Roots(Function):
     @staticmethod
     def forward(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-        return _roots(leaf, k, bound, levels)
+        result: Tensor = forest_roots(leaf, k, bound, levels)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -188,7 +78,8 @@ class _Roots(Function):
 class _Outsides(Function):
     @staticmethod
     def forward(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-        return _outsides(leaf, g, k, bound, levels)
+        result: Tensor = forest_outsides(leaf, g, k, bound, levels)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -215,7 +106,8 @@ class _Bends(Function):
     def forward(
         leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
     ) -> tuple[Tensor, Tensor]:
-        return _bends(leaf, u, g, k, bound, levels, with_roots)
+        root, outside = forest_bends(leaf, u, g, k, bound, levels, with_roots)
+        return root, outside
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -247,7 +139,7 @@ def _transposed(plan: list[Any], k: Tensor, inputs: list[Tensor]) -> Callable[..
 
 def _roots_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
     leaf, k = saved
-    return bends(leaf, u, leaf.new_zeros(_shape(leaf, *ctx.plan)), k, *ctx.plan)[0]
+    return bends(leaf, u, leaf.new_zeros(roots_shape(leaf, *ctx.plan)), k, *ctx.plan)[0]
 
 
 def _outsides_jvp(ctx: Any, saved: list[Tensor], u: Tensor, dg: Tensor, *_: None) -> Tensor:
@@ -258,7 +150,7 @@ def _outsides_jvp(ctx: Any, saved: list[Tensor], u: Tensor, dg: Tensor, *_: None
 def _bends_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> tuple[Tensor, Tensor]:
     *inputs, k = saved
     leaf, (*plan, with_roots) = inputs[0], ctx.plan
-    zeros = leaf.new_zeros(_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
+    zeros = leaf.new_zeros(roots_shape(leaf, *plan) if with_roots else 0), torch.zeros_like(leaf)
     # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
     return torch.func.vjp(_transposed(ctx.plan, k, inputs), *zeros)[1](tangents[:3])
 

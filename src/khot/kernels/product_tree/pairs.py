@@ -12,90 +12,21 @@ accelerators with Triton only the longest, go through the FFT, with errors of a 
 for backward: the arguments.
 """
 
-import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import with_forward_mode
-from ..registry import operator, triton_runs
-from ..tiles import TRITON_WIDTH
-
-DIRECT_WIDTH = 33  # widest child convolved directly; from there the FFT is faster
-
-
-def _fft_length(width: int, start: int, length: int) -> int:
-    """A size with small factors, so long that cyclic wrap-around spoils only entries that are not kept."""
-    minimum = max(start + length, 2 * width - 1 - start)
-    return min(odd << max(0, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
-
-
-def _compact(x: Tensor) -> Tensor:
-    """A contiguous copy, never a view that keeps a larger buffer alive."""
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _has_kernel(x: Tensor) -> bool:
-    return x.dtype == torch.float64 and x.shape[0] <= TRITON_WIDTH and triton_runs(x)
-
-
-@operator("pair_merge")
-def _merge(x: Tensor, start: int, length: int) -> Tensor:
-    width = x.shape[0]
-    if _has_kernel(x):
-        from .triton_pairs import launch_merge
-
-        return launch_merge(x, start, length)
-    if width <= DIRECT_WIDTH:
-        out = x.new_zeros(length, *x.shape[2:])
-        for i in range(width):
-            low, high = max(0, start - i), min(width, start + length - i)
-            if low < high:
-                out[i + low - start : i + high - start].addcmul_(x[low:high, 1], x[i, 0])
-        return out
-    size = _fft_length(width, start, length)
-    spectrum = torch.fft.rfft(x, size, dim=0)
-    return _compact(torch.fft.irfft(spectrum[:, 0] * spectrum[:, 1], size, dim=0)[start : start + length])
-
-
-@operator("pair_split")
-def _split(g: Tensor, x: Tensor, start: int) -> Tensor:
-    width, length = x.shape[0], g.shape[0]
-    if _has_kernel(x):
-        from .triton_pairs import launch_split
-
-        return launch_split(g, x, start)
-    sibling = x.flip(1)
-    if width <= DIRECT_WIDTH:
-        out = torch.zeros_like(x)
-        for j in range(width):
-            low, high = max(0, start - j), min(width, start + length - j)
-            if low < high:
-                out[low:high].addcmul_(g[low + j - start : high + j - start].unsqueeze(1), sibling[j])
-        return out
-    size = _fft_length(width, start, length)
-    spectrum = torch.fft.rfft(F.pad(g.movedim(0, -1), (start, 0)).movedim(-1, 0), size, dim=0)
-    product = spectrum.unsqueeze(1) * torch.fft.rfft(sibling, size, dim=0).conj()
-    return _compact(torch.fft.irfft(product, size, dim=0)[:width])
-
-
-@_merge.register_fake
-def _(x: Tensor, start: int, length: int) -> Tensor:
-    return x.new_empty(length, *x.shape[2:])
-
-
-@_split.register_fake
-def _(g: Tensor, x: Tensor, start: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+from . import pair_merge, pair_split
 
 
 class _Merge(Function):
     @staticmethod
     def forward(x: Tensor, start: int, length: int) -> Tensor:
-        return _merge(x, start, length)
+        result: Tensor = pair_merge(x, start, length)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -117,7 +48,8 @@ class _Merge(Function):
 class _Split(Function):
     @staticmethod
     def forward(g: Tensor, x: Tensor, start: int) -> Tensor:
-        return _split(g, x, start)
+        result: Tensor = pair_split(g, x, start)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -18,11 +18,12 @@ mean, so that the centres of two children add up to that of their parent: none i
 after a convolution is the same for all nodes of a level.
 
 Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below. On an
-accelerator the lowest levels, all of them up to 1024 units, are one operation, :mod:`khot.kernels.product_tree.forest`, with
-neighbours for children and no windows.
+accelerator the lowest levels, all of them up to 1024 units, are one operation, see
+:mod:`khot.kernels.product_tree.forest`, with neighbours for children and no windows.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,9 +34,10 @@ from khot._torch_internals import is_transformed
 from khot._validation import has_contents
 
 from ..random_numbers import uniform
-from ..registry import triton_runs
+from . import forest_draw
 from .forest import forest_levels, outsides, roots, tree_sums
-from .pairs import DIRECT_WIDTH, merge, split
+from .pairs import merge, split
+from .torch_pairs import DIRECT_WIDTH
 
 TAIL = 1e-20  # probability that may fall outside a window, far below the rounding of float64
 RECENTRE_GAIN = 0.75  # a window around the mean pays for its indexing when it is that much narrower
@@ -206,13 +208,13 @@ class ProductTree:
 
     def draw(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws the units given total = k: bool, ``(n, R, num_samples)``, exactly k ones along dim 0."""
-        launches = has_contents(self.leaf) and not is_transformed() and triton_runs(self.leaf)
-        if self.low and not launches:
+        launch = forest_draw.find(self.leaf) if has_contents(self.leaf) and not is_transformed() else None
+        if self.low and launch is None:
             return ProductTree(self.leaf, self.k, self.bound, with_forest=False).draw(num_samples, generator)
         _, n, rows = self.leaf.shape
         levels, slab = self._draw_levels(), max(1, MAX_DRAW_ELEMENTS // max(1, n * rows))
         starts = range(0, max(1, num_samples), slab)
-        parts = [self._draw_slab(levels, min(slab, num_samples - start), generator) for start in starts]
+        parts = [self._draw_slab(levels, min(slab, num_samples - start), generator, launch) for start in starts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -230,7 +232,11 @@ class ProductTree:
         return levels
 
     def _draw_slab(
-        self, levels: list[tuple[Tensor, Tensor, Tensor]], num_samples: int, generator: torch.Generator | None
+        self,
+        levels: list[tuple[Tensor, Tensor, Tensor]],
+        num_samples: int,
+        generator: torch.Generator | None,
+        launch: Callable[..., Tensor] | None,
     ) -> Tensor:
         index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
@@ -240,12 +246,10 @@ class ProductTree:
             left = left.maximum(torch.maximum(low[0][..., None], total - high[1][..., None]))
             left = left.minimum(torch.minimum(high[0][..., None], total - low[1][..., None]))
             index = torch.cat((left, total - left))
-        if self.low:
-            from .triton_draw import launch_draw
-
+        if launch is not None and self.low:
             trees = -(-self.leaf.shape[1] // 2**self.low)
             counts = self._counts(index[:trees], self.plan[self.low - 1])
-            return launch_draw(self.leaf, self.bound, self.low, counts, generator)
+            return launch(self.leaf, self.bound, self.low, counts, generator)
         return index[: self.leaf.shape[1]] == 1
 
 

@@ -1,8 +1,7 @@
 """Exact draws down the lowest levels of a product tree in Triton, in one launch.
 
-A program makes the laws of a tree as :mod:`khot.kernels.product_tree.triton_forest` does, then goes down with a number of
-draws at a time: the count of a left child given that of its parent, by inversion, a lane for each node and draw. The
-counts of a level stand in a scratch; random numbers come from torch, one for each node of each draw.
+A program makes the laws of a tree as in the module ``triton_forest``, then goes down with a number of draws at a time:
+the count of a left child given that of its parent, by inversion, a lane for each node and draw. The counts of a level stand in a scratch; random numbers come from torch, one for each node of each draw.
 """
 
 import torch
@@ -11,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..random_numbers import uniform
-from ..tiles import forest_plan
 from ..triton_tools import on_device
-from .triton_forest import lanes, level_shape, load_units, merge_level, scratch_size
+from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_level, scratch_size
 
 DRAWN = 16  # entries of the lowest level that a thread draws
 

@@ -12,13 +12,41 @@ the children of node j, a last one without sibling is its parent's equal. Four o
 derivatives by the laws, and the tangents of those.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import forest_plan
+from ..tiles import PROGRAMS
 from ..triton_tools import on_device
+
+# Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
+# of a level at a time (all have about as many as there are units, the first twice as many), warps, and how many
+# programs at most, which share the rows: each has a scratch.
+FOREST = ((32, 4, 128, 4, 16 * PROGRAMS), (256, 1, 256, 4, 4 * PROGRAMS), (1024, 1, 512, 16, 2 * PROGRAMS))
+
+
+class ForestPlan(NamedTuple):
+    """How a kernel goes through the lowest levels of product trees.
+
+    Attributes:
+        rows: Rows that a program takes at a time.
+        block: Entries of a level that it makes at a time.
+        warps: Warps of a program.
+        programs: At most so many.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    programs: int
+
+
+def forest_plan(units: int) -> ForestPlan:
+    """For trees of up to ``2**LEVELS`` units."""
+    return next(ForestPlan(*how) for limit, *how in FOREST if units <= limit)
 
 
 @triton.jit
@@ -299,3 +327,18 @@ def launch_forest(
             ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out
+
+
+def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    return launch_forest(leaf, k, bound, levels)
+
+
+def forest_outsides(leaf: Tensor, g: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
+    return launch_forest(leaf, k, bound, levels, g)
+
+
+def forest_bends(
+    leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool
+) -> tuple[Tensor, Tensor]:
+    root = launch_forest(leaf, k, bound, levels, None, u) if with_roots else leaf.new_empty(0)
+    return root, launch_forest(leaf, k, bound, levels, g, u)

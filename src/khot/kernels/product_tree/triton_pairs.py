@@ -66,7 +66,7 @@ def _tiles(entries: int, columns: int) -> tuple[int, dict[str, int]]:
     return programs, {"COUNTS": down, "COLUMNS": across, "num_warps": WARPS}
 
 
-def launch_merge(x: Tensor, start: int, length: int) -> Tensor:
+def pair_merge(x: Tensor, start: int, length: int) -> Tensor:
     x, width = x.contiguous(), x.shape[0]
     columns = x[0, 0].numel()
     out = torch.empty(length, *x.shape[2:], dtype=x.dtype, device=x.device)
@@ -76,7 +76,7 @@ def launch_merge(x: Tensor, start: int, length: int) -> Tensor:
     return out
 
 
-def launch_split(g: Tensor, x: Tensor, start: int) -> Tensor:
+def pair_split(g: Tensor, x: Tensor, start: int) -> Tensor:
     g, x, width = g.contiguous(), x.contiguous(), x.shape[0]
     columns = x[0, 0].numel()
     out = torch.empty_like(x)

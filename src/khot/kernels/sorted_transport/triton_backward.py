@@ -1,6 +1,6 @@
 """The derivative of sorted optimal transport in Triton; the formulas stand in :mod:`khot.kernels.sorted_transport`.
 
-One program per row, which makes the plan P again in tiles, see :mod:`khot.kernels.sorted_transport.triton_tile`: two passes
+One program per row, which makes the plan P again in tiles, see the module ``triton_tile``: two passes
 for the duals h of the places, H h = sum_i P_.i o (g_.i - <P_.i, g_.i>), and one for the gradient. The second solves for
 what the first has left, sum_i P_.i o (g_.i - h - <P_.i, g_.i - h>), so that the weights need not have more digits than
 matrix units give them.
@@ -15,9 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from ..capped_simplex.triton_root import inverse_scale
-from ..tiles import MAX_N, transport_plan
+from ..registry import MAX_N
 from ..triton_tools import arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .triton_tile import add_weights, all_weights, epsilon, load_thresholds, solve_laplacian, tile_scores
+from .triton_tile import (
+    add_weights,
+    all_weights,
+    epsilon,
+    load_thresholds,
+    solve_laplacian,
+    tile_scores,
+    transport_plan,
+)
 
 
 @triton.jit
@@ -97,3 +105,9 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
             BLOCK=how.block, DTYPE=dtype, num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     return grad_x.reshape(x.shape), grad_half.reshape(x.shape[:-1])
+
+
+def sorted_transport_derivative(
+    x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor, with_half: bool
+) -> tuple[Tensor, Tensor]:
+    return launch_backward(x, half, t, grad_y)

@@ -1,7 +1,7 @@
 """Sorted optimal transport in Triton: the solver and the plan of :mod:`khot.kernels.sorted_transport` in one kernel.
 
 One program per row. It finds the largest entries, then takes steps of Newton's method on the thresholds, each of which
-is a pass over the row, see :mod:`khot.kernels.sorted_transport.triton_tile`; a last pass writes y. The row comes from memory
+is a pass over the row, see the module ``triton_tile``; a last pass writes y. The row comes from memory
 again for every pass, which its tiles take longer to use than caches to bring.
 
 What the sums over the items lack of 1 keeps its digits where all of P is nearly 0 or 1: 1 - P_ai, for i the (a+1)-th
@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..capped_simplex.triton_root import inverse_scale
-from ..tiles import transport_plan
 from ..triton_tools import arithmetic, on_device, per_row, row_numbers, rows_of
+from .solver import check_contents, warn_of_errors
 from .triton_tile import (
     add_weights,
     all_weights,
@@ -27,6 +27,7 @@ from .triton_tile import (
     rounding_error,
     solve_laplacian,
     tile_scores,
+    transport_plan,
 )
 
 FAR_OFF = tl.constexpr(1.0)  # error of a sum above which the first step is Sinkhorn's
@@ -195,3 +196,12 @@ def launch_forward(
         )  # fmt: skip
     batch = x.shape[:-1]
     return y.reshape(*batch, k, n), t.reshape(*batch, how.places - 1), error
+
+
+def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
+    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
+    y, t, error = launch_forward(x, half, k, tol, max_iter, check)
+    if error is not None and bool((error != 0).any()):
+        check_contents(x.double().reshape(-1, x.shape[-1]), 2 * half.to(x.device).reshape(-1))
+        warn_of_errors(int((error != 0).sum()), len(error), error.max().item(), max_iter, tol)
+    return y, t

@@ -7,15 +7,44 @@ elimination adds to them (the algorithm of Grassmann, Taksar and Heyman), so tha
 however small the weights that some of them have.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from ..capped_simplex.triton_root import split_threshold
 from ..links.tails_triton import add2
+from ..registry import MAX_N
 
+# Up to what length of the row how many warps. Each thread has one item of a tile at all places, up to 16 float32 or 8
+# float64 entries of the plan.
+WARPS = ((256, 2), (MAX_N, 4))
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
 NO_WEIGHT = tl.constexpr(1e-30)
+
+
+class TransportPlan(NamedTuple):
+    """How the kernels of sorted transport go through a row.
+
+    Attributes:
+        places: Of the plan.
+        block_places: The same as a power of 2, at least 8.
+        block: Items of a tile, a power of 2.
+        warps: Warps of a program.
+    """
+
+    places: int
+    block_places: int
+    block: int
+    warps: int
+
+
+def transport_plan(n: int, k: int) -> TransportPlan:
+    """The :class:`TransportPlan` of rows of n."""
+    places = min(k + 1, n)
+    warps = next(warps for length, warps in WARPS if n <= length)
+    return TransportPlan(places, max(8, 1 << (places - 1).bit_length()), 32 * warps, warps)
 
 
 @triton.jit

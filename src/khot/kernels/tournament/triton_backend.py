@@ -9,14 +9,18 @@ Layout: probs (rows, n), unit last stride; k (rows,); x (draws, n), the rows of 
 in float64, whatever the dtype of probs.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..philox_triton import random_words, uniform_double
-from ..tiles import TOURNAMENT, plan
+from ..philox_triton import place_of, random_words, uniform_double
+from ..tiles import Table, plan
 from ..triton_tools import on_device, rows_of, without_expansion
+
+TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
 
 
 @triton.jit
@@ -27,13 +31,17 @@ def _balance(p, k):
     return p + spread * tl.minimum(tl.maximum(share, -1.0), 1.0)
 
 
-@triton.jit
-def _tournament(p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, rows, n, BLOCK: tl.constexpr):
-    draw = tl.program_id(0)
-    row = (draw % rows).to(tl.int64)
-    x_ptr += draw.to(tl.int64) * stride_x
+@triton.jit(do_not_specialize=["first_draw", "first_row", "first_unit"])
+def _tournament(
+    p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, rows, batch, n, first_draw, first_row, first_unit,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    serial = tl.program_id(0)
+    draw, number = place_of(serial, batch, first_draw, first_row)
+    row = (serial % rows).to(tl.int64)
+    x_ptr += serial.to(tl.int64) * stride_x
     place = tl.arange(0, BLOCK)
-    a, b, c, d = random_words(tl.load(seed_ptr), draw, place)
+    a, b, c, d = random_words(tl.load(seed_ptr), draw, number, first_unit + place)
     bits = ((a.to(tl.uint64) << 31) | (b >> 1).to(tl.uint64)).to(tl.int64)
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
     p = tl.load(p_ptr + row * stride_p + unit, mask=unit < n, other=0.0).to(tl.float64)
@@ -56,17 +64,18 @@ def _tournament(p_ptr, x_ptr, k_ptr, seed_ptr, stride_p, stride_x, stride_k, row
     tl.store(x_ptr + unit, (p > 0.5).to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
 
 
-def launch_tournament(probs: Tensor, k: Tensor, seed: Tensor, draws: int, out: torch.dtype) -> Tensor:
-    """k-hot draws ``(draws, *batch, n)`` of dtype ``out`` from the arguments of ``pivotal_draw``."""
-    shape = (draws, *probs.shape)
+def pivotal_draw(
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
+) -> Tensor:
+    shape, batch = (draws, *probs.shape), k.numel()
     draws, (probs, k) = without_expansion(draws, probs, k)
     rows, sizes = rows_of(probs), k.reshape(-1)
     count, n = rows.shape
     how = plan(count, n, torch.float64, TOURNAMENT)
-    x = torch.empty(draws * count, n, dtype=out, device=probs.device)
+    x = torch.empty(draws * count, n, dtype=dtype, device=probs.device)
     with on_device(probs):
         _tournament[(draws * count,)](
-            rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, n,
+            rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n, *first,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return x.reshape(shape)

@@ -1,6 +1,6 @@
 r"""Soft ranks and soft sorting of sorted rows, and their first derivatives, with room for a few numbers of each item.
 
-The sums, quantiles and derivatives are those of :mod:`khot.kernels.order.lapsum` and :mod:`khot.relaxations.laplace`, on
+The sums, quantiles and derivatives are those of :mod:`khot.kernels.order` and :mod:`khot.relaxations.laplace`, on
 tiles of a row: with the sums over all items before its first and after its last one, a tile is a row by itself. These
 sums, the carries, come first, from one exponential of each item; derivatives have carries of their own.
 
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .lapsum import FAR, is_narrow, sorted_positions, sums_by_cumsum, sums_by_doubling
+from . import RowMap
+from .torch_sums import FAR, is_narrow, sorted_positions, sums_by_cumsum, sums_by_doubling
 
 TILE = 2**15  # items that are worked on at a time
 
@@ -268,7 +269,7 @@ class _Points(NamedTuple):
 
 
 def _points(at: _Counted, goals: range) -> _Points:
-    """See :func:`khot.kernels.order.lapsum.soft_count_inverse`."""
+    """See :func:`khot.kernels.order.torch_sums.soft_count_inverse`."""
     rows, count = len(at.items), len(goals)
     reached = torch.zeros(rows, count + 1, dtype=torch.long, device=at.items.device)
     slot = (at.first_goal - goals.start).clamp_(0, count)
@@ -384,3 +385,30 @@ def soft_sort_derivative(
             grad_x[rows].scatter_(1, order[rows, tile.start : tile.stop], grad_z.to(grad_x.dtype))
         grad_scale[rows] = stretch.total.squeeze(-1)
     return grad_x, grad_scale
+
+
+def _whole(forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor]]:
+    def of_batch(values: Tensor, order: Tensor, scale: Tensor) -> tuple[Tensor]:
+        rows, places = _rows(values, order)
+        return (forward(rows, places, scale.reshape(-1)).reshape(values.shape),)
+
+    return of_batch
+
+
+def _whole_derivative(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def of_batch(
+        values: Tensor, order: Tensor, scale: Tensor, grad: Tensor, with_scale: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        rows, places, grads = _rows(values, order, grad)
+        grad_x, grad_scale = backward(rows, places, scale.reshape(-1), grads, with_scale)
+        return grad_x.reshape(values.shape), grad_scale.reshape(scale.shape) if with_scale else None
+
+    return of_batch
+
+
+def _rows(*tensors: Tensor) -> list[Tensor]:
+    return [v.reshape(-1, v.shape[-1]) for v in tensors]
+
+
+SOFT_RANK = RowMap(_whole(soft_rank), _whole_derivative(soft_rank_derivative))
+SOFT_SORT = RowMap(_whole(soft_sort), _whole_derivative(soft_sort_derivative))

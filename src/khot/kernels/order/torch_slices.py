@@ -16,14 +16,9 @@ items near to them and their offsets from there in units of the scale: so t - z 
 item is. ``order`` (..., n) is the place of each item in the result.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-
-from ..autograd import move_batch_first
-from ..registry import operator, triton_runs
 
 # Up to which distance from 0 the exponentials of items and cuts, and their products that count, are normal numbers.
 _SAFE_EXPONENTS = {torch.float32: 60.0, torch.float64: 600.0}
@@ -34,21 +29,12 @@ def distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Te
     return (cuts.unsqueeze(-2) - values.unsqueeze(-1)) / scale.unsqueeze(-1) + offset.unsqueeze(-2)
 
 
-@operator("slice_weights")
 def slice_weights(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """P (..., n, n) of the module's docstring in ``dtype``, with the items as rows in the order they came in.
-
-    ``below`` tells how many items lie at or below each cut.
-    """
     n, arithmetic = values.shape[-1], _arithmetic(dtype)
     if values.numel() == 0:
         return values.new_empty((*values.shape, n), dtype=dtype)
-    if triton_runs(values):
-        from .triton_slices import launch_slice_weights
-
-        return launch_slice_weights(values, scale, order, cuts, offset, dtype)
     width = torch.full_like(values, torch.inf)
     width[..., 1:-1] = (cuts[..., 1:] - cuts[..., :-1]) / scale + (offset[..., 1:] - offset[..., :-1])
     weight = width.neg_().expm1_().mul_(-0.5)
@@ -69,18 +55,6 @@ def slice_weights(
     around, own = _own_slices(values, scale, cuts, offset, below)
     entries.scatter_(-1, _place(around, order).unsqueeze(-1), _place(own, order).to(arithmetic).unsqueeze(-1))
     return entries.to(dtype)
-
-
-@slice_weights.register_fake
-def _(
-    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
-) -> Tensor:
-    return values.new_empty((*values.shape, values.shape[-1]), dtype=dtype)
-
-
-@slice_weights.register_vmap
-def _(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return slice_weights(*move_batch_first(info.batch_size, in_dims, args[:-1]), args[-1]), 0
 
 
 def _place(sorted_values: Tensor, order: Tensor) -> Tensor:
@@ -110,17 +84,11 @@ def _own_slices(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor, bel
     return around, own
 
 
-@operator("slice_weights_derivative")
 def slice_weights_derivative(
     values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are as those of P."""
     if values.numel() == 0:
         return torch.zeros_like(values), torch.zeros_like(offset)
-    if triton_runs(values):
-        from .triton_slices import launch_slice_weights_derivative
-
-        return launch_slice_weights_derivative(values, scale, order, cuts, offset, grad)
     arithmetic = _arithmetic(grad.dtype)
     near_zero = _near_zero(values, scale, cuts, offset, arithmetic)
     if near_zero is not None:
@@ -133,18 +101,6 @@ def slice_weights_derivative(
     grad = grad.to(arithmetic)
     flow = (grad[..., :-1] - grad[..., 1:]).mul_(density)  # (..., n, n - 1), twice the flow
     return flow.sum(-1).double().mul_(-0.5).gather(-1, order), flow.sum(-2).double().mul_(0.5)
-
-
-@slice_weights_derivative.register_fake
-def _(
-    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor]:
-    return values.new_empty(values.shape), offset.new_empty(offset.shape)
-
-
-@slice_weights_derivative.register_vmap
-def _(info: Any, in_dims: Any, *args: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    return slice_weights_derivative(*move_batch_first(info.batch_size, in_dims, args)), (0, 0)
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,100 @@
+"""Sums, points and slices of sorted items from their definitions, each item with every other, in float64."""
+
+import torch
+from torch import Tensor
+
+HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
+REACH = 50.0  # scales beyond the items, where no count changes any more
+
+
+def number_of_points(n: int, between: bool) -> int:
+    """Of n items: one for each, or one between each two neighbours."""
+    return max(n - 1, 0) if between else n
+
+
+def laplace(u: Tensor) -> Tensor:
+    """The distribution function of Laplace's law."""
+    tail = 0.5 * (-u.abs()).exp()
+    return torch.where(u < 0, tail, 1 - tail)
+
+
+def sorted_positions(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """z = values / scale, centred around 0, and the gaps between neighbours; that of the first item is far.
+
+    Args:
+        values: Sorted items (..., n) in float64, at most half the largest double in size: their differences are finite.
+        scale: Of the rows (..., 1) in float64; negative where the items descend.
+    """
+    far = 1600.0
+    z = (values - 0.5 * (values[..., :1] + values[..., -1:])) / scale
+    return z, torch.cat([torch.full_like(z[..., :1], far), z.diff(dim=-1)], -1)
+
+
+def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over the items on the left of each and over those on its right, see :mod:`khot.kernels.order`.
+
+    Args:
+        z: Ascending items (..., n), centred around 0 if the fast way is to be taken.
+        gap: Their distances from the left neighbour (..., n).
+        left: Weights (..., n) of the items in the sums over what lies on the left.
+        right: Weights (..., n) of the items in the sums over what lies on the right.
+    """
+    decay = (-(z.unsqueeze(-1) - z.unsqueeze(-2)).abs()).exp()  # (..., n, n)
+    return (decay.tril(-1) * left.unsqueeze(-2)).sum(-1), (decay.triu(1) * right.unsqueeze(-2)).sum(-1)
+
+
+def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The :class:`Points` where F passes 1/2, 3/2, ..., n - 1/2, or with ``between`` 1, 2, ..., n - 1; ascending.
+
+    Args:
+        z: Ascending items (..., n), centred around 0 if the fast way is to be taken.
+        gap: Their distances from the left neighbour (..., n).
+        between: Whether to cut the items apart rather than to follow them.
+    """
+    count = number_of_points(z.shape[-1], between)
+    goals = torch.arange(count, dtype=z.dtype, device=z.device) + (1.0 if between else 0.5)
+    low = (z[..., :1] - REACH).expand(*z.shape[:-1], count)
+    high = (z[..., -1:] + REACH).expand(*z.shape[:-1], count)
+    for _ in range(HALVINGS):
+        middle = 0.5 * low + 0.5 * high
+        rises = laplace(middle.unsqueeze(-1) - z.unsqueeze(-2)).sum(-1) < goals
+        low, high = torch.where(rises, middle, low), torch.where(rises, high, middle)
+    below = (z.unsqueeze(-2) <= low.unsqueeze(-1)).sum(-1)
+    anchor = (below - 1).clamp(min=0)
+    return low - z.gather(-1, anchor), anchor, below
+
+
+def _distances(values: Tensor, scale: Tensor, cuts: Tensor, offset: Tensor) -> Tensor:
+    return (cuts.unsqueeze(-2) - values.unsqueeze(-1)) / scale.unsqueeze(-1) + offset.unsqueeze(-2)
+
+
+def slice_weights(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """How much of each item's law lies between neighbouring cuts: (..., n, n), the items in the order they came in.
+
+    Args:
+        values: Sorted items (..., n) in float64.
+        scale: Of the rows (..., 1), negative where the items descend.
+        order: The place (..., n) of each item in the result.
+        cuts: The item near to each cut (..., n - 1).
+        offset: Of the cut from there, in scales.
+        below: How many items lie at or below each cut.
+        dtype: Of the result.
+    """
+    share = laplace(_distances(values, scale, cuts, offset))
+    first, last = torch.zeros_like(share[..., :1]), torch.ones_like(share[..., :1])
+    if share.shape[-1] == 0:  # one item
+        first, last = (v.new_full((*share.shape[:-1], 1), i) for i, v in enumerate((share, share)))
+    slices = torch.cat([first, share, last], -1).diff(dim=-1)
+    return torch.zeros_like(slices).scatter(-2, order.unsqueeze(-1).expand_as(slices), slices).to(dtype)
+
+
+def slice_weights_derivative(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dL/dz and dL/dt in float64 from dL/dP; the rows of ``grad`` are as those of P."""
+    density = 0.5 * (-_distances(values, scale, cuts, offset).abs()).exp()
+    rows = grad.double().gather(-2, order.unsqueeze(-1).expand_as(grad))
+    flow = (rows[..., :-1] - rows[..., 1:]) * density
+    return -flow.sum(-1), flow.sum(-2)

@@ -1,0 +1,69 @@
+r"""The sorted transport plan by Sinkhorn's iterations between the logarithms of the sums, in float64: the definition.
+
+.. math:: \min_P \langle C, P\rangle + \epsilon \sum P \log P, \qquad C_{ij} = (x_i - a_j)^2,
+
+with anchors :math:`a_j = k - j`, a sum of 1 for each item and each of the k places, and what is left in a last place.
+"""
+
+import torch
+from torch import Tensor
+
+ITERATIONS = 20_000
+
+
+def places(k: int, n: int) -> int:
+    """Number of rows of the plan."""
+    return k + 1 if k < n else n
+
+
+def _plan(x: Tensor, half: Tensor, t: Tensor) -> Tensor:
+    """The plan (..., places, n) of thresholds t between neighbouring places."""
+    z = (x.unsqueeze(-2) - t.unsqueeze(-1)) / half[..., None, None]
+    dual = torch.cat([z.flip(-2).cumsum(-2).flip(-2), torch.zeros_like(z[..., :1, :])], -2)
+    return torch.softmax(dual, -2)
+
+
+def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
+    """y (..., k, n) in the dtype of ``x (..., n)``, and the float64 thresholds.
+
+    Args:
+        x: Finite scores.
+        half: Half the epsilon, float64 of the batch shape; may be on the CPU for an x elsewhere if it expands a number.
+        k: Places.
+        tol: Error of a place's sum that is small enough.
+        max_iter: Steps at most.
+        check: Whether bad contents raise a ValueError; without, accelerators do not warn of too few steps.
+    """
+    n, half = x.shape[-1], half.to(x.device)
+    count = places(k, n)
+    sizes = torch.ones(count, dtype=torch.float64, device=x.device)
+    sizes[k:] = n - k
+    anchors = torch.arange(k, k - count, -1, dtype=torch.float64, device=x.device)
+    scores = x.double().unsqueeze(-2) * anchors.unsqueeze(-1) / half[..., None, None]  # squares go into the duals
+    dual = torch.zeros(*x.shape[:-1], count, dtype=torch.float64, device=x.device)
+    for _ in range(ITERATIONS):
+        logarithms = scores + dual.unsqueeze(-1)
+        sums = (logarithms - logarithms.logsumexp(-2, keepdim=True)).logsumexp(-1)
+        dual = dual + sizes.log() - sums
+    t = half.unsqueeze(-1) * dual.diff(dim=-1)
+    return _plan(x.double(), half, t)[..., :k, :].to(x.dtype), t
+
+
+def sorted_transport_derivative(
+    x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor, with_half: bool
+) -> tuple[Tensor, Tensor]:
+    """dL/dx in x's dtype and dL/dhalf, zeros if it is not wanted, from dL/dy (..., k, n).
+
+    By the implicit function theorem, one row after the other: the sums of the places stay as they are.
+    """
+    n, k, half = x.shape[-1], grad_y.shape[-2], half.to(x.device)
+    rows = zip(x.double().reshape(-1, n), half.reshape(-1), t.reshape(-1, t.shape[-1]), strict=True)
+    grads_x, grads_half = [], []
+    for (row, h, at), grad in zip(rows, grad_y.double().reshape(-1, k, n), strict=True):
+        moved = torch.func.jacrev(_plan, argnums=(0, 1, 2))(row, h, at)  # of (places, n)
+        of_sums = [jacobian.sum(1)[:-1] for jacobian in moved]
+        pull = torch.linalg.solve(of_sums[2].T, torch.tensordot(grad, moved[2][:k], 2))
+        grads_x.append(torch.tensordot(grad, moved[0][:k], 2) - pull @ of_sums[0])
+        grads_half.append((grad * moved[1][:k]).sum() - pull @ of_sums[1])
+    grad_half = torch.stack(grads_half).reshape(half.shape) if with_half else torch.zeros_like(half)
+    return torch.stack(grads_x).reshape(x.shape).to(x.dtype), grad_half
