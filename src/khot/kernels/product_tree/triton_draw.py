@@ -1,7 +1,8 @@
 """Exact draws down the lowest levels of a product tree in Triton, in one launch.
 
 A program makes the laws of a tree as in the module ``triton_forest``, then goes down with a number of draws at a time:
-the count of a left child given that of its parent, by inversion, a lane for each node and draw. The counts of a level stand in a scratch; random numbers come from torch, one for each node of each draw.
+the count of a left child given that of its parent, by inversion, a lane for each node and draw. The counts of a level
+stand in a scratch; random numbers come from torch, one for each node of each draw.
 """
 
 import torch
