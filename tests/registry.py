@@ -124,7 +124,7 @@ def pivotal_random_reference(design: SamplingDesign, support: Tensor) -> Tensor:
 
 def conditional_poisson_reference(design: SamplingDesign, support: Tensor) -> Tensor:
     """exp<theta, x>, normalised over the support; the logits of given ``probs`` by a general-purpose root finder."""
-    if design._given == "logits":
+    if design.parameter_name == "logits":
         return torch.softmax(support @ design.logits.detach(), 0)
     target = design.probs.detach().numpy()
 
@@ -255,7 +255,7 @@ def gumbel_topk_reference(design: SamplingDesign, support: Tensor) -> Tensor:
             )
         return torch.tensor(law, dtype=torch.float64)
 
-    if design._given == "logits":
+    if design.parameter_name == "logits":
         return pmf(design.logits.detach().numpy())
     target = design.probs.detach().numpy()
 

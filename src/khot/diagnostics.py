@@ -219,9 +219,9 @@ def _differentiable(design: Any) -> SamplingDesign:
     """The design, or a copy of it, with a parameter that requires a gradient."""
     if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
-    if not design._param.requires_grad:
+    if not design.parameter.requires_grad:
         design = copy.deepcopy(design)
-        design._param.requires_grad_()
+        design.parameter.requires_grad_()
     return design
 
 
@@ -230,7 +230,7 @@ def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples
     design = copy.copy(design)  # without what it has computed from its parameter so far, which is part of the cost
     start = time.perf_counter()
     surrogate = estimator(design, f, num_samples)
-    (gradient,) = torch.autograd.grad(surrogate.sum(), design._param)
+    (gradient,) = torch.autograd.grad(surrogate.sum(), design.parameter)
     gradient = _flat(gradient, design)
     return gradient, time.perf_counter() - start
 
@@ -240,13 +240,13 @@ def _flat(gradient: Any, design: SamplingDesign) -> Tensor:
     if not isinstance(gradient, Tensor) or gradient.is_complex():
         got = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
         raise TypeError(f"`exact` must be a real tensor, the gradient of the design's parameter, but got {got}")
-    if gradient.shape != design._param.shape:
+    if gradient.shape != design.parameter.shape:
         raise ValueError(
-            f"`exact` must have the shape of the design's parameter, {tuple(design._param.shape)}, "
+            f"`exact` must have the shape of the design's parameter, {tuple(design.parameter.shape)}, "
             f"but has {tuple(gradient.shape)}"
         )
     gradient = gradient.detach().double().cpu()
-    if design._given == "probs" and not isinstance(design, PhantomUnit):
+    if design.parameter_name == "probs" and not isinstance(design, PhantomUnit):
         gradient = gradient - gradient.mean(-1, keepdim=True)
     return gradient.flatten()
 

@@ -76,6 +76,7 @@ class Pivotal(SamplingDesign):
     """
 
     _settings = ("order",)
+    _complete_with = "order='fixed'"
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Pivotal(SamplingDesign):
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             probs = self.probs.detach()
@@ -118,7 +119,7 @@ class Pivotal(SamplingDesign):
                 return self._draw_by_rows(partial(_draw_in_order, generator=generator), sample_shape, probs)
             if fuses_draws(probs, draws, LONGEST_TOURNAMENT):
                 seed = draw_seed(probs.device, generator)
-                return pivotal_draw(probs, self.k, seed, draws, self._param.dtype).view(shape)
+                return pivotal_draw(probs, self.k, seed, draws, self.parameter.dtype).view(shape)
             return self._draw_by_rows(partial(_draw_in_random_order, generator=generator), sample_shape, probs)
 
     def _log_prob(self, value: Tensor) -> Tensor:
