@@ -191,5 +191,5 @@ def test_pyro_sites_with_baselines(elbo):
 
 
 def test_designs_without_score_name_those_with():
-    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob; ConditionalPoisson, Sampford"):
+    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob; .*ConditionalPoisson.*Sampford"):
         score_function(Pivotal(logits=LOGITS, k=2), loss(WEIGHT))
