@@ -1,7 +1,6 @@
 """Every map along every axis: of shapes whose axes have equal lengths too, where strides coincide."""
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from tests.maps import ODD_MAPS, RELAXATIONS, publics
 pytestmark = pytest.mark.one_of(3)
 
 SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
-MAPS = {mask.__name__: partial(mask, k=0.7) for mask in publics(RELAXATIONS, ODD_MAPS)}
-MAPS = {name: lambda x, dim, mask=mask: mask(x, dim=dim) for name, mask in MAPS.items()}
+MAPS = {mask.__name__: lambda x, dim, mask=mask: mask(x, 0.7, dim=dim) for mask in publics(RELAXATIONS, ODD_MAPS)}
 MAPS |= {
     "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),
     "capped_simplex_map": lambda x, dim: khot.capped_simplex_map(x, 0.7, link=Logistic(), dim=dim),
