@@ -5,6 +5,8 @@ draws at a time: the count of a left child given that of its parent, by inversio
 counts of a level stand in a scratch; random numbers come from torch, one for each node of each draw.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import torch
 import triton
 import triton.language as tl

@@ -9,6 +9,8 @@ Layout: probs (rows, n), unit last stride; k (rows,); x (draws, n), the rows of 
 in float64, whatever the dtype of probs.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import torch
 import triton
 import triton.language as tl
