@@ -266,12 +266,18 @@ def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
 def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, float]:
     gradients, seconds = torch.stack([gradient for gradient, _ in estimates]), [spent for _, spent in estimates]
     mean, variance = gradients.mean(0), gradients.var(0).sum().item()
-    signal = mean.norm().item()
     return {
         "bias": (mean - exact).norm().item(),
         "bias_error": math.sqrt(variance / len(gradients)),
         "variance": variance,
         "cosine": (gradients @ exact / (gradients.norm(dim=-1) * exact.norm())).nanmean().item(),
-        "signal_to_noise": signal / math.sqrt(variance) if variance > 0 else math.inf if signal > 0 else math.nan,
+        "signal_to_noise": _quotient(mean.norm().item(), math.sqrt(variance)),
         "seconds": torch.tensor(seconds).median().item(),
     }
+
+
+def _quotient(signal: float, noise: float) -> float:
+    """Infinite without noise, and NaN where there is no signal either."""
+    if noise > 0:
+        return signal / noise
+    return math.inf if signal > 0 else math.nan

@@ -107,7 +107,8 @@ class PerturbedWrapper(DesignWrapper):
     """A wrapper of perturbed scores."""
 
     design: PerturbedScores
-    stand_in = "ConditionalPoisson(logits=logits, k=k)), a law that is close"
+    stand_in = "ConditionalPoisson(logits=logits, k=k)"
+    stand_in_is = "a law that is close"
 
     @property
     def needs_gradient(self) -> bool:

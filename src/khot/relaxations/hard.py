@@ -25,7 +25,7 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
         Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.
 
     Raises:
-        ValueError: If ``k`` is out of range or does not broadcast, or ``x`` contains NaN.
+        ValueError: If ``k`` is out of range, or ``x`` contains NaN. Details: :mod:`khot.relaxations`.
         TypeError: If ``k`` is not an integer, or ``x`` not a floating-point tensor.
 
     Example:

@@ -1,8 +1,8 @@
 r"""The sparse maps by absolute value as differentiable functions of x, k and the strength.
 
-Values and formulas are those of :mod:`khot.kernels.magnitude.torch_backend`. They are written in differentiable operations of abs(x),
-the strength and the offset of the threshold, which is an output of the function, while its anchor is a constant: so
-derivatives of every order follow as in :mod:`khot.relaxations.engine`.
+Values and formulas are those of :mod:`khot.kernels.magnitude.torch_backend`. They are written in differentiable
+operations of abs(x), the strength and the offset of the threshold, which is an output of the function, while its anchor
+is a constant: so derivatives of every order follow as in :mod:`khot.relaxations.engine`.
 """
 
 from typing import Any

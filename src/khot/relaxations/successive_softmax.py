@@ -18,7 +18,9 @@ def _log_complement(log_p: Tensor) -> Tensor:
 
 
 def _largest(k: int | Tensor) -> int:
-    return k if isinstance(k, int | torch.SymInt) else int(k.max()) if k.numel() else 0
+    if isinstance(k, int | torch.SymInt):
+        return k
+    return int(k.max()) if k.numel() else 0
 
 
 @one_operation
@@ -41,15 +43,15 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient).
         k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape,
             which cannot be traced or mapped over, because the number of rounds is its maximum.
-        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        temperature: Positive softness.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, at least 0, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, at least 0, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN or ``+inf``,
-            or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
+        ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN or ``+inf``, or fewer than ``k``
+            entries are left unmasked. Details: :mod:`khot.relaxations`.
         TypeError: If ``k`` is not an integer, or another argument has the wrong type or dtype.
 
     References:
