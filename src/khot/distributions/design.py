@@ -78,11 +78,11 @@ class SamplingDesign(KHotDistribution):
     ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
 
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
-    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it (one that has
-    them in one of its settings only says so in ``_complete_with``). One whose
-    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
-    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
-    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
+    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it (one that
+    has them in one of its settings only says so in ``_complete_with``). One whose logits are natural parameters
+    overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with
+    the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
+    without further ado as long as every tensor among the attributes starts with
     ``batch_shape``.
 
     Args:
@@ -385,7 +385,7 @@ class SamplingDesign(KHotDistribution):
 
 
 def designs_with(wanted: str) -> list[str]:
-    """The designs of this package that have ``"log_prob"``, ``"entropy"`` or ``"pairwise_inclusion"``, as users write them.
+    """The designs of this package, as users write them, that have log_prob, entropy or pairwise_inclusion.
 
     Those that have it in one setting only come last, with the setting.
     """

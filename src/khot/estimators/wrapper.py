@@ -130,9 +130,10 @@ class DesignWrapper(KHotDistribution):
             return getattr(self.scorer, method)(*args)
         except NotImplementedError as error:
             name = type(self).__name__
+            by_another_law = f"{name}(..., log_prob={self.stand_in}), {self.stand_in_is}"
             raise NotImplementedError(
-                f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}), "
-                f"{self.stand_in_is}, or {name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
+                f"{error}. Under an ELBO, say which term it shall use: {by_another_law}, or {name}(..., "
+                "log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
 
 

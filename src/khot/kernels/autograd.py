@@ -19,7 +19,7 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
 
 
 def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
-    """``value``, to whose derivatives, of any order, those of the ``carrier`` are added; straight-through and the like."""
+    """``value``, to whose derivatives, of any order, those of the ``carrier`` are added: straight-through."""
     return value + (carrier - carrier.detach())
 
 

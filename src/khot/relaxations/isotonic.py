@@ -15,6 +15,8 @@ from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
 
+from .engine import row_scalar
+
 
 def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
     """The blocks of ``isotonic_l2(s, strength * w)``, for s and w of the same shape, strength (..., 1)."""
@@ -24,9 +26,7 @@ def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> T
 
 def column(strength: float | Tensor, x: Tensor) -> Tensor:
     """The strength of each row as a float64 tensor (..., 1)."""
-    if isinstance(strength, Tensor):
-        return strength.to(x.device, torch.float64).expand(x.shape[:-1]).unsqueeze(-1)
-    return torch.full((*x.shape[:-1], 1), strength, dtype=torch.float64, device=x.device)
+    return row_scalar(strength, x, x.shape[:-1], on_host=False).unsqueeze(-1)
 
 
 def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:

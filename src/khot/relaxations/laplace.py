@@ -1,10 +1,11 @@
 r"""The positions, sums, quantiles and slices behind the order maps, as differentiable functions of the sorted items.
 
 Derivatives are written in the two-sided sums of :mod:`khot.kernels.order.lapsum`, which are linear in their weights and
-one another's transposes, so the derivatives of every order are such sums again. For a quantile t of F the implicit
-function theorem gives :math:`dt = \sum_i \omega_i\,dz_i`, :math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on
-the left of t and the mean over those on its right, weighted by a logistic function that stays exact where all
-:math:`e^{-|t - z_i|}` underflow.
+one another's transposes, so the derivatives of every order are such sums again.
+
+For a quantile t of F the implicit function theorem gives :math:`dt = \sum_i \omega_i\,dz_i` with
+:math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on the left of t and the mean over those on its right,
+weighted by a logistic function that stays exact where all :math:`e^{-|t - z_i|}` underflow.
 
 Values come from gaps and offsets, in which no item far away costs a digit; z and t in one coordinate for the whole row
 carry the derivatives. :func:`carried` joins the two.
@@ -226,5 +227,5 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, l
 
 
 def slice_weights(z: Tensor, t: Tensor, *arguments: Any) -> Tensor:
-    """:func:`khot.kernels.order.slices.slice_weights` of the arguments after z and t, differentiable in z and t alone."""
+    """:func:`khot.kernels.order.slices.slice_weights` of the arguments after z and t, differentiable in z and t."""
     return _apply_slice_weights(z, t, *arguments)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from khot._tracing import one_operation
-from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
+from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
 
@@ -47,7 +47,7 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
-    if looks_at_contents(*(v for v in (x, k, temperature) if isinstance(v, Tensor))):
+    if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
     excluded = rows == -torch.inf
     scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
