@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 import khot
-from tests.maps import Cauchy
+from tests.maps import ODD_MAPS, RELAXATIONS, Cauchy, publics
 
 
 class NamedCauchy(Cauchy, name="tests.named_cauchy"):
@@ -29,21 +28,37 @@ class NamedCauchy(Cauchy, name="tests.named_cauchy"):
         return super().inverse(p) * self.width
 
 
+def with_sum(k: int | float) -> Callable[..., Tensor]:
+    """How a mask is called that sums to k."""
+    return lambda function, x, softness: function(x, k, softness)
+
+
 @dataclass(frozen=True)
 class AnyMap:
     """A public map under test.
 
     Attributes:
-        name: Identifier of the test: that of the function, and what is special about the call.
-        call: From x (..., n), n >= 4, and a softness, a number or a tensor of the batch shape.
+        public: The map.
+        form: How it is called: from the map, x (..., n), n >= 4, and a softness, a number or of the batch shape.
+        detail: What is special about the call.
         differentiable: Whether the result has a gradient.
         slow: Whether the quick tests do without it.
     """
 
-    name: str
-    call: Callable[[Tensor, float | Tensor], Tensor]
+    public: Callable[..., Tensor]
+    form: Callable[..., Tensor] = lambda function, x, softness: function(x, softness)
+    detail: str = ""
     differentiable: bool = True
     slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return "_".join(filter(None, (self.public.__name__, self.detail)))
+
+    @property
+    def call(self) -> Callable[[Tensor, float | Tensor], Tensor]:
+        function, form = self.public, self.form
+        return lambda x, softness: form(function, x, softness)
 
 
 def quick_first(cases: dict[str, Any]) -> list[Any]:
@@ -61,47 +76,42 @@ def twos(x: Tensor) -> Tensor:
     return torch.full(x.shape[:-1], 2, device=x.device)
 
 
-def isotonic_l2(x: Tensor, s: float | Tensor) -> Tensor:
-    return khot.isotonic_l2(x, weights(x) * (s.unsqueeze(-1) if isinstance(s, Tensor) else s))
-
-
-def dual_isotonic_lp(x: Tensor, s: float | Tensor) -> Tensor:
-    return khot.isotonic_lp(x, weights(x), 1.5, s, "dual", kind="magnitude")
-
-
-def straight_through_lapsum(x: Tensor, s: float | Tensor) -> Tensor:
-    return khot.straight_through_topk(x, 2, s, relaxation=khot.lapsum_topk)
+def column(softness: float | Tensor) -> float | Tensor:
+    return softness.unsqueeze(-1) if isinstance(softness, Tensor) else softness
 
 
 MAPS = [
-    AnyMap("sigmoid_topk", lambda x, s: khot.sigmoid_topk(x, 2.5, s)),
-    AnyMap("log_sigmoid_topk", lambda x, s: khot.log_sigmoid_topk(x, 2.5, s)),
-    AnyMap("lapsum_topk", lambda x, s: khot.lapsum_topk(x, 3, s)),
-    AnyMap("log_lapsum_topk", lambda x, s: khot.log_lapsum_topk(x, 3, s), slow=True),
-    AnyMap("normal_topk", lambda x, s: khot.normal_topk(x, 3, s), slow=True),
-    AnyMap("transport_topk", lambda x, s: khot.transport_topk(x, 2, s)),
-    AnyMap("capped_softmax", lambda x, s: khot.capped_softmax(x, 2.5, s)),
-    AnyMap("capped_simplex_map", lambda x, s: khot.capped_simplex_map(x, 2.5, s, link=NamedCauchy(0.7))),
-    AnyMap("sparse_topk_two", lambda x, s: khot.sparse_topk(x, 2.5, s)),
-    AnyMap("sparse_topk_any_p", lambda x, s: khot.sparse_topk(x, 3, s, p=1.5)),
-    AnyMap("sparse_topk_magnitude_two", lambda x, s: khot.sparse_topk_magnitude(x, 2.5, s)),
-    AnyMap("sparse_topk_magnitude_any_p", lambda x, s: khot.sparse_topk_magnitude(x, 2.5, s, 1.7), slow=True),
-    AnyMap("sparse_topk_signed", lambda x, s: khot.sparse_topk_signed(x, 2.5, s, 1.5)),
-    AnyMap("sorted_transport_topk", lambda x, s: khot.sorted_transport_topk(x, 2, s)),
-    AnyMap("soft_rank", khot.soft_rank),
-    AnyMap("soft_sort", khot.soft_sort, slow=True),
-    AnyMap("soft_permutation", partial(khot.soft_permutation, descending=True)),
-    AnyMap("isotonic_l2", isotonic_l2),
-    AnyMap("isotonic_l2_dykstra", lambda x, s: khot.isotonic_l2(x, weights(x), "dykstra"), slow=True),
-    AnyMap("isotonic_lp", lambda x, s: khot.isotonic_lp(x, weights(x), 1.5, s)),
-    AnyMap("isotonic_lp_dual", dual_isotonic_lp, slow=True),
-    AnyMap("permutahedron_projection", lambda x, s: khot.permutahedron_projection(x, weights(x), s)),
-    AnyMap("permutahedron_rank", khot.permutahedron_rank),
-    AnyMap("permutahedron_sort", khot.permutahedron_sort, slow=True),
-    AnyMap("successive_softmax_topk", lambda x, s: khot.successive_softmax_topk(x, 2, s)),
-    AnyMap("rescaled_sigmoid_topk", lambda x, s: khot.rescaled_sigmoid_topk(x, 2.5, s)),
-    AnyMap("straight_through_topk", lambda x, s: khot.straight_through_topk(x, 2, s)),
-    AnyMap("straight_through_topk_lapsum", straight_through_lapsum, slow=True),
-    AnyMap("topk_mask", lambda x, s: khot.topk_mask(x, 2), differentiable=False),
-    AnyMap("topk_mask_tensor_k", lambda x, s: khot.topk_mask(x, twos(x)), differentiable=False),
+    AnyMap(khot.sigmoid_topk, with_sum(2.5)),
+    AnyMap(khot.log_sigmoid_topk, with_sum(2.5)),
+    AnyMap(khot.lapsum_topk, with_sum(3)),
+    AnyMap(khot.log_lapsum_topk, with_sum(3), slow=True),
+    AnyMap(khot.normal_topk, with_sum(3), slow=True),
+    AnyMap(khot.transport_topk, with_sum(2)),
+    AnyMap(khot.capped_softmax, with_sum(2.5)),
+    AnyMap(khot.capped_simplex_map, lambda f, x, s: f(x, 2.5, s, link=NamedCauchy(0.7))),
+    AnyMap(khot.sparse_topk, with_sum(2.5), "two"),
+    AnyMap(khot.sparse_topk, lambda f, x, s: f(x, 3, s, p=1.5), "any_p"),
+    AnyMap(khot.sparse_topk_magnitude, with_sum(2.5), "two"),
+    AnyMap(khot.sparse_topk_magnitude, lambda f, x, s: f(x, 2.5, s, 1.7), "any_p", slow=True),
+    AnyMap(khot.sparse_topk_signed, lambda f, x, s: f(x, 2.5, s, 1.5)),
+    AnyMap(khot.sorted_transport_topk, with_sum(2)),
+    AnyMap(khot.soft_rank),
+    AnyMap(khot.soft_sort, slow=True),
+    AnyMap(khot.soft_permutation, lambda f, x, s: f(x, s, descending=True)),
+    AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x) * column(s))),
+    AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x), "dykstra"), "dykstra", slow=True),
+    AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s)),
+    AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s, "dual", kind="magnitude"), "dual", slow=True),
+    AnyMap(khot.permutahedron_projection, lambda f, x, s: f(x, weights(x), s)),
+    AnyMap(khot.permutahedron_rank),
+    AnyMap(khot.permutahedron_sort, slow=True),
+    AnyMap(khot.successive_softmax_topk, with_sum(2)),
+    AnyMap(khot.rescaled_sigmoid_topk, with_sum(2.5)),
+    AnyMap(khot.straight_through_topk, with_sum(2)),
+    AnyMap(khot.straight_through_topk, lambda f, x, s: f(x, 2, s, relaxation=khot.lapsum_topk), "lapsum", slow=True),
+    AnyMap(khot.topk_mask, lambda f, x, s: f(x, 2), differentiable=False),
+    AnyMap(khot.topk_mask, lambda f, x, s: f(x, twos(x)), "tensor_k", differentiable=False),
 ]
+# A mask that has its entry among the relaxations need not have one here.
+_CALLED = set(publics(MAPS))
+MAPS += [AnyMap(mask, with_sum(2.5)) for mask in dict.fromkeys(publics(RELAXATIONS, ODD_MAPS)) if mask not in _CALLED]

@@ -1,6 +1,6 @@
 """The relaxed maps under test, with the traits that their contract reads: a new member joins by one entry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,17 @@ from khot import (
     transport_topk,
 )
 from khot.relaxations import Link
+
+
+def behind(member: Any) -> Any:
+    """The function or class that a member of a registry calls: what a partial is one of."""
+    return behind(member.func) if isinstance(member, partial) else member
+
+
+def publics(*registries: Iterable[Any]) -> list[Any]:
+    """The public names that have an entry in these registries."""
+    entries = [case.public for cases in registries for case in cases]
+    return [public for entry in entries for public in (entry if isinstance(entry, tuple) else (entry,))]
 
 
 def only_for(applies: Callable[..., bool]) -> Callable[[Any], Any]:
@@ -100,6 +111,10 @@ class RelaxationCase:
     zeros: bool = True
     interpreted: bool = False
 
+    @property
+    def public(self) -> tuple[Callable[..., Tensor], ...]:
+        return behind(self.map), *([self.log] if self.log else [])
+
 
 def clipped_power(z: Any, p: float) -> Any:
     return np.clip(z, 0, 1) ** (1 / (p - 1))
@@ -108,7 +123,7 @@ def clipped_power(z: Any, p: float) -> Any:
 def sparse(name: str, p: float, interpreted: bool = False) -> RelaxationCase:
     return RelaxationCase(
         name,
-        lambda x, k, strength=1.0, dim=-1: sparse_topk(x, k, strength, p, dim),
+        partial(sparse_topk, p=p),
         partial(clipped_power, p=p),
         softness="strength",
         symmetric=p == 2,
@@ -157,7 +172,7 @@ RELAXATIONS = [
 ODD_MAPS = [
     RelaxationCase(
         f"{function.__name__}_{name}",
-        lambda x, k, strength=1.0, dim=-1, function=function, p=p: function(x, k, strength, p, dim),
+        partial(function, p=p),
         partial(clipped_power, p=p),
         softness="strength",
         compact=True,

@@ -1,22 +1,37 @@
-"""Designs and estimators under test, with the traits that their contracts read: a new member joins by one entry."""
+"""All but the maps under test, with the traits that their contracts read: a new member joins by one entry.
+
+What a class or a function says of itself (which parts of its law a design has, whether an estimator is unbiased) is
+read from it. ``public`` of a case is what it tests: tests/test_public_api.py looks for every public name among them.
+"""
 
 import functools
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyro
+import pytest
 import scipy.optimize
 import scipy.special
 import scipy.stats
 import torch
 from torch import Tensor
+from torch.distributions.constraints import Constraint
 
-from khot import FenchelYoungTopKLoss, TopKCrossEntropy, fenchel_young_topk_loss, sigmoid_topk, topk_cross_entropy
+from khot import (
+    FenchelYoungTopKLoss,
+    KHotReparam,
+    TopKCrossEntropy,
+    compare_estimators,
+    fenchel_young_topk_loss,
+    sigmoid_topk,
+    topk_cross_entropy,
+    topk_mask,
+)
+from khot.constraints import capped_simplex, k_hot
 from khot.distributions import (
     Brewer,
     ConditionalPoisson,
@@ -24,6 +39,8 @@ from khot.distributions import (
     ParetoSampling,
     PhantomUnit,
     Pivotal,
+    RelaxedKHot,
+    RelaxedKHotStraightThrough,
     Sampford,
     SamplingDesign,
     SequentialPoisson,
@@ -32,17 +49,24 @@ from khot.distributions import (
 from khot.estimators import (
     IMLE,
     AdaptiveStep,
+    MovingAverage,
     PerturbedTopK,
     RaoBlackwellStraightThrough,
     ReinMax,
     StraightThrough,
     enumerated,
+    pathwise,
+    perturbed_topk,
     reinmax,
     score_function,
+    score_function_surrogate,
     straight_through,
     unordered_set,
 )
+from khot.estimators.wrapper import wrap_latents
+from tests import design_references as reference
 from tests.inputs import normal
+from tests.maps import behind
 
 
 @dataclass(frozen=True)
@@ -55,8 +79,6 @@ class DesignCase:
         reference: Probabilities of the rows of ``support`` under a design without batch dimensions, computed from its
             ``probs`` or ``logits`` by another way than the library's.
         exact_probs: Whether ``make(probs=p).mean`` is ``p``.
-        takes_relaxation: Whether ``logits`` go through a relaxation, rather than being natural parameters.
-        has_log_prob, has_entropy, has_pairwise: Whether the member defines them, or else raises NotImplementedError.
         largest_scored_k: The largest k for which it has a log_prob.
         long_row: How many units it is quick for.
         slow: Whether the quick tests do without it.
@@ -66,265 +88,75 @@ class DesignCase:
     make: Callable[..., SamplingDesign]
     reference: Callable[[SamplingDesign, Tensor], Tensor] | None
     exact_probs: bool = True
-    takes_relaxation: bool = True
-    has_log_prob: bool = True
-    has_entropy: bool = True
-    has_pairwise: bool = True
     largest_scored_k: float = math.inf
     long_row: int = 1000
     slow: bool = False
 
+    @property
+    def public(self) -> type[SamplingDesign]:
+        return type(self._example)
 
-def pmf_from_duels(probs: list[float], tree: Any, support: Tensor) -> Tensor:
-    """The pivotal method by its definition: follows both outcomes of every duel.
+    @property
+    def takes_relaxation(self) -> bool:
+        """Whether ``logits`` go through a relaxation, rather than being natural parameters."""
+        return self._example.relaxes_logits
 
-    Args:
-        probs: Inclusion probabilities.
-        tree: Who duels whom: a unit, or a pair of trees whose last undecided units meet.
-        support: Subsets as rows of 0 and 1.
-    """
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the class defines it for these settings, rather than to raise NotImplementedError."""
+        return self._defines("_log_prob")
 
-    def play(tree: Any) -> list[tuple[int, float, frozenset[int], float]]:
-        """The possible (undecided unit, its probability, units chosen so far, probability of all this)."""
-        if isinstance(tree, int):
-            return [(tree, probs[tree], frozenset(), 1.0)]
-        outcomes = []
-        for (i, p, some, v), (j, q, others, w) in itertools.product(play(tree[0]), play(tree[1])):
-            if p + q < 1 - 1e-12:
-                i_wins = p / (p + q) if p + q > 0 else 1.0
-                outcomes += [(i, p + q, some | others, v * w * i_wins), (j, p + q, some | others, v * w * (1 - i_wins))]
-            else:
-                i_wins, rest, chosen = (1 - q) / (2 - p - q) if p + q < 2 else 1.0, max(p + q - 1, 0.0), some | others
-                outcomes += [(j, rest, chosen | {i}, v * w * i_wins), (i, rest, chosen | {j}, v * w * (1 - i_wins))]
-        return [outcome for outcome in outcomes if outcome[-1] > 0]
+    @property
+    def has_entropy(self) -> bool:
+        return self._defines("entropy")
 
-    law: defaultdict[frozenset[int], float] = defaultdict(float)
-    for last, p, chosen, weight in play(tree):
-        law[chosen | {last} if p > 0.5 else chosen] += weight
-    subsets = [frozenset(row.nonzero().flatten().tolist()) for row in support]
-    return torch.tensor([law[subset] for subset in subsets], dtype=torch.float64)
+    @property
+    def has_pairwise(self) -> bool:
+        return self._defines("pairwise_inclusion")
 
+    def _defines(self, method: str) -> bool:
+        design = self._example.wrapped if isinstance(self._example, PhantomUnit) else self._example
+        settings = [f"{name}={getattr(design, name)!r}" for name in design._settings]
+        is_complete = not design._complete_with or design._complete_with in settings
+        return is_complete and getattr(type(design), method) is not getattr(SamplingDesign, method)
 
-def pivotal_fixed_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    probs = design.probs.tolist()
-    return pmf_from_duels(probs, functools.reduce(lambda tree, unit: (tree, unit), range(len(probs))), support)
-
-
-def pivotal_random_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """The mean over all orders of the tree in which, round by round, each of the first half meets one of the second."""
-    pmf = torch.zeros(len(support), dtype=torch.float64)
-    for order in itertools.permutations(range(support.shape[-1])):
-        trees: list[Any] = list(order)
-        while len(trees) > 1:
-            half = len(trees) // 2
-            trees = [*zip(trees[:half], trees[half:], strict=False), *trees[2 * half :]]
-        pmf += pmf_from_duels(design.probs.tolist(), trees[0], support)
-    return pmf / math.factorial(support.shape[-1])
-
-
-def conditional_poisson_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """exp<theta, x>, normalised over the support; the logits of given ``probs`` by a general-purpose root finder."""
-    if design._given == "logits":
-        return torch.softmax(support @ design.logits.detach(), 0)
-    target = design.probs.detach().numpy()
-
-    def excess(logits: Any) -> Any:
-        weight = scipy.special.softmax(support.numpy() @ logits)
-        return weight @ support.numpy() - target + logits.sum()
-
-    root = scipy.optimize.root(excess, scipy.special.logit(target), tol=1e-14)
-    return torch.softmax(support @ torch.from_numpy(root.x), 0)
-
-
-def sampford_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    probs = design.probs.detach()
-    weight = torch.where(support == 1, probs / (1 - probs), 1).prod(-1) * (support @ (1 - probs))
-    return weight / weight.sum()
-
-
-def brewer_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """The sum over the orders in which a subset may be drawn, with Brewer's weights as published."""
-    probs = design.probs.tolist()
-
-    def probability_of(order: tuple[int, ...]) -> float:
-        probability = 1.0
-        for r, unit in enumerate(order):
-            rest = len(order) - sum(probs[i] for i in order[:r])
-            weights = [
-                0.0 if j in order[:r] else p * (rest - p) / (rest - p * (len(order) - r)) for j, p in enumerate(probs)
-            ]
-            probability *= weights[unit] / sum(weights)
-        return probability
-
-    subsets = [row.nonzero().flatten().tolist() for row in support]
-    pmf = [sum(probability_of(order) for order in itertools.permutations(subset)) for subset in subsets]
-    return torch.tensor(pmf, dtype=torch.float64)
-
-
-def pmf_from_points(probs: list[float], order: tuple[int, ...], support: Tensor) -> Tensor:
-    """Systematic sampling by its definition: where the points u + integer fall, for u between any two cuts."""
-    ends = list(itertools.accumulate((probs[unit] for unit in order), initial=0.0))
-    cuts = sorted({0.0, 1.0, *(end % 1.0 for end in ends)})
-    law: defaultdict[frozenset[int], float] = defaultdict(float)
-    for left, right in itertools.pairwise(cuts):
-        points = [(left + right) / 2 + m for m in range(len(probs))]
-        lines = zip(order, itertools.pairwise(ends), strict=True)
-        if right - left > 1e-12:
-            law[frozenset(i for i, (start, end) in lines if any(start <= u < end for u in points))] += right - left
-    subsets = [frozenset(row.nonzero().flatten().tolist()) for row in support]
-    return torch.tensor([law[subset] for subset in subsets], dtype=torch.float64)
-
-
-def systematic_fixed_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    return pmf_from_points(design.probs.tolist(), tuple(range(support.shape[-1])), support)
-
-
-def systematic_random_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    orders = list(itertools.permutations(range(support.shape[-1])))
-    return torch.stack([pmf_from_points(design.probs.tolist(), order, support) for order in orders]).mean(0)
-
-
-def order_sampling_pmf(cdf: Callable[[Any], Any], density: Callable[[Any], Any], edges: Any, support: Tensor) -> Tensor:
-    """P(S) = int sum_S f_j prod_{S - j} F prod_{not S} (1 - F) dt, by Gauss' rule on each piece.
-
-    Args:
-        cdf: Of the ranking variables at times ``(N, 1)``, ``(N, n)``.
-        density: Their densities.
-        edges: Of the pieces.
-        support: Subsets as rows of 0 and 1.
-    """
-    points, weights = np.polynomial.legendre.leggauss(200)
-    pmf = np.zeros(len(support))
-    for left, right in itertools.pairwise(edges):
-        t, width = (left + (right - left) * (points + 1) / 2)[:, None], (right - left) / 2
-        below, slope = cdf(t), density(t)
-        for row, subset in enumerate(support.numpy() == 1):
-            terms = [
-                slope[:, j] * below[:, subset & (np.arange(len(subset)) != j)].prod(-1) for j in subset.nonzero()[0]
-            ]
-            pmf[row] += width * (weights * sum(terms) * (1 - below[:, ~subset]).prod(-1)).sum()
-    return torch.from_numpy(pmf)
-
-
-def pareto_pmf(log_odds: Any, support: Tensor) -> Tensor:
-    """Time v / (1 - v): the ranking variables have the distribution functions o v / (1 - v + o v), o the odds."""
-    odds = np.exp(log_odds - log_odds.mean())
-
-    def cdf(v: Any) -> Any:
-        return odds * v / (1 - v + odds * v)
-
-    return order_sampling_pmf(cdf, lambda v: odds / (1 - v + odds * v) ** 2, [0.0, 0.5, 1.0], support)
-
-
-def pareto_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    p = design.probs.detach().numpy()
-    log_odds, spread = scipy.special.logit(p), p * (1 - p)
-    return pareto_pmf(log_odds - spread * (p - 0.5) / spread.sum() ** 2, support)
-
-
-def pareto_plain_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    return pareto_pmf(scipy.special.logit(design.probs.detach().numpy()), support)
-
-
-def pareto_exact_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """The odds by a general-purpose root finder."""
-    p = design.probs.detach().numpy()
-
-    def excess(log_odds: Any) -> Any:
-        return pareto_pmf(log_odds, support).numpy() @ support.numpy() - p + log_odds.sum()
-
-    return pareto_pmf(scipy.optimize.root(excess, scipy.special.logit(p), tol=1e-13).x, support)
-
-
-def sequential_poisson_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """Between the times at which a probability reaches 1, polynomials of the time."""
-    p = design.probs.detach().numpy()
-    return order_sampling_pmf(lambda t: np.minimum(1, p * t), lambda t: p * (p * t < 1), [0.0, *sorted(1 / p)], support)
-
-
-def gumbel_topk_reference(design: SamplingDesign, support: Tensor) -> Tensor:
-    """Successive sampling by its definition: sums over all orders of drawing."""
-
-    def pmf(logits: Any) -> Tensor:
-        weight = np.exp(logits - logits.max())
-        law = []
-        for row in support:
-            orders = itertools.permutations(row.nonzero().flatten().tolist())
-            law.append(
-                sum(math.prod(weight[list(o)] / (weight.sum() - np.cumsum([0, *weight[list(o)]])[:-1])) for o in orders)
-            )
-        return torch.tensor(law, dtype=torch.float64)
-
-    if design._given == "logits":
-        return pmf(design.logits.detach().numpy())
-    target = design.probs.detach().numpy()
-
-    def excess(logits: Any) -> Any:
-        return pmf(logits).numpy() @ support.numpy() - target + logits.sum()
-
-    return pmf(scipy.optimize.root(excess, np.log(target), tol=1e-13).x)
+    @functools.cached_property
+    def _example(self) -> SamplingDesign:
+        return self.make(logits=torch.tensor([0.1, -0.2, 0.3]), k=1)
 
 
 DESIGNS = [
-    DesignCase("conditional_poisson", ConditionalPoisson, conditional_poisson_reference, takes_relaxation=False),
-    DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), pivotal_fixed_reference),
-    DesignCase(
-        "pivotal_random",
-        partial(Pivotal, order="random"),
-        pivotal_random_reference,
-        has_log_prob=False,
-        has_entropy=False,
-        has_pairwise=False,
-    ),
-    DesignCase("sampford", Sampford, sampford_reference, has_entropy=False),
-    DesignCase("brewer", Brewer, brewer_reference, has_entropy=False, has_pairwise=False, largest_scored_k=10),
-    DesignCase("systematic_fixed", partial(Systematic, order="fixed"), systematic_fixed_reference),
-    DesignCase(
-        "systematic_random",
-        partial(Systematic, order="random"),
-        systematic_random_reference,
-        has_log_prob=False,
-        has_entropy=False,
-        has_pairwise=False,
-    ),
-    DesignCase("pareto", ParetoSampling, pareto_reference, exact_probs=False, has_entropy=False, has_pairwise=False),
-    DesignCase(
-        "pareto_exact",
-        partial(ParetoSampling, adjust="exact"),
-        pareto_exact_reference,
-        has_entropy=False,
-        has_pairwise=False,
-        slow=True,
-    ),
-    DesignCase(
-        "pareto_plain",
-        partial(ParetoSampling, adjust=None),
-        pareto_plain_reference,
-        exact_probs=False,
-        has_entropy=False,
-        has_pairwise=False,
-    ),
-    DesignCase(
-        "sequential_poisson",
-        SequentialPoisson,
-        sequential_poisson_reference,
-        exact_probs=False,
-        has_entropy=False,
-        has_pairwise=False,
-        long_row=100,
-    ),
-    DesignCase(
-        "gumbel_topk",
-        GumbelTopK,
-        gumbel_topk_reference,
-        takes_relaxation=False,
-        has_entropy=False,
-        has_pairwise=False,
-        long_row=200,
-    ),
+    DesignCase("conditional_poisson", ConditionalPoisson, reference.conditional_poisson),
+    DesignCase("pivotal_fixed", partial(Pivotal, order="fixed"), reference.pivotal_fixed),
+    DesignCase("pivotal_random", partial(Pivotal, order="random"), reference.pivotal_random),
+    DesignCase("sampford", Sampford, reference.sampford),
+    DesignCase("brewer", Brewer, reference.brewer, largest_scored_k=10),
+    DesignCase("systematic_fixed", partial(Systematic, order="fixed"), reference.systematic_fixed),
+    DesignCase("systematic_random", partial(Systematic, order="random"), reference.systematic_random),
+    DesignCase("pareto", ParetoSampling, reference.pareto, exact_probs=False),
+    DesignCase("pareto_exact", partial(ParetoSampling, adjust="exact"), reference.pareto_exact, slow=True),
+    DesignCase("pareto_plain", partial(ParetoSampling, adjust=None), reference.pareto_plain, exact_probs=False),
+    DesignCase("sequential_poisson", SequentialPoisson, reference.sequential_poisson, exact_probs=False, long_row=100),
+    DesignCase("gumbel_topk", GumbelTopK, reference.gumbel_topk, long_row=200),
 ]
 # Of a size of its own, so that not all of the contract holds; ``k`` is ignored.
 PHANTOM = DesignCase("phantom_unit", lambda logits, k: PhantomUnit(ConditionalPoisson, logits=logits), None)
+
+
+@dataclass(frozen=True)
+class RelaxedCase:
+    """A relaxed law under test.
+
+    Attributes:
+        public: The class, called as ``public(temperature, logits=..., k=...)``.
+        is_hard: Whether its draws are k-hot.
+    """
+
+    public: type[RelaxedKHot]
+    is_hard: bool
+
+
+RELAXED = [RelaxedCase(RelaxedKHot, is_hard=False), RelaxedCase(RelaxedKHotStraightThrough, is_hard=True)]
 
 
 @dataclass(frozen=True)
@@ -340,6 +172,10 @@ class EstimatorCase:
     name: str
     wrap: Callable[..., Any]
     exact_for_linear: bool = True
+
+    @property
+    def public(self) -> type:
+        return type(self.wrap(ConditionalPoisson(logits=torch.zeros(2), k=1)))
 
 
 def reinmax_on(design: SamplingDesign, **kwargs: Any) -> ReinMax:
@@ -365,6 +201,10 @@ class PerturbedCase:
     name: str
     make: Callable[..., Any]
 
+    @property
+    def public(self) -> type:
+        return type(self.make(logits=torch.zeros(2), k=1))
+
 
 PERTURBED = [
     PerturbedCase("perturbed_topk", PerturbedTopK),
@@ -381,33 +221,58 @@ class FunctionCase:
 
     Attributes:
         name: Identifier of the test, which contains the name of the function.
-        estimate: Called as ``estimate(design, f, num_samples)``.
-        unbiased: Whether the expected gradient is exact.
-        min_samples: The least ``num_samples`` with these settings.
+        function: Called as ``function(design, f, num_samples)``.
+        form: How it is called on a sampling design, if not like this: from the function and these arguments.
         needs_log_prob: Whether the design has to have a log_prob.
+        needs_two_draws: Whether these settings need more draws than the function does.
         plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
         distinct: Whether the draws differ from each other.
         needs_relaxation: Whether the design has to have a relaxation, or to be ConditionalPoisson.
     """
 
     name: str
-    estimate: Callable[..., Tensor]
-    unbiased: bool = True
-    min_samples: int = 1
+    function: Callable[..., Tensor]
+    form: Callable[..., Tensor] | None = None
     needs_log_prob: bool = True
+    needs_two_draws: bool = False
     plain_mean: bool = True
     distinct: bool = False
     needs_relaxation: bool = False
+
+    @property
+    def public(self) -> Callable[..., Tensor]:
+        return behind(self.function)
+
+    @property
+    def estimate(self) -> Callable[..., Tensor]:
+        return self.function if self.form is None else partial(self.form, self.function)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is exact."""
+        return self.public.unbiased
+
+    @property
+    def min_samples(self) -> int:
+        """The least ``num_samples`` with these settings."""
+        return 2 if self.needs_two_draws else self.public.min_samples
+
+
+def of_the_wrapped_design(function: Any, design: Any, f: Any, num_samples: int = 1, **kwargs: Any) -> Tensor:
+    return function(wrap_latents(design, StraightThrough), f, num_samples, **kwargs)
 
 
 FUNCTIONS = [
     FunctionCase("score_function", score_function),
     FunctionCase("score_function_moving_average", partial(score_function, baseline="moving_average")),
-    FunctionCase("score_function_leave_one_out", partial(score_function, baseline="leave_one_out"), min_samples=2),
+    FunctionCase(
+        "score_function_leave_one_out", partial(score_function, baseline="leave_one_out"), needs_two_draws=True
+    ),
     FunctionCase("unordered_set", unordered_set, plain_mean=False, distinct=True),
     FunctionCase("enumerated", enumerated, plain_mean=False),
-    FunctionCase("straight_through", straight_through, unbiased=False, needs_log_prob=False),
-    FunctionCase("reinmax", reinmax, unbiased=False, needs_log_prob=False, needs_relaxation=True),
+    FunctionCase("straight_through", straight_through, needs_log_prob=False),
+    FunctionCase("reinmax", reinmax, needs_log_prob=False, needs_relaxation=True),
+    FunctionCase("pathwise", pathwise, of_the_wrapped_design, needs_log_prob=False),
 ]
 
 
@@ -417,17 +282,23 @@ class LossCase:
 
     Attributes:
         name: Identifier of the test.
-        function: Called as ``function(x, target, softness, reduction)``.
-        module: From softness and reduction to the module.
+        public: The function and the module.
+        settings: How they are called: from the softness and the reduction to keyword arguments.
         targets: From a seed and the number of rows to targets.
         value: The loss of one row by another way than the library's, from x, target and softness.
     """
 
     name: str
-    function: Callable[..., Tensor]
-    module: Callable[..., torch.nn.Module]
+    public: tuple[Callable[..., Tensor], Callable[..., torch.nn.Module]]
+    settings: Callable[[Any, str], dict[str, Any]]
     targets: Callable[[int, int], Tensor]
     value: Callable[[Tensor, Tensor, float], float]
+
+    def function(self, x: Tensor, target: Tensor, softness: Any = 1.0, reduction: str = "mean") -> Tensor:
+        return self.public[0](x, target, **self.settings(softness, reduction))
+
+    def module(self, softness: Any, reduction: str) -> torch.nn.Module:
+        return self.public[1](**self.settings(softness, reduction))
 
 
 def largest_of_the_mask(x: Tensor, target: Tensor, strength: float) -> float:
@@ -461,20 +332,136 @@ def cross_entropy_of_sizes(x: Tensor, target: Tensor, temperature: float) -> flo
 LOSSES = [
     LossCase(
         "fenchel_young",
-        lambda x, target, strength=1.0, reduction="mean": fenchel_young_topk_loss(
-            x, target, 2.5, strength, reduction=reduction
-        ),
-        lambda strength, reduction: FenchelYoungTopKLoss(2.5, strength, reduction=reduction),
+        (fenchel_young_topk_loss, FenchelYoungTopKLoss),
+        lambda strength, reduction: {"k": 2.5, "strength": strength, "reduction": reduction},
         lambda seed, rows: sigmoid_topk(normal(rows, 6, seed=seed), 2.5),
         largest_of_the_mask,
     ),
     LossCase(
         "topk_cross_entropy",
-        lambda x, target, temperature=1.0, reduction="mean": topk_cross_entropy(
-            x, target, [0.5, 0.0, 0.3], sigmoid_topk, temperature, reduction
-        ),
-        lambda temperature, reduction: TopKCrossEntropy([0.5, 0.0, 0.3], sigmoid_topk, temperature, reduction),
+        (topk_cross_entropy, TopKCrossEntropy),
+        lambda temperature, reduction: {
+            "p_k": [0.5, 0.0, 0.3],
+            "relaxation": sigmoid_topk,
+            "softness": temperature,
+            "reduction": reduction,
+        },
         lambda seed, rows: torch.randint(6, (rows,), generator=torch.Generator().manual_seed(seed)),
         cross_entropy_of_sizes,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ConstraintCase:
+    """A constraint under test.
+
+    Attributes:
+        public: The constraint, called as ``public(k)``.
+        inside: Rows that it holds for, by their k.
+        outside: Rows that it does not hold for, by the same k.
+    """
+
+    public: Callable[..., Constraint]
+    inside: dict[float, list[float]]
+    outside: dict[float, list[float]]
+
+
+CONSTRAINTS = [
+    ConstraintCase(
+        k_hot,
+        {1: [0.0, 1.0, 0.0], 2: [1.0, 1.0, 0.0], 0: [0.0, 0.0, 0.0], 3: [1.0, 1.0, 1.0]},
+        {1: [0.0, 1.0, 1e-6], 2: [0.0, 1.0, 0.0], 0: [0.0, math.nan, 0.0], 3: [1.0, 2.0, 0.0]},
+    ),
+    ConstraintCase(
+        capped_simplex,
+        {1: [0.2, 0.5, 0.3], 2.5: [1.0, 0.6, 0.9], 0: [0.0, 0.0, 0.0], 3: [1.0, 1.0, 1.0]},
+        {1: [0.2, 0.5, 0.4], 2.5: [1.1, 0.5, 0.9], 0: [-0.1, 0.1, 0.0], 3: [1.0, 1.0, math.nan]},
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ToolCase:
+    """What belongs to no family, with its definition.
+
+    Attributes:
+        public: What is defined.
+        definition: Compares what it does with what it is documented to do.
+    """
+
+    public: Any
+    definition: Callable[[Any], None]
+
+
+def adaptive_step_definition(step_class: Any) -> None:
+    """alpha times the length of the scores over that of the cotangent; alpha grows while gradients are too sparse."""
+    step = step_class(initial=0.5, increment=0.1, target=1.0, decay=0.0)
+    assert step.step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])) == pytest.approx(0.5 * 5 / 2)
+    for entries, alpha in (([0.0, 0.0], 0.6), ([1.0, -1.0], 0.5)):
+        step.update(torch.tensor(entries))
+        assert step.alpha == pytest.approx(alpha)
+
+
+def moving_average_definition(average_class: Any) -> None:
+    """The weights of the losses, latest first, are 1, decay, decay^2, ... over their sum."""
+    baseline, losses = average_class(decay=0.8), [3.0, -1.0, 4.0]
+    for loss in losses:
+        baseline.update(torch.tensor(loss))
+    weights = 0.8 ** np.arange(3)[::-1]
+    assert float(baseline(None)) == pytest.approx((weights * losses).sum() / weights.sum())
+
+
+def perturbed_topk_definition(perturbed_topk: Any) -> None:
+    """The mean of hard masks of what the same generator perturbs."""
+    x, masks = normal(3, 5), []
+    noise = torch.randn(7, 3, 5, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+    masks = torch.stack([topk_mask(x + 0.3 * z, 2) for z in noise])
+    y = perturbed_topk(x, 2, 0.3, num_samples=7, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(y, masks.mean(0))
+
+
+def surrogate_definition(score_function_surrogate: Any) -> None:
+    """Its gradient is the sum of losses times scores, over S, its value the mean loss."""
+    logits, losses = normal(2, 5).requires_grad_(), normal(3, 2, seed=1)
+    design = ConditionalPoisson(logits=logits, k=2)
+    value = design.sample((3,))
+    surrogate = score_function_surrogate(design, value, losses)
+    (expected,) = torch.autograd.grad((losses * design.log_prob(value)).sum() / 3, logits)
+    torch.testing.assert_close(torch.autograd.grad(surrogate.sum(), logits)[0], expected)
+    torch.testing.assert_close(surrogate, losses.mean(0))
+
+
+def comparison_definition(compare_estimators: Any) -> None:
+    """Of constant estimates g: no variance, the bias |g - exact|, the cosine of the two."""
+    design = ConditionalPoisson(logits=torch.zeros(3), k=1)
+    exact = torch.tensor([1.0, -1.0, 0.0])
+
+    def estimator(design: Any, f: Any, num_samples: int) -> Tensor:
+        return design.logits @ torch.tensor([2.0, 0.0, -2.0])
+
+    (row,) = compare_estimators(design, lambda x: x[..., 0], {"constant": estimator}, 1, 2, exact=exact).rows
+    assert (row.variance, row.bias, row.cosine) == (0.0, pytest.approx(math.sqrt(6)), pytest.approx(0.5))
+
+
+def reparam_definition(reparam_class: Any) -> None:
+    """A site under it has a draw that carries a gradient: k-hot with an estimator, relaxed with a temperature."""
+    logits = torch.zeros(5, requires_grad=True)
+    for arguments, support in (({}, k_hot(2)), ({"temperature": 0.5}, capped_simplex(2))):
+        site = pyro.poutine.reparam(
+            lambda: pyro.sample("x", ConditionalPoisson(logits=logits, k=2)), {"x": reparam_class(**arguments)}
+        )
+        x = site()
+        assert x.requires_grad and support.check(x.detach())
+
+
+TOOLS = {
+    "estimators": [
+        ToolCase(AdaptiveStep, adaptive_step_definition),
+        ToolCase(MovingAverage, moving_average_definition),
+        ToolCase(perturbed_topk, perturbed_topk_definition),
+        ToolCase(score_function_surrogate, surrogate_definition),
+    ],
+    "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
+    "infer": [ToolCase(KHotReparam, reparam_definition)],
+}

@@ -12,6 +12,8 @@ import torch
 import khot
 from khot import constraints
 from tests.inputs import normal
+from tests.maps import ODD_MAPS, RELAXATIONS, publics
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
 
 LOGITS, TARGET = normal(2, 5), khot.topk_mask(normal(2, 5, seed=1), 2)
 DESIGN = khot.ConditionalPoisson(logits=LOGITS, k=2)
@@ -86,161 +88,109 @@ def used(make: Callable[..., Any], *args: Any, **good: Any) -> Callable[..., Any
     return lambda **kwargs: make(**kwargs)(*args, **good)
 
 
-X = {"x": LOGITS}
-MASK = {"x": "scores", "k": "sum", "temperature": "softness", "dim": "dim"}
-SCALED = {"x": "scores", "k": "sum", "scale": "softness", "dim": "dim"}
-SPARSE = {"x": "scores", "k": "sum", "strength": "softness", "p": "exponent", "dim": "dim"}
-ORDER = {"x": "scores", "scale": "softness", "descending": "flag", "dim": "dim"}
-PROJECTED = {"x": "scores", "strength": "softness", "dim": "dim"}
-LAW = {"logits": "logits", "k": "size", "validate_args": "flag"}
-RELAXED = {**LAW, "relaxation": "function", "temperature": "softness"}
-GIVEN = {"logits": LOGITS, "k": 2, "validate_args": True}
-LOSS = {
+# What kind of argument a name means, wherever it stands; a member of a registry may be added without a word here.
+KINDS = {
+    "x": "scores",
     "k": "sum",
-    "strength": "softness",
+    **dict.fromkeys(("temperature", "scale", "strength", "epsilon", "softness"), "softness"),
     "p": "exponent",
-    "kind": "choice",
-    "reduction": "choice",
+    "dim": "dim",
+    "descending": "flag",
     "unbounded": "flag",
+    "validate_args": "flag",
+    "kind": "choice",
+    "order": "choice",
+    "noise": "choice",
+    "solver": "choice",
+    "reduction": "choice",
+    "adjust": "optional_choice",
+    "link": "link",
+    "relaxation": "function",
+    "f": "function",
+    "logits": "logits",
+    "probs": "probs",
+    "design": "design",
+    "log_prob": "scorer",
+    "step": "step",
+    "p_k": "shares",
+    **dict.fromkeys(("num_samples", "num_conditional", "chunk_size", "max_iter"), "count"),
+    "tol": "positive",
+    "decay": "fraction",
+    "design_class": "design_class",
+    "baseline": "baseline",
 }
-ENTROPY = {"p_k": "shares", "relaxation": "function", "softness": "softness", "reduction": "choice"}
-FUNCTION = {"design": "design", "f": "function", "num_samples": "count"}
+# Of parameters that many share, so that whoever adds one need not name it again.
+SHARED = {"generator": "generator"}
+
+
+def named_parameters(signature: Any) -> dict[str, inspect.Parameter]:
+    named = inspect.signature(signature).parameters
+    return {name: p for name, p in named.items() if not p.kind.name.startswith("VAR_")}
+
+
+def call(public: Any, good: dict[str, Any], use: Callable[..., Any] | None = None, **special: str) -> Call:
+    """The kinds of all arguments by their names, but for those that are special."""
+    kinds = {name: special.get(name) or KINDS[name] for name in named_parameters(public) if name not in SHARED}
+    return Call(use or public, good, kinds, public)
+
+
+X, GIVEN = {"x": LOGITS}, {"logits": LOGITS, "k": 2, "validate_args": True}
 ON_DESIGN = {"design": DESIGN, "f": lambda x: x[..., 0]}
-WRAPPER = {"design": "design", "log_prob": "scorer", "validate_args": "flag"}
-ISOTONIC = {"s": "vector", "w": "vector", "solver": "choice"}
-
-
-def law(make: Any, **more: str) -> Call:
-    return Call(make, GIVEN, {"probs": "probs", **(LAW if more.pop("plain", None) else RELAXED), **more})
-
-
-CALLS = {
-    "sigmoid_topk": Call(khot.sigmoid_topk, {**X, "k": 2}, MASK),
-    "log_sigmoid_topk": Call(khot.log_sigmoid_topk, {**X, "k": 2}, MASK),
-    "capped_softmax": Call(khot.capped_softmax, {**X, "k": 2}, MASK),
-    "rescaled_sigmoid_topk": Call(khot.rescaled_sigmoid_topk, {**X, "k": 2}, MASK),
-    "successive_softmax_topk": Call(khot.successive_softmax_topk, {**X, "k": 2}, {**MASK, "k": "size"}),
-    "lapsum_topk": Call(khot.lapsum_topk, {**X, "k": 2}, SCALED),
-    "log_lapsum_topk": Call(khot.log_lapsum_topk, {**X, "k": 2}, SCALED),
-    "normal_topk": Call(khot.normal_topk, {**X, "k": 2}, SCALED),
-    "capped_simplex_map": Call(
-        khot.capped_simplex_map, {**X, "k": 2, "link": khot.Logistic()}, {**SCALED, "link": "link"}
+CLASSES = torch.tensor([0, 4])
+CALLS = {public.__name__: call(public, {**X, "k": 2}) for public in publics(RELAXATIONS, ODD_MAPS)}
+CALLS |= {public.__name__: call(public, GIVEN, k="size") for public in publics(DESIGNS)}
+CALLS |= {public.__name__: call(public, {"design": DESIGN}) for public in publics(ESTIMATORS)}
+CALLS |= {public.__name__: call(public, {**GIVEN, "temperature": 0.5}) for public in publics(RELAXED)}
+CALLS |= {public.__name__: call(public, ON_DESIGN) for public in publics(FUNCTIONS)}
+CALLS |= {
+    "rescaled_sigmoid_topk": call(khot.rescaled_sigmoid_topk, {**X, "k": 2}),
+    "successive_softmax_topk": call(khot.successive_softmax_topk, {**X, "k": 2}, k="size"),
+    "capped_simplex_map": call(khot.capped_simplex_map, {**X, "k": 2, "link": khot.Logistic()}),
+    "sorted_transport_topk": call(khot.sorted_transport_topk, {**X, "k": 2}, k="columns"),
+    "straight_through_topk": call(khot.straight_through_topk, {**X, "k": 2}),
+    "topk_mask": call(khot.topk_mask, {**X, "k": 2}, k="size"),
+    "perturbed_topk": call(khot.perturbed_topk, {**X, "k": 2}, k="size"),
+    "soft_rank": call(khot.soft_rank, X),
+    "soft_sort": call(khot.soft_sort, X),
+    "soft_permutation": call(khot.soft_permutation, X),
+    "permutahedron_rank": call(khot.permutahedron_rank, X),
+    "permutahedron_sort": call(khot.permutahedron_sort, X),
+    "permutahedron_projection": call(khot.permutahedron_projection, {**X, "w": LOGITS.abs()}, w="weights"),
+    "isotonic_l2": call(khot.isotonic_l2, {"s": LOGITS}, s="vector", w="vector"),
+    "isotonic_lp": call(
+        khot.isotonic_lp, {"s": LOGITS, "w": LOGITS.abs(), "p": 1.5, "strength": 1.0}, s="vector", w="vector"
     ),
-    "sparse_topk": Call(khot.sparse_topk, {**X, "k": 2}, SPARSE),
-    "sparse_topk_magnitude": Call(khot.sparse_topk_magnitude, {**X, "k": 2}, SPARSE),
-    "sparse_topk_signed": Call(khot.sparse_topk_signed, {**X, "k": 2}, SPARSE),
-    "transport_topk": Call(
-        khot.transport_topk, {**X, "k": 2}, {"x": "scores", "k": "sum", "epsilon": "softness", "dim": "dim"}
-    ),
-    "sorted_transport_topk": Call(
-        khot.sorted_transport_topk,
-        {**X, "k": 2},
-        {"x": "scores", "k": "columns", "epsilon": "softness", "dim": "dim", "tol": "positive", "max_iter": "count"},
-    ),
-    "straight_through_topk": Call(
-        khot.straight_through_topk,
-        {**X, "k": 2},
-        {"x": "scores", "k": "sum", "softness": "softness", "dim": "dim", "relaxation": "function"},
-    ),
-    "topk_mask": Call(khot.topk_mask, {**X, "k": 2}, {"x": "scores", "k": "size", "dim": "dim"}),
-    "perturbed_topk": Call(
-        khot.perturbed_topk,
-        {**X, "k": 2},
-        {"x": "scores", "k": "size", "scale": "softness", "num_samples": "count", "dim": "dim"},
-    ),
-    "soft_rank": Call(khot.soft_rank, X, ORDER),
-    "soft_sort": Call(khot.soft_sort, X, ORDER),
-    "soft_permutation": Call(khot.soft_permutation, X, ORDER),
-    "permutahedron_rank": Call(khot.permutahedron_rank, X, PROJECTED),
-    "permutahedron_sort": Call(khot.permutahedron_sort, X, PROJECTED),
-    "permutahedron_projection": Call(
-        khot.permutahedron_projection, {**X, "w": LOGITS.abs()}, {**PROJECTED, "w": "weights"}
-    ),
-    "isotonic_l2": Call(khot.isotonic_l2, {"s": LOGITS}, {**ISOTONIC, "max_iter": "count"}),
-    "isotonic_lp": Call(
-        khot.isotonic_lp,
-        {"s": LOGITS, "w": LOGITS.abs(), "p": 1.5, "strength": 1.0},
-        {**ISOTONIC, "p": "exponent", "strength": "softness", "kind": "choice", "max_iter": "count"},
-    ),
-    "Logistic": Call(khot.Logistic, {}, {}),
-    "fenchel_young_topk_loss": Call(
-        khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, {"x": "scores", "target": "target", **LOSS}
-    ),
-    "FenchelYoungTopKLoss": Call(
-        used(khot.FenchelYoungTopKLoss, LOGITS, TARGET), {"k": 2}, LOSS, khot.FenchelYoungTopKLoss
-    ),
-    "topk_cross_entropy": Call(
-        khot.topk_cross_entropy,
-        {**X, "target": torch.tensor([0, 4]), "p_k": [0.5, 0.5]},
-        {"x": "scores", "target": "classes", **ENTROPY},
-    ),
-    "TopKCrossEntropy": Call(
-        used(khot.TopKCrossEntropy, LOGITS, torch.tensor([0, 4])), {"p_k": [0.5, 0.5]}, ENTROPY, khot.TopKCrossEntropy
-    ),
-    "k_hot": Call(constraints.k_hot, {"k": 2}, {"k": "ones", "upper": "ones"}),
-    "capped_simplex": Call(constraints.capped_simplex, {"k": 2}, {"k": "any_sum"}),
-    "ConditionalPoisson": law(khot.ConditionalPoisson, plain="yes"),
-    "GumbelTopK": law(khot.GumbelTopK, plain="yes"),
-    "Sampford": law(khot.Sampford),
-    "Brewer": law(khot.Brewer),
-    "SequentialPoisson": law(khot.SequentialPoisson),
-    "SamplingDesign": law(khot.SamplingDesign),
-    "Pivotal": law(khot.Pivotal, order="choice"),
-    "Systematic": law(khot.Systematic, order="choice"),
-    "ParetoSampling": law(khot.ParetoSampling, adjust="optional_choice"),
-    "PhantomUnit": Call(
-        khot.PhantomUnit,
-        {"design_class": khot.Pivotal, "logits": LOGITS, "validate_args": True},
-        {"design_class": "design_class", "probs": "probs", "logits": "logits", "validate_args": "flag"},
-    ),
-    "RelaxedKHot": Call(khot.RelaxedKHot, {**GIVEN, "temperature": 0.5}, {**RELAXED, "k": "sum"}),
-    "RelaxedKHotStraightThrough": Call(khot.RelaxedKHotStraightThrough, {**GIVEN, "temperature": 0.5}, RELAXED),
-    "StraightThrough": Call(khot.StraightThrough, {"design": DESIGN}, WRAPPER),
-    "ReinMax": Call(
-        khot.ReinMax,
-        {"design": DESIGN},
-        {**WRAPPER, "temperature": "softness", "relaxation": "function"},
-    ),
-    "PerturbedTopK": Call(
-        khot.PerturbedTopK, GIVEN, {**LAW, "scale": "softness", "num_samples": "count", "log_prob": "scorer"}
-    ),
-    "IMLE": Call(
-        khot.IMLE, GIVEN, {**LAW, "step": "step", "noise": "choice", "temperature": "softness", "log_prob": "scorer"}
-    ),
-    "AdaptiveStep": Call(
-        khot.AdaptiveStep,
-        {},
-        {"initial": "positive", "increment": "positive", "target": "positive", "decay": "fraction"},
-    ),
-    "RaoBlackwellStraightThrough": Call(
-        khot.RaoBlackwellStraightThrough,
-        {**GIVEN, "temperature": 0.5},
-        {**RELAXED, "num_conditional": "count", "log_prob": "scorer"},
-    ),
-    "MovingAverage": Call(khot.MovingAverage, {}, {"decay": "fraction"}),
-    "score_function": Call(khot.score_function, ON_DESIGN, {**FUNCTION, "baseline": "baseline"}),
-    "score_function_surrogate": Call(
+    "Logistic": call(khot.Logistic, {}),
+    "fenchel_young_topk_loss": call(khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, target="target"),
+    "FenchelYoungTopKLoss": call(khot.FenchelYoungTopKLoss, {"k": 2}, used(khot.FenchelYoungTopKLoss, LOGITS, TARGET)),
+    "topk_cross_entropy": call(khot.topk_cross_entropy, {**X, "target": CLASSES, "p_k": [0.5, 0.5]}, target="classes"),
+    "TopKCrossEntropy": call(khot.TopKCrossEntropy, {"p_k": [0.5, 0.5]}, used(khot.TopKCrossEntropy, LOGITS, CLASSES)),
+    "k_hot": call(constraints.k_hot, {"k": 2}, k="ones", upper="ones"),
+    "capped_simplex": call(constraints.capped_simplex, {"k": 2}, k="any_sum"),
+    "SamplingDesign": call(khot.SamplingDesign, GIVEN, k="size"),
+    "PhantomUnit": call(khot.PhantomUnit, {"design_class": khot.Pivotal, "logits": LOGITS, "validate_args": True}),
+    "RelaxedKHotStraightThrough": call(khot.RelaxedKHotStraightThrough, {**GIVEN, "temperature": 0.5}, k="size"),
+    "PerturbedTopK": call(khot.PerturbedTopK, GIVEN, k="size"),
+    "IMLE": call(khot.IMLE, GIVEN, k="size"),
+    "AdaptiveStep": call(khot.AdaptiveStep, {}, initial="positive", increment="positive", target="positive"),
+    "RaoBlackwellStraightThrough": call(khot.RaoBlackwellStraightThrough, {**GIVEN, "temperature": 0.5}, k="size"),
+    "MovingAverage": call(khot.MovingAverage, {}),
+    "score_function_surrogate": call(
         khot.score_function_surrogate,
         {"design": DESIGN, "value": DRAWS, "losses": LOSSES},
-        {"design": "design", "value": "draws", "losses": "losses", "baseline": "baseline"},
+        value="draws",
+        losses="losses",
     ),
-    "unordered_set": Call(khot.unordered_set, ON_DESIGN, {**FUNCTION, "baseline": "choice"}),
-    "enumerated": Call(khot.enumerated, ON_DESIGN, {**FUNCTION, "chunk_size": "count"}),
-    "pathwise": Call(khot.pathwise, {**ON_DESIGN, "design": khot.StraightThrough(DESIGN)}, FUNCTION),
-    "straight_through": Call(khot.straight_through, ON_DESIGN, FUNCTION),
-    "reinmax": Call(khot.reinmax, ON_DESIGN, {**FUNCTION, "temperature": "softness", "relaxation": "function"}),
-    "KHotReparam": Call(khot.KHotReparam, {}, {"estimator": "estimator", "temperature": "softness_of_any_shape"}),
-    "compare_estimators": Call(
+    "unordered_set": call(khot.unordered_set, ON_DESIGN, baseline="choice"),
+    "pathwise": call(khot.pathwise, {**ON_DESIGN, "design": khot.StraightThrough(DESIGN)}),
+    "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
+    "compare_estimators": call(
         khot.compare_estimators,
         {**ON_DESIGN, "num_repeats": 2, "num_samples": 2},
-        {
-            "design": "design",
-            "f": "function",
-            "estimators": "estimators",
-            "num_samples": "counts",
-            "num_repeats": "repeats",
-            "exact": "exact",
-        },
+        estimators="estimators",
+        num_samples="counts",
+        num_repeats="repeats",
+        exact="exact",
     ),
     "IMLE.from_scores": Call(khot.IMLE(LOGITS, 2).from_scores, {"scores": LOGITS}, {"scores": "perturbed"}),
     "RaoBlackwellStraightThrough.from_scores": Call(
@@ -257,13 +207,10 @@ CALLS = {
         khot.PerturbedTopK(LOGITS, 2).attach_gradient, {"value": TARGET}, {"value": "values"}
     ),
 }
-# Of parameters that many share, so that whoever adds one need not name it again.
-SHARED = {"generator": "generator"}
 
 
 def parameters(case: Call) -> dict[str, inspect.Parameter]:
-    named = inspect.signature(case.signature or case.call).parameters
-    return {name: p for name, p in named.items() if not p.kind.name.startswith("VAR_")}
+    return named_parameters(case.signature or case.call)
 
 
 ARGUMENTS = [

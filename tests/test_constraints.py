@@ -15,6 +15,7 @@ from torch.autograd.functional import jacobian
 from torch.distributions import biject_to, constraints, transform_to
 
 from khot.constraints import capped_simplex, k_hot
+from tests.registry import CONSTRAINTS
 
 float64 = torch.float64
 SIZES = [2, 1.3, torch.tensor([1.0, 2.5, 3.999], dtype=float64), torch.tensor(2).expand(3)]
@@ -28,6 +29,22 @@ def fresh_pyro():
 
 def tensor(values, dtype=float64):
     return torch.tensor(values, dtype=dtype)
+
+
+@pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__.strip("_"))
+def test_contract(case):
+    inside, outside, k = tensor([*case.inside.values()]), tensor([*case.outside.values()]), [*case.inside]
+    for i, size in enumerate(k):
+        constraint = case.public(size)
+        assert constraint.check(inside[i]) and not constraint.check(outside[i])
+        assert constraint.check(inside[i].expand(2, 4, 3)).shape == (2, 4) and constraint.event_dim == 1
+        assert repr(constraint).endswith(f"({size})")
+        twin = pickle.loads(pickle.dumps(constraint))
+        assert twin.check(inside[i]) and not twin.check(outside[i])
+    if case.public.is_discrete:
+        k = [int(size) for size in k]
+    rows = case.public(torch.tensor(k))  # one k for each row
+    assert rows.check(inside).all() and not rows.check(outside).any()
 
 
 def test_k_hot_membership():

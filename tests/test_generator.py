@@ -148,7 +148,7 @@ def test_compiled_graphs_break_at_a_generator(name):
 def functions_that_draw():
     """All that are public."""
     classes = [getattr(khot, name) for name in khot.__all__ if inspect.isclass(getattr(khot, name))]
-    found = [getattr(case.estimate, "func", case.estimate) for case in FUNCTIONS] + [perturbed_topk]
+    found = [case.public for case in FUNCTIONS] + [perturbed_topk]
     for cls in (cls for cls in classes if issubclass(cls, KHotDistribution)):
         found += [getattr(cls, name) for name in ("sample", "rsample", "sample_indices") if hasattr(cls, name)]
     return list(dict.fromkeys(found))

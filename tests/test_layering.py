@@ -1,11 +1,18 @@
-"""Imports run one way: each room imports only from those below it, and nobody from khot itself."""
+"""Who may know whom: imports run one way and in no circle, and nobody reaches into what is private elsewhere.
+
+A *room* is a part of khot, a *package* a folder of modules; the operations of ``khot.kernels`` are packages in one
+room.
+"""
 
 import ast
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +23,7 @@ LEVELS = {
     "_tracing": -1,
     "_validation": 0,
     "kernels": 1,
+    "laws": 2,
     "relaxations": 2,
     "constraints": 3,
     "distributions": 4,
@@ -24,6 +32,40 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
 }
+SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
+BACKEND_LIBRARIES = ("triton", "numba")
+# Private names of other libraries that are read from their objects, and why there is no other way.
+FOREIGN = {
+    "_replace": "of NamedTuple: documented, and underscored only to leave field names alone",
+    "_validate_args": "torch.distributions: what a Distribution was made with, which subclasses hand on",
+    "_mask": "Pyro's MaskedDistribution has no public name for its mask",
+    "_C": "torch: modes, transforms and keys that surround a call have no public name",
+    "_TorchDispatchModeKey": "torch._C",
+    "_len_torch_dispatch_stack": "torch._C",
+    "_get_dispatch_mode": "torch._C",
+    "_get_tracing_state": "torch._C",
+    "_set_tracing_state": "torch._C",
+    "_disabled_torch_function_impl": "torch._C",
+    "_dispatch_tls_local_include_set": "torch._C",
+    "_dispatch_tls_local_exclude_set": "torch._C",
+    "_ForceDispatchKeyGuard": "torch._C",
+    "_set_fwd_grad_enabled": "torch.autograd.forward_ad: a switch without a public name",
+    "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
+    "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
+    "_standard_gamma": "torch: the gamma draws that take a generator",
+}
+# Modules that still break a rule, to be emptied: one that no longer does fails here.
+NOT_YET = {
+    "khot.kernels.capped_simplex": "a private name of the shared rows",
+    "khot.kernels.capped_simplex.torch_backend": "private names of the shared rows",
+    "khot.kernels.magnitude.threshold": "the root finder of the capped simplex",
+    "khot.kernels.order_draw": "the noises of the laws",
+    "khot.kernels.order_draw.triton_backend": "device functions of the capped simplex",
+    "khot.kernels.sorted_transport.triton_backward": "device functions of the capped simplex",
+    "khot.kernels.sorted_transport.triton_forward": "device functions of the capped simplex",
+    "khot.kernels.sorted_transport.triton_tile": "device functions of the capped simplex",
+}
+NOT_YET_ONE_WAY = {("khot.kernels.ordered_duels", "khot.kernels.ordered_duels.triton_backend")}
 FILES = sorted((SOURCE / "khot").rglob("*.py"))
 
 
@@ -32,12 +74,31 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def is_package(file: Path) -> bool:
+    return file.name == "__init__.py"
+
+
 MODULES = {module_name(file) for file in FILES}
+PACKAGES = {module_name(file) for file in FILES if is_package(file)}
 
 
 def room(module: str) -> str:
     """The part of a module's name that has a level; "" for khot itself."""
     return [*module.split("."), ""][1]
+
+
+def package(module: str) -> str:
+    """The folder of a module without khot, or the module where that lies in no folder."""
+    parts = module.split(".")[1:]
+    return ".".join(parts if module in PACKAGES or len(parts) == 1 else parts[:-1])
+
+
+def library_of(module: str) -> str | None:
+    """The library that a backend's file is for, as its name says: ``triton_forward``, ``tails_triton``."""
+    name = module.split(".")[-1]
+    return next(
+        (library for library in BACKEND_LIBRARIES if library in (name.split("_")[0], name.split("_")[-1])), None
+    )
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, str, int]]:
@@ -64,49 +125,175 @@ def local_imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tupl
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     """What ``module`` imports against the rules, one line each."""
-    tree = ast.parse(source)
-    here, found = room(module), []
-    for target, name, line in imports(tree, module, is_package):
-        where = f"{module}:{line} imports {target} {name}".rstrip()
-        if target.split(".")[0] == "triton" and not module.endswith("_triton"):
-            found.append(f"{where}: only *_triton modules import Triton")
-        if target.split(".")[0] != "khot" or module == "khot":
-            continue
-        there = room(target)
-        if not there:
-            found.append(f"{where}: khot itself only re-exports")
-            continue
-        if there != here and LEVELS[there] >= LEVELS[here]:
-            found.append(f"{where}: {there} is not below {here}")
-        inside = [*target.split(".")[2:], name]
-        if there != here and any(part.startswith("_") for part in inside):
-            found.append(f"{where}: a private name of another package")
+    tree, found = ast.parse(source), []
     local = set(local_imports(tree, module, is_package))
     for target, name, line in imports(tree, module, is_package):
-        if target.split(".")[0] != "khot":
+        where = f"{module}:{line} imports {target} {name}".rstrip()
+        library = target.split(".")[0]
+        if library in BACKEND_LIBRARIES and library_of(module) != library:
+            found.append(f"{where}: only {library}_* and *_{library} modules import {library}")
+        if library != "khot":
             continue
-        is_local, is_launcher = (target, name, line) in local, target.endswith("_triton")
-        if is_local and not is_launcher:
-            found.append(f"{module}:{line} imports {target} inside a function")
-        if is_launcher and not is_local and not module.endswith("_triton"):
-            found.append(f"{module}:{line} imports {target} before its first call")
+        if module != "khot":
+            found += [f"{where}: {why}" for why in crossings(module, target, name)]
+        is_local, of_a_backend = (target, name, line) in local, library_of(target) is not None
+        if is_local and not of_a_backend:
+            found.append(f"{where} inside a function")
+        if of_a_backend and not is_local and library_of(module) != library_of(target):
+            found.append(f"{where} before its first call")
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_name)
+def crossings(module: str, target: str, name: str) -> Iterator[str]:
+    """Why a module of khot may not import this from another one."""
+    here, there = room(module), room(target)
+    if not there:
+        yield "khot itself only re-exports"
+        return
+    if there != here and LEVELS[there] >= LEVELS[here]:
+        yield f"{there} is not below {here}"
+    inside = [*target.split(".")[2:], name]
+    if package(target) != package(module) and any(part.startswith("_") for part in inside):
+        yield "a private name of another package"
+    if here == there == "kernels" and not may_know(module, target):
+        yield "operations know shared modules and the faces of other operations"
+
+
+def may_know(module: str, target: str) -> bool:
+    """Whether a module of ``khot.kernels`` may import another one: what is shared knows no operation."""
+    here, there = package(module), package(target)
+    if there in SHARED_BY_OPERATIONS or there == here:
+        return True
+    return here not in SHARED_BY_OPERATIONS and target in PACKAGES
+
+
+def unless_not_yet(file: Path) -> Any:
+    module = module_name(file)
+    marks = [pytest.mark.xfail(reason=NOT_YET[module], strict=True)] if module in NOT_YET else []
+    return pytest.param(file, id=module, marks=marks)
+
+
+@pytest.mark.parametrize("file", [unless_not_yet(file) for file in FILES])
 def test_imports_run_one_way(file):
-    assert violations(file.read_text(), module_name(file), is_package=file.name == "__init__.py") == []
+    assert violations(file.read_text(), module_name(file), is_package(file)) == []
 
 
 def test_every_room_has_a_level():
     assert {room(module) for module in MODULES} - {""} <= set(LEVELS)
 
 
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of modules that import each other, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def without_types(tree: ast.Module) -> ast.Module:
+    """Without what only a type checker imports."""
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    return tree
+
+
+def test_no_modules_import_each_other():
+    """Imports inside of functions count."""
+    graph = {}
+    for file in FILES:
+        module, tree = module_name(file), without_types(ast.parse(file.read_text()))
+        targets = {target for target, _, _ in imports(tree, module, is_package(file))}
+        graph[module] = targets & MODULES - {module}
+    for module, target in NOT_YET_ONE_WAY:
+        graph[module].remove(target)
+    assert circle(graph) == []
+
+
+def test_a_circle_is_found():
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """What a module defines: functions, classes, variables, and attributes that it sets."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+OWN: defaultdict[str, set[str]] = defaultdict(set)
+for _file in FILES:
+    OWN[package(module_name(_file))] |= set(filter(is_private, private_names(ast.parse(_file.read_text()))))
+
+
+def reaches(source: str, module: str) -> list[str]:
+    """Private attributes that ``module`` reads from other objects than itself and that its package does not define."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute) or not is_private(node.attr) or is_own_object(node.value):
+            continue
+        if node.attr not in OWN[package(module)] and node.attr not in FOREIGN:
+            found.append(f"{module}:{node.lineno} reads {ast.unparse(node)}")
+    return found
+
+
+def is_own_object(node: ast.expr) -> bool:
+    """``self``, ``cls`` or ``super()``, whose private attributes a subclass may know."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def test_only_kernels_leave_types_out():
+    lax = {module_name(file) for file in FILES if "# mypy:" in file.read_text()}
+    assert {library_of(module) for module in lax} <= {"triton"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_private_attributes_stay_in_their_package(file):
+    assert reaches(file.read_text(), module_name(file)) == []
+
+
+def test_foreign_names_are_read():
+    """None stands there in vain."""
+    read = {
+        node.attr for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)
+    }
+    assert set(FOREIGN) <= read
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "found"),
+    [
+        ("khot.infer", "def f(design):\n    return design._shared_k", 1),
+        ("khot.diagnostics", "design.wrapped._shared_k.x", 1),
+        ("khot.distributions.a", "other._shared_k", 0),
+        ("khot.estimators.a", "self._shared_k, super()._shared_k, cls._shared_k", 0),
+        ("khot.estimators.a", "tuple._replace(x=1), x.__dict__", 0),
+    ],
+)
+def test_what_counts_as_reaching(module, source, found):
+    assert len(reaches(source, module)) == found
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
         ("khot.kernels.a", "from khot.relaxations import sigmoid_topk"),
+        ("khot.kernels.a", "from khot.laws import subsets"),
+        ("khot.laws.a", "from khot.relaxations import sigmoid_topk"),
         ("khot.relaxations.a", "from khot.constraints import k_hot"),
+        ("khot.relaxations.a", "from khot.laws.subsets import k_hot_vectors"),
         ("khot.relaxations.a", "from .. import constraints"),
         ("khot.constraints", "import khot.distributions"),
         ("khot.losses", "from khot import infer"),
@@ -115,7 +302,14 @@ def test_every_room_has_a_level():
         ("khot.distributions.a", "from khot.kernels._tree import build"),
         ("khot.distributions.a", "def f():\n    from khot.relaxations import sigmoid_topk"),
         ("khot.kernels.a", "import triton"),
+        ("khot.kernels.a", "import numba"),
+        ("khot.kernels.order.numba_backend", "import triton"),
         ("khot.kernels.a", "from .a_triton import launch"),
+        ("khot.kernels.order.a", "from .triton_backend import launch"),
+        ("khot.kernels.order.a", "from ..isotonic.torch_backend import block_sums"),
+        ("khot.kernels.order.a", "from ..rows import _private"),
+        ("khot.kernels.rows", "from .isotonic import isotonic"),
+        ("khot.kernels.links.base", "from ..isotonic import isotonic"),
     ],
 )
 def test_violations_are_found(module, source):
@@ -127,8 +321,11 @@ def test_violations_are_found(module, source):
     [
         ("khot.estimators.a", "from khot.distributions import Pivotal\nfrom khot._validation import check_size"),
         ("khot.distributions.a", "from ._b import c\nfrom khot.distributions._b import _d"),
+        ("khot.distributions.a", "from khot.laws.subsets import k_hot_vectors"),
         ("khot.kernels.a", "def f():\n    from .a_triton import launch"),
         ("khot.kernels.a_triton", "import triton"),
+        ("khot.kernels.order.triton_forward", "import triton\nfrom ..triton_tools import launch"),
+        ("khot.kernels.order.a", "from ..isotonic import isotonic\nfrom ..links.base import Link\nfrom .b import _c"),
     ],
 )
 def test_allowed_imports_pass(module, source):

@@ -35,6 +35,7 @@ FENCHEL_YOUNG = [
 SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", FENCHEL_YOUNG)
 def test_oracle(case, dtype):
@@ -158,15 +159,14 @@ class TestFenchelYoungDetails:
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_output_of_the_map_is_a_target(self, kind, p, dtype):
         """At any scale of the scores, in every dtype, and in that of the map whatever the scores have."""
-        for scale in (1e-3, 1.0, 1e3, 1e4, 1e6):
-            for n in (4, 50, 600):
-                x = (scale * normal(6, n) + scale).clamp(-6e4, 6e4).to(dtype)
-                for strength in (1.0, scale):
-                    y = KINDS[kind](x, 0.3 * n, strength, p)
-                    fenchel_young_topk_loss(x, y, 0.3 * n, strength, p, kind)
-                    wide = fenchel_young_topk_loss(x.double(), y, 0.3 * n, strength, p, kind, "none")
-                    terms = ((x.double().abs() + strength) * y.double().abs()).sum(-1)
-                    assert (wide.abs() <= 8 * torch.finfo(dtype).eps * terms).all()
+        for scale, n in ((1e-3, 50), (1.0, 4), (1.0, 600), (1e3, 50), (1e4, 600), (1e6, 4)):
+            x = (scale * normal(6, n) + scale).clamp(-6e4, 6e4).to(dtype)
+            for strength in {1.0, scale}:
+                y = KINDS[kind](x, 0.3 * n, strength, p)
+                fenchel_young_topk_loss(x, y, 0.3 * n, strength, p, kind)
+                wide = fenchel_young_topk_loss(x.double(), y, 0.3 * n, strength, p, kind, "none")
+                terms = ((x.double().abs() + strength) * y.double().abs()).sum(-1)
+                assert (wide.abs() <= 8 * torch.finfo(dtype).eps * terms).all()
 
     @pytest.mark.parametrize("unbounded", [True, False])
     @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,6 @@
 """What every loss promises, checked for each member of the registry, and members that break it."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -96,8 +95,10 @@ def test_contract(case, check):
     check(case)
 
 
-def with_function(function):
-    return [replace(case, function=function(case.function)) for case in LOSSES]
+def with_function(case, wrong):
+    twin = copy.copy(case)
+    vars(twin)["function"] = wrong(case.function)  # in the place of the method
+    return twin
 
 
 def off_by_a_constant(loss):
@@ -125,7 +126,7 @@ def in_other_units(loss):
         (absolute_scores, check_scores_are_relative),
     ],
 )
-@pytest.mark.parametrize("place", range(len(LOSSES)), ids=[case.name for case in LOSSES])
-def test_contract_rejects(wrong, check, place):
+@pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
+def test_contract_rejects(wrong, check, case):
     with pytest.raises((AssertionError, GradcheckError)):
-        check(with_function(wrong)[place])
+        check(with_function(case, wrong))

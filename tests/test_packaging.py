@@ -44,6 +44,12 @@ def test_changelog_has_a_section_for_the_version():
     assert re.search(rf"^## \[{section}\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
 
+def test_contributing_names_files_that_are_there():
+    paths = re.findall(r"`(\w+/[\w/]+(?:\.\w+)?)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 5
+    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "src/khot"))] == []
+
+
 @pytest.fixture
 def make(tmp_path):
     """Runs make in a folder that holds only what set-up reads."""

@@ -52,6 +52,11 @@ def looks_at_contents(*tensors: Tensor) -> bool:
     return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
+def tensors_among(*values: Any) -> list[Tensor]:
+    """Those of the arguments that are tensors rather than numbers."""
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 def check_scores(x: Any, dim: Any) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``."""
     if not isinstance(x, Tensor):

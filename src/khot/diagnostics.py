@@ -219,9 +219,9 @@ def _differentiable(design: Any) -> SamplingDesign:
     """The design, or a copy of it, with a parameter that requires a gradient."""
     if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
-    if not design._param.requires_grad:
+    if not design.parameter.requires_grad:
         design = copy.deepcopy(design)
-        design._param.requires_grad_()
+        design.parameter.requires_grad_()
     return design
 
 
@@ -230,7 +230,7 @@ def _gradient(design: SamplingDesign, f: Loss, estimator: Estimator, num_samples
     design = copy.copy(design)  # without what it has computed from its parameter so far, which is part of the cost
     start = time.perf_counter()
     surrogate = estimator(design, f, num_samples)
-    (gradient,) = torch.autograd.grad(surrogate.sum(), design._param)
+    (gradient,) = torch.autograd.grad(surrogate.sum(), design.parameter)
     gradient = _flat(gradient, design)
     return gradient, time.perf_counter() - start
 
@@ -240,13 +240,13 @@ def _flat(gradient: Any, design: SamplingDesign) -> Tensor:
     if not isinstance(gradient, Tensor) or gradient.is_complex():
         got = gradient.dtype if isinstance(gradient, Tensor) else type(gradient).__name__
         raise TypeError(f"`exact` must be a real tensor, the gradient of the design's parameter, but got {got}")
-    if gradient.shape != design._param.shape:
+    if gradient.shape != design.parameter.shape:
         raise ValueError(
-            f"`exact` must have the shape of the design's parameter, {tuple(design._param.shape)}, "
+            f"`exact` must have the shape of the design's parameter, {tuple(design.parameter.shape)}, "
             f"but has {tuple(gradient.shape)}"
         )
     gradient = gradient.detach().double().cpu()
-    if design._given == "probs" and not isinstance(design, PhantomUnit):
+    if design.parameter_name == "probs" and not isinstance(design, PhantomUnit):
         gradient = gradient - gradient.mean(-1, keepdim=True)
     return gradient.flatten()
 
@@ -266,12 +266,18 @@ def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
 def _judge(estimates: list[tuple[Tensor, float]], exact: Tensor) -> dict[str, float]:
     gradients, seconds = torch.stack([gradient for gradient, _ in estimates]), [spent for _, spent in estimates]
     mean, variance = gradients.mean(0), gradients.var(0).sum().item()
-    signal = mean.norm().item()
     return {
         "bias": (mean - exact).norm().item(),
         "bias_error": math.sqrt(variance / len(gradients)),
         "variance": variance,
         "cosine": (gradients @ exact / (gradients.norm(dim=-1) * exact.norm())).nanmean().item(),
-        "signal_to_noise": signal / math.sqrt(variance) if variance > 0 else math.inf if signal > 0 else math.nan,
+        "signal_to_noise": _quotient(mean.norm().item(), math.sqrt(variance)),
         "seconds": torch.tensor(seconds).median().item(),
     }
+
+
+def _quotient(signal: float, noise: float) -> float:
+    """Infinite without noise, and NaN where there is no signal either."""
+    if noise > 0:
+        return signal / noise
+    return math.inf if signal > 0 else math.nan

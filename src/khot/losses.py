@@ -65,20 +65,9 @@ Relaxation = Callable[[Tensor, Any, Any], Tensor]
 # scores are from the threshold.
 SMALLEST_SLACK = 1e-6
 
-_REDUCTIONS = ("none", "mean", "sum")
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": torch.mean, "sum": torch.sum}
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
 _LOGARITHMS: dict[Relaxation, Relaxation] = {lapsum_topk: log_lapsum_topk, sigmoid_topk: log_sigmoid_topk}
-
-
-def _reduce(losses: Tensor, reduction: str) -> Tensor:
-    match reduction:
-        case "none":
-            return losses
-        case "mean":
-            return losses.mean()
-        case "sum":
-            return losses.sum()
-    raise AssertionError(reduction)
 
 
 class _Conjugate(Function):
@@ -157,8 +146,8 @@ def fenchel_young_topk_loss(
         target: Tensor like ``x``, finite, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
             soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything. Sums may
             be off by the rounding of the target's dtype.
-        k: As of the map; a number, or a tensor that broadcasts with the batch shape.
-        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        k: As of the map.
+        strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         kind: Which of the maps: "mask", "magnitude" or "signed".
         reduction: "mean" or "sum" over the batch, or "none".
@@ -171,7 +160,7 @@ def fenchel_young_topk_loss(
 
     Raises:
         ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range. Contents of
-            tensors are checked as in :func:`topk_mask`.
+            tensors are looked at as :mod:`khot.relaxations` says.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -187,18 +176,12 @@ def fenchel_young_topk_loss(
     """
     _check_settings(kind, reduction, unbounded)
     check_scores(x, -1)
-    if not _is_tensor(target) or target.shape != x.shape:
-        raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {_describe(target)}")
-    if target.is_complex():
-        raise TypeError(f"`target` must be real, but is {_describe(target)}")
+    _check_shape_of_target(target, x)
     rounding = max(_rounding(x.dtype), _rounding(target.dtype))
     dtype, x = x.dtype, x.to(compute_dtype(x))
     y, target, infinite = _SPARSE_MAPS[kind](x, k, strength, p), target.to(x.dtype), x.isinf()
     if looks_at_contents(x, y, target):
-        if not bool(target.isfinite().all()):
-            raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
-        if bool((infinite & (target != y)).any()):
-            raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
+        _check_entries_of_target(target, y, infinite)
         if not unbounded and kind != "magnitude":
             _check_target(target, k, kind, rounding)
     strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
@@ -221,19 +204,28 @@ def fenchel_young_topk_loss(
         losses = losses + strength * penalty(target) + norm(target)
     elif kind == "mask":
         losses = losses + offset
-    return _reduce(losses, reduction).to(dtype)
+    return _REDUCTIONS[reduction](losses).to(dtype)
 
 
 def _describe(value: object) -> str:
-    return (
-        f"one of shape {tuple(value.shape)}, {value.dtype}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
-    )
+    if isinstance(value, Tensor):
+        return f"one of shape {tuple(value.shape)}, {value.dtype}"
+    return f"a {type(value).__name__}"
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
+def _check_shape_of_target(target: Any, x: Tensor) -> None:
+    if not isinstance(target, Tensor) or target.shape != x.shape:
+        raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {_describe(target)}")
+    if target.is_complex():
+        raise TypeError(f"`target` must be real, but is {_describe(target)}")
+
+
+def _check_entries_of_target(target: Tensor, y: Tensor, infinite: Tensor) -> None:
+    """Finite entries, and where scores are infinite those of the mask y."""
+    if not bool(target.isfinite().all()):
+        raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
+    if bool((infinite & (target != y)).any()):
+        raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
 
 
 def _check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
@@ -295,7 +287,7 @@ def topk_cross_entropy(
         target: Class indices (...), int64.
         p_k: K weights, not negative, at most n, usually of sum 1: numbers or a tensor. K = 1 asks for the best only.
         relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)`` with a tensor k.
-        softness: Positive; a number, or a tensor that broadcasts with the batch shape.
+        softness: Positive.
         reduction: "mean" or "sum" over the batch, or "none".
 
     Returns:
@@ -303,7 +295,7 @@ def topk_cross_entropy(
 
     Raises:
         ValueError: If shapes do not match, a class is out of range or ``p_k`` has no positive or a negative weight.
-            Contents of tensors are checked as in :func:`topk_mask`.
+            Contents of tensors are looked at as :mod:`khot.relaxations` says.
         TypeError: If ``target`` does not hold int64 indices.
 
     References:
@@ -320,13 +312,7 @@ def topk_cross_entropy(
     check_scores(x, -1)
     check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
     check_positive_contents("softness", softness)
-    if not _is_tensor(target) or target.dtype != torch.int64:
-        raise TypeError(f"`target` must be an int64 tensor of class indices, but is {_describe(target)}")
-    if target.shape != x.shape[:-1]:
-        raise ValueError(f"`target` must have the batch shape {tuple(x.shape[:-1])} of `x`, but is {_describe(target)}")
-    n = x.shape[-1]
-    if looks_at_contents(target) and target.numel() and not bool(((target >= 0) & (target < n)).all()):
-        raise ValueError(f"`target` must lie in [0, {n - 1}], but ranges over [{target.min()}, {target.max()}]")
+    _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)
 
     scores = x.expand(len(sizes), *x.shape)
@@ -343,7 +329,17 @@ def topk_cross_entropy(
     # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
     ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
     losses = -(weights * ratio).sum(0).log() - highest
-    return _reduce(losses, reduction)
+    return _REDUCTIONS[reduction](losses)
+
+
+def _check_classes(target: Any, x: Tensor) -> None:
+    if not isinstance(target, Tensor) or target.dtype != torch.int64:
+        raise TypeError(f"`target` must be an int64 tensor of class indices, but is {_describe(target)}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(f"`target` must have the batch shape {tuple(x.shape[:-1])} of `x`, but is {_describe(target)}")
+    n = x.shape[-1]
+    if looks_at_contents(target) and target.numel() and not bool(((target >= 0) & (target < n)).all()):
+        raise ValueError(f"`target` must lie in [0, {n - 1}], but ranges over [{target.min()}, {target.max()}]")
 
 
 def _as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
@@ -375,13 +371,7 @@ def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor
 class FenchelYoungTopKLoss(Module):
     """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learnt.
 
-    Args:
-        k: As of the function.
-        strength: As of the function.
-        p: As of the function.
-        kind: As of the function.
-        reduction: As of the function.
-        unbounded: As of the function.
+    Its arguments are the others of the function.
 
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
@@ -416,11 +406,7 @@ class FenchelYoungTopKLoss(Module):
 class TopKCrossEntropy(Module):
     """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learnt.
 
-    Args:
-        p_k: As of the function.
-        relaxation: As of the function.
-        softness: As of the function.
-        reduction: As of the function.
+    Its arguments are the others of the function.
 
     Example:
         >>> TopKCrossEntropy([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()

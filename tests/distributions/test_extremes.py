@@ -49,7 +49,7 @@ def phantom(case):
     def make(probs=None, logits=None, k=None):
         return PhantomUnit(getattr(case.make, "func", case.make), probs=probs, logits=logits, **keywords)
 
-    return DesignCase(f"phantom_of_{case.name}", make, None, has_log_prob=case.has_log_prob)
+    return DesignCase(f"phantom_of_{case.name}", make, None)
 
 
 EXACT = [case for case in DESIGNS if case.exact_probs and not case.slow and case.name != "gumbel_topk"]

@@ -10,7 +10,7 @@ from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 INTEGRALS = [case for case in DESIGNS if case.name.startswith(("pareto", "sequential", "gumbel"))]
-QUICK = [case for case in INTEGRALS if not case.slow]
+QUICK = ("gumbel_topk", "sequential_poisson")
 VALUE = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
 
@@ -53,7 +53,7 @@ def check_full_graph(function, logits=LOGITS, **options):
             case,
             given,
             id=f"{case.name}-{given}",
-            marks=[] if given == "logits" and case in QUICK else pytest.mark.slow,
+            marks=[] if given == "logits" and case.name in QUICK else pytest.mark.slow,
         )
         for case in DESIGNS
         for given in ("logits", "probs")

@@ -28,12 +28,14 @@ from khot.constraints import capped_simplex, k_hot
 from khot.relaxations import Logistic
 from khot.relaxations.log_odds import log_odds, remember_scores
 from tests import gof
+from tests.maps import publics
 from tests.oracle import cases, tensor
+from tests.registry import RELAXED
 
 float64 = torch.float64
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]]).double()
 VALUE = tensor([0.2, 0.3, 0.9, 0.15, 0.45])
-both = pytest.mark.parametrize("cls", [RelaxedKHot, RelaxedKHotStraightThrough])
+both = pytest.mark.parametrize("cls", publics(RELAXED))
 
 
 @pytest.fixture(autouse=True)

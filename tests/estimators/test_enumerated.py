@@ -10,8 +10,13 @@ from khot import ConditionalPoisson, PhantomUnit, Pivotal, StraightThrough, enum
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 4096])
-@pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
+@pytest.mark.parametrize(
+    ("make", "chunk_size"),
+    [
+        *(pytest.param(make, 4, id=f"{name}-4") for name, make in SCORED.items()),
+        *(pytest.param(SCORED["conditional_poisson"], size, id=f"conditional_poisson-{size}") for size in (1, 4096)),
+    ],
+)
 def test_is_the_sum_over_the_support(make, chunk_size):
     logits, weight = leaves()
     value = enumerated(make(logits), f := loss(weight), chunk_size=chunk_size)

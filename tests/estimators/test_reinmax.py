@@ -243,7 +243,7 @@ def test_temperature_of_the_design_gets_the_gradient_of_the_scale():
     torch.testing.assert_close(for_temperature, -(for_logits @ LOGITS) / 0.7)
 
 
-@pytest.mark.parametrize("design_class", [Pivotal, ConditionalPoisson])
+@pytest.mark.parametrize("design_class", [Pivotal, pytest.param(ConditionalPoisson, marks=pytest.mark.slow)])
 def test_second_derivatives_are_those_of_the_estimate(design_class):
     value = torch.tensor([1.0, 0, 1, 0, 0], dtype=torch.float64)
     cotangent = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)

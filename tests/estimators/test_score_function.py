@@ -37,6 +37,7 @@ def check_unbiased(make, surrogate, num_samples=2):
     assert_same(derivatives(expected, (logits, weight)), derivatives(truth, (logits, weight)))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
 @pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
 def test_unbiased(make, baseline):
@@ -191,5 +192,5 @@ def test_pyro_sites_with_baselines(elbo):
 
 
 def test_designs_without_score_name_those_with():
-    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob; ConditionalPoisson, Sampford"):
+    with pytest.raises(NotImplementedError, match="Pivotal has no log_prob; .*ConditionalPoisson.*Sampford"):
         score_function(Pivotal(logits=LOGITS, k=2), loss(WEIGHT))

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -219,19 +220,19 @@ def check_extreme_inputs(case):
         1e30 * base,
         torch.cat([base[:, 1:], 1e6 + base[:, :1]], 1),
     ]
-    for dtype in (torch.float32, torch.float64):
-        for softness in (1e-4, 1.0, 1e4):
-            for k, xs in ((9, inputs), (0.3, inputs), (49.999, inputs), (1, [one_finite]), (0.5, [one_finite])):
-                for x in xs:
-                    x = x.to(dtype).requires_grad_()
-                    size = torch.tensor([float(k)], requires_grad=True)
-                    soft = torch.tensor([softness], requires_grad=True)
-                    y = case.map(x, size, soft)
-                    torch.testing.assert_close(y.double().sum(), size.double().sum(), rtol=2e-6, atol=0)
-                    grads = torch.autograd.grad((y * base.to(dtype)).sum(), (x, size, soft))
-                    assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
-                    plain = case.map(x, float(k), softness)  # without a gradient for the softness: the short way
-                    assert torch.autograd.grad((plain * base.to(dtype)).sum(), x)[0].isfinite().all()
+    sizes = {0.3: inputs, 9.0: inputs, 49.999: inputs, 1.0: [one_finite], 0.5: [one_finite]}
+    for dtype, (k, rows) in product((torch.float32, torch.float64), sizes.items()):
+        for row in rows:
+            x = row.to(dtype).expand(3, 50).clone().requires_grad_()
+            size = torch.full((3,), k).requires_grad_()
+            softness = torch.tensor([1e-4, 1.0, 1e4], requires_grad=True)
+            y = case.map(x, size, softness)
+            torch.testing.assert_close(y.double().sum(-1), size.double(), rtol=2e-6, atol=0)
+            grads = torch.autograd.grad((y * base.to(dtype)).sum(), (x, size, softness))
+            assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
+            for number in softness.tolist():  # without a gradient for the softness: the short way
+                plain = case.map(x[:1], k, number)
+                assert torch.autograd.grad((plain * base.to(dtype)).sum(), x)[0].isfinite().all()
 
 
 def check_empty_and_non_contiguous(case):

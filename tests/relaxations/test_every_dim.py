@@ -8,19 +8,14 @@ import torch
 import khot
 from khot.relaxations import Logistic
 from tests.inputs import normal
+from tests.maps import ODD_MAPS, RELAXATIONS, publics
 
 pytestmark = pytest.mark.one_of(3)
 
 SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
-MAPS = {
+MAPS = {mask.__name__: lambda x, dim, mask=mask: mask(x, 0.7, dim=dim) for mask in publics(RELAXATIONS, ODD_MAPS)}
+MAPS |= {
     "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),
-    "sigmoid_topk": lambda x, dim: khot.sigmoid_topk(x, 0.7, dim=dim),
-    "log_sigmoid_topk": lambda x, dim: khot.log_sigmoid_topk(x, 0.7, dim=dim),
-    "lapsum_topk": lambda x, dim: khot.lapsum_topk(x, 0.7, dim=dim),
-    "log_lapsum_topk": lambda x, dim: khot.log_lapsum_topk(x, 0.7, dim=dim),
-    "normal_topk": lambda x, dim: khot.normal_topk(x, 0.7, dim=dim),
-    "transport_topk": lambda x, dim: khot.transport_topk(x, 0.7, dim=dim),
-    "capped_softmax": lambda x, dim: khot.capped_softmax(x, 0.7, dim=dim),
     "capped_simplex_map": lambda x, dim: khot.capped_simplex_map(x, 0.7, link=Logistic(), dim=dim),
     "sparse_topk": lambda x, dim: khot.sparse_topk(x, 0.7, p=1.5, dim=dim),
     "sparse_topk_signed": lambda x, dim: khot.sparse_topk_signed(x, 0.7, p=1.5, dim=dim),

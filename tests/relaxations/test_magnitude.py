@@ -102,14 +102,12 @@ def test_extreme_inputs(p):
     one = torch.zeros(1, 50, dtype=torch.float64).index_fill(1, torch.tensor([7]), 0.3)
     for x in (1e4 * base, 1e-8 * base, base + 1e4, 0 * base, 1e30 * base, one, 0 * base + 1):
         for dtype in (torch.float32, torch.float64):
-            for strength in (1e-4, 1.0, 1e4):
-                for k in (0.3, 9.0, 49.999, 50.0):
-                    inputs = x.to(dtype), torch.tensor([k]), torch.tensor([strength])
-                    inputs = [v.detach().requires_grad_() for v in inputs]
-                    y = sparse_topk_magnitude(*inputs, p)
-                    grads = torch.autograd.grad((y * base.to(dtype)).sum(), inputs)
-                    assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
-                    assert (y.abs() <= x.to(dtype).abs() * (1 + 4 * torch.finfo(dtype).eps)).all()
+            k, strength = torch.cartesian_prod(torch.tensor([0.3, 9.0, 49.999, 50.0]), torch.tensor([1e-4, 1.0, 1e4])).T
+            inputs = [v.detach().requires_grad_() for v in (x.to(dtype).expand(12, 50), k, strength)]
+            y = sparse_topk_magnitude(*inputs, p)
+            grads = torch.autograd.grad((y * base.to(dtype)).sum(), inputs)
+            assert y.isfinite().all() and all(grad.isfinite().all() for grad in grads)
+            assert (y.abs() <= x.to(dtype).abs() * (1 + 4 * torch.finfo(dtype).eps)).all()
 
 
 @pytest.mark.parametrize("p", [2.0, 4 / 3])

@@ -51,17 +51,17 @@ class Brewer(SamplingDesign):
     """
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         with torch.no_grad():
             probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
-            return kernel.sample(probs, self.k, self._largest_k(), generator).to(self._param.dtype)
+            return kernel.sample(probs, self.k, self._largest_k(), generator).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()
         if size > kernel.MAX_SIZE:
-            known = isinstance(self._size, int) or can_look(self.k)
+            known = isinstance(self.size, int) or can_look(self.k)
             raise NotImplementedError(
-                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size if known else self._size}; "
+                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size if known else self.size}; "
                 "Sampford, whose law is close, has one for any k"
             )
 
@@ -72,8 +72,8 @@ class Brewer(SamplingDesign):
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""
-        if isinstance(self._size, int):
-            return self._size
+        if isinstance(self.size, int):
+            return self.size
         if not can_look(self.k):
             return self.event_shape[0]
         return int(self.k.max()) if self.k.numel() else 0

@@ -68,12 +68,12 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self._size).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
-        return kernel.inclusion_probabilities(self.logits, self._size).to(self.logits.dtype)
+        return kernel.inclusion_probabilities(self.logits, self.size).to(self.logits.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
@@ -83,22 +83,22 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return kernel.covariance(self.logits, self._size).to(self.logits.dtype)
+        return kernel.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
     def mode(self) -> Tensor:
         """The k-hot vector of the k largest logits."""
-        return topk_mask(self._param, self._size)
+        return topk_mask(self.parameter, self.size)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         shape = checked_shape("sample_shape", sample_shape)
-        return kernel.sample(self.logits, self._size, shape, generator).to(self._param.dtype)
+        return kernel.sample(self.logits, self.size, shape, generator).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self.logits, self._size, value).to(self._param.dtype)
+        return kernel.log_prob(self.logits, self.size, value).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
-        if self._given == "probs":
-            return largest_entropy(self.probs, self.logits, self._size).to(self._param.dtype)
-        return kernel.entropy(self.logits, self._size).to(self._param.dtype)
+        if self.parameter_name == "probs":
+            return largest_entropy(self.probs, self.logits, self.size).to(self.parameter.dtype)
+        return kernel.entropy(self.logits, self.size).to(self.parameter.dtype)

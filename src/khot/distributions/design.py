@@ -6,8 +6,8 @@ moments that follow from the first two orders of inclusion probabilities. A desi
 
 import math
 import operator
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Size, Tensor
@@ -34,13 +34,6 @@ from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, i
 from .base import KHotDistribution, draw
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
-
-COMPLETE_DESIGNS = {  # who has what not all have
-    "log_prob": "ConditionalPoisson, Sampford, Brewer, ParetoSampling, GumbelTopK, SequentialPoisson, "
-    "Pivotal(order='fixed') and Systematic(order='fixed')",
-    "entropy": "ConditionalPoisson, Pivotal(order='fixed') and Systematic(order='fixed')",
-    "pairwise_inclusion": "ConditionalPoisson, Sampford, Pivotal(order='fixed') and Systematic(order='fixed')",
-}
 
 WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
 SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
@@ -86,10 +79,11 @@ class SamplingDesign(KHotDistribution):
     ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
 
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
-    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose
-    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
-    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
-    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
+    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it (one that
+    has them in one of its settings only says so in ``_complete_with``). One whose logits are natural parameters
+    overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with
+    the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
+    without further ado as long as every tensor among the attributes starts with
     ``batch_shape``.
 
     Args:
@@ -120,7 +114,9 @@ class SamplingDesign(KHotDistribution):
         for name in vars(cls).keys() & set(TRACED_WHOLE):
             setattr(cls, name, _traced_whole(vars(cls)[name]))
 
-    _settings: tuple[str, ...] = ()  # a subclass's own arguments, as `repr` shows them
+    _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
+    # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
+    _complete_with: ClassVar[str | None] = ""
 
     def __init__(
         self,
@@ -135,18 +131,18 @@ class SamplingDesign(KHotDistribution):
         if (probs is None) == (logits is None):
             got = "neither" if probs is None else "both"
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
-        self._given = "logits" if probs is None else "probs"
-        param = checked_param(self._given, logits if probs is None else probs)
+        self.parameter_name = "logits" if probs is None else "probs"
+        param = checked_param(self.parameter_name, logits if probs is None else probs)
         if k is None and probs is None:
             raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         self.k = _sums(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
-            param, self.k = broadcast_with_k(self._given, param, self.k)
+            param, self.k = broadcast_with_k(self.parameter_name, param, self.k)
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
-        self.__dict__[self._given] = param
+        self.__dict__[self.parameter_name] = param
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
@@ -156,24 +152,24 @@ class SamplingDesign(KHotDistribution):
             _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
-        shown = {self._given: self._param, "k": self._size}
+        shown = {self.parameter_name: self.parameter, "k": self.size}
         shown |= {name: getattr(self, name) for name in self._settings}
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
 
     @property
-    def _param(self) -> Tensor:
-        """The parameter that was given, ``probs`` or ``logits``."""
-        return cast(Tensor, self.__dict__[self._given])
+    def parameter(self) -> Tensor:
+        """The tensor that the design was made from: ``probs`` or ``logits``, as ``parameter_name`` says."""
+        return cast(Tensor, self.__dict__[self.parameter_name])
 
     @property
-    def _size(self) -> int | Tensor:
-        """k as an int where it is known to be the same in all rows."""
+    def size(self) -> int | Tensor:
+        """``k`` as an int where it is known to be the same in all rows, else as the tensor ``k``."""
         return self.k if self._shared_k is None else self._shared_k
 
     @property
     def relaxes_logits(self) -> bool:
         """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
-        return self._given == "logits" and type(self).probs.fget is SamplingDesign.probs.fget
+        return self.parameter_name == "logits" and type(self).probs.fget is SamplingDesign.probs.fget
 
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
@@ -181,9 +177,9 @@ class SamplingDesign(KHotDistribution):
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
         if isinstance(self.temperature, Tensor) and not ((self.temperature > 0) & self.temperature.isfinite()).all():
             raise ValueError(f"`temperature` must be positive and finite, but got {self.temperature}")
-        if self._given == "probs":
+        if self.parameter_name == "probs":
             self._check_probs(
-                self._param, "`probs`", "round or rescale it; for sums that are no integer there is PhantomUnit"
+                self.parameter, "`probs`", "round or rescale it; for sums that are no integer there is PhantomUnit"
             )
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
@@ -199,9 +195,9 @@ class SamplingDesign(KHotDistribution):
 
     def _validate_infinite_logits(self) -> None:
         """For logits that are natural parameters: ``inf`` includes a unit and ``-inf`` excludes it, k in between."""
-        if self._given == "probs":
+        if self.parameter_name == "probs":
             return
-        included, possible = (self._param == torch.inf).sum(-1), (self._param > -torch.inf).sum(-1)
+        included, possible = (self.parameter == torch.inf).sum(-1), (self.parameter > -torch.inf).sum(-1)
         wrong = (included > self.k) | (possible < self.k)
         if wrong.any():
             raise ValueError(
@@ -211,7 +207,7 @@ class SamplingDesign(KHotDistribution):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
-        batch_shape, batch_dim = checked_expansion(batch_shape, self._param, self.batch_shape), len(self.batch_shape)
+        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + shape_of(value)[batch_dim:])
@@ -223,7 +219,7 @@ class SamplingDesign(KHotDistribution):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        return {name: value for name, value in self.__dict__.items() if name == self._given or name not in lazy}
+        return {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
 
     def _validate_sample(self, value: Tensor) -> None:
         try:
@@ -240,12 +236,12 @@ class SamplingDesign(KHotDistribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(self._size)
+        return k_hot(self.size)
 
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities that the design aims at."""
-        probs = self.relaxation(self.logits, self._size, self.temperature)
+        probs = self.relaxation(self.logits, self.size, self.temperature)
         # In half precision a right sum may be off by as much as a wrong one.
         if self._validate_args and probs.dtype.itemsize >= 4 and looks_at_contents(probs):
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
@@ -339,7 +335,7 @@ class SamplingDesign(KHotDistribution):
         """Draws ``function(k, probs, draws)``, ``(draws, *probs.shape)``, slab by slab, as ``sample`` gives them."""
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         drawn = self._by_rows(lambda k, probs: function(k, probs, draws).movedim(0, -2), probs)
-        return drawn.movedim(-2, 0).reshape(shape).to(self._param.dtype)
+        return drawn.movedim(-2, 0).reshape(shape).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         """That of k-hot values."""
@@ -357,7 +353,7 @@ class SamplingDesign(KHotDistribution):
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
         n, k = self.event_shape[0], self._require_shared_k("enumerate_support")
-        count, batch_shape, param = math.comb(n, k), self.batch_shape, self._param
+        count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
         if count > MAX_SUPPORT:
             raise ValueError(f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}")
         values = k_hot_vectors(n, k, 0, count, like=param.detach())
@@ -385,7 +381,32 @@ class SamplingDesign(KHotDistribution):
         return cast(list[int], self.k.unique().tolist())
 
     def _unavailable(self, wanted: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {COMPLETE_DESIGNS[wanted]} have it")
+        *first, last = designs_with(wanted)
+        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {', '.join(first)} and {last} have it")
+
+
+def designs_with(wanted: str) -> list[str]:
+    """The designs of this package, as users write them, that have log_prob, entropy or pairwise_inclusion.
+
+    Those that have it in one setting only come last, with the setting.
+    """
+    method = "_log_prob" if wanted == "log_prob" else wanted  # what a design defines
+    members = [
+        cls
+        for cls in _members(SamplingDesign)
+        if cls._complete_with is not None and getattr(cls, method) is not getattr(SamplingDesign, method)
+    ]
+    members.sort(key=lambda cls: (cls._complete_with != "", cls.__name__))
+    return [f"{cls.__name__}({cls._complete_with})" if cls._complete_with else cls.__name__ for cls in members]
+
+
+def _members(base: type[SamplingDesign]) -> Iterator[type[SamplingDesign]]:
+    """The designs of this package: its classes that are no base of others there."""
+    derived = [cls for cls in base.__subclasses__() if cls.__module__.startswith(f"{__package__}.")]
+    for cls in derived:
+        yield from _members(cls)
+    if not derived:
+        yield base
 
 
 def positions(value: Tensor, k: int) -> Tensor:

@@ -63,7 +63,7 @@ class GumbelTopK(OrderSampling):
     @lazy_property
     def logits(self) -> Tensor:
         """Log-weights; those found from ``probs`` have mean 0."""
-        return self._positions.to(self._param.dtype)
+        return self._positions.to(self.parameter.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -72,9 +72,9 @@ class GumbelTopK(OrderSampling):
 
     @lazy_property
     def _positions(self) -> Tensor:
-        if self._given == "logits":
+        if self.parameter_name == "logits":
             return self.logits
-        return kernel.solve_positions(self._noise, self.probs, self._size)
+        return kernel.solve_positions(self._noise, self.probs, self.size)
 
     @property
     def mean(self) -> Tensor:

@@ -49,7 +49,7 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _centre(self) -> Tensor:
-        return order_draw.rank_centre(self._positions.detach(), self._size)
+        return order_draw.rank_centre(self._positions.detach(), self.size)
 
     @lazy_property
     def _rank_scale(self) -> Tensor:
@@ -60,7 +60,7 @@ class OrderSampling(SamplingDesign):
         def inclusion(k: Tensor, positions: Tensor) -> Tensor:
             return kernel.inclusion_probabilities(self._noise, positions, self._size_of(k))
 
-        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self._param.dtype)
+        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -75,22 +75,22 @@ class OrderSampling(SamplingDesign):
     @property
     def mode(self) -> Tensor:
         """The k-hot vector of the k largest positions, as the noise has a log-concave density."""
-        return topk_mask(self._positions, self._size).to(self._param.dtype)
+        return topk_mask(self._positions, self.size).to(self.parameter.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         kernel = self._kernel(sample_shape)
         if kernel is not None:
             return self._draw_with(kernel, sample_shape, generator)
         ranks = self._ranks(sample_shape, generator)
-        if isinstance(self._size, Tensor):
-            return topk_mask(ranks.neg_(), self._size).to(self._param.dtype)
-        return order_draw.smallest(ranks, self._size, self._param.dtype)
+        if isinstance(self.size, Tensor):
+            return topk_mask(ranks.neg_(), self.size).to(self.parameter.dtype)
+        return order_draw.smallest(ranks, self.size, self.parameter.dtype)
 
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         k = self._require_shared_k("sample_indices")
         kernel = self._kernel(sample_shape)
         if kernel is None:
@@ -106,7 +106,7 @@ class OrderSampling(SamplingDesign):
     def _draw_with(
         self, kernel: Callable[..., Tensor], sample_shape: SizeLike, generator: torch.Generator | None
     ) -> Tensor:
-        theta, dtype = self._positions.detach(), self._param.dtype
+        theta, dtype = self._positions.detach(), self.parameter.dtype
         seed, draws = draw_seed(theta.device, generator), math.prod(sample_shape)
         drawn = kernel(theta, self.k, self._centre, seed, FIRST, draws, dtype, self._noise.name)
         return drawn.view(self._extended_shape(sample_shape))
@@ -118,7 +118,7 @@ class OrderSampling(SamplingDesign):
         def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
             return kernel.log_prob(self._noise, positions, self._size_of(k), value)
 
-        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self._param.dtype)
+        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

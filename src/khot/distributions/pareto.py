@@ -83,7 +83,7 @@ class ParetoSampling(OrderSampling):
     def _positions(self) -> Tensor:
         probs = self.probs
         if self.adjust == "exact":
-            return kernel.solve_positions(self._noise, probs, self._size)
+            return kernel.solve_positions(self._noise, probs, self.size)
         interior, p = interior_of(probs)
         log_odds = p.logit()
         if self.adjust == "analytic":

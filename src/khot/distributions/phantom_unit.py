@@ -62,6 +62,7 @@ class PhantomUnit(SamplingDesign):
     """
 
     _settings = ("design_class",)
+    _complete_with = None  # it has what the wrapped design has
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class PhantomUnit(SamplingDesign):
 
     @property
     def relaxes_logits(self) -> bool:
-        return self._given == "logits"
+        return self.parameter_name == "logits"
 
     def with_phantom(self, value: Tensor) -> Tensor:
         """A value of this design as one of ``wrapped``."""
@@ -150,7 +151,7 @@ class PhantomUnit(SamplingDesign):
         return self.wrapped.mode[..., :-1].to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         return draw(self.wrapped, sample_shape, generator)[..., :-1].to(self.probs.dtype)
 
     def sample_indices(

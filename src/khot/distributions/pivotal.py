@@ -74,6 +74,7 @@ class Pivotal(SamplingDesign):
     """
 
     _settings = ("order",)
+    _complete_with = "order='fixed'"
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Pivotal(SamplingDesign):
         return (pairs + pairs.mT + torch.diag_embed(probs)).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
         with torch.no_grad():
             probs = self.probs.detach()
@@ -117,7 +118,7 @@ class Pivotal(SamplingDesign):
             kernel = pivotal_draw.kernel(probs, draws)
             if kernel is not None:
                 seed = draw_seed(probs.device, generator)
-                return kernel(probs, self.k, seed, FIRST, draws, self._param.dtype).view(shape)
+                return kernel(probs, self.k, seed, FIRST, draws, self.parameter.dtype).view(shape)
             return self._draw_by_rows(partial(_draw_in_random_order, generator=generator), sample_shape, probs)
 
     def _log_prob(self, value: Tensor) -> Tensor:

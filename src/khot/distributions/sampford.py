@@ -56,15 +56,15 @@ class Sampford(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return kernel.covariance(self._balanced, self._size).to(self.probs.dtype)
+        return kernel.covariance(self._balanced, self.size).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
         """The k-hot vector of the k largest probabilities."""
-        return topk_mask(self.probs, self._size)
+        return topk_mask(self.probs, self.size)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
 
         def draw(k: Tensor, probs: Tensor, draws: int) -> Tensor:
             return kernel.sample(balance(probs, k), self._size_of(k), (draws,), generator)

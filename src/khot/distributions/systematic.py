@@ -68,6 +68,7 @@ class Systematic(SamplingDesign):
     """
 
     _settings = ("order",)
+    _complete_with = "order='fixed'"
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Systematic(SamplingDesign):
         return _choose(line, u).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         draw = _draw_in_order if self.order == "fixed" else _draw_in_random_order
         with torch.no_grad():
             return self._draw_by_rows(partial(draw, generator=generator), sample_shape, self.probs.detach())
@@ -119,13 +120,13 @@ class Systematic(SamplingDesign):
 
         In the given order O(n) work for each row of parameters and O(k log n) for each draw.
         """
-        check_generator(generator, self._param.device)
+        check_generator(generator, self.parameter.device)
         k = self._require_shared_k("sample_indices")
-        if self.order != "fixed" or not can_look(self._param):
+        if self.order != "fixed" or not can_look(self.parameter):
             return super().sample_indices(sample_shape, generator=generator)
         with torch.no_grad():
             line, shape = self._line("sample"), self._extended_shape(sample_shape)
-            u = _uniform(shape, self._param.device, generator)
+            u = _uniform(shape, self.parameter.device, generator)
             indices = _find(line, u, k)
             if line.certain.any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of the points
                 indices = positions(_choose(line, u), k)

@@ -3,9 +3,10 @@
 The functions are called as ``surrogate = estimator(design, f, num_samples)``, where f maps values ``(num_samples,
 *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``. An event is a vector ``(n,)``, or several under
 one loss where the design is made independent over dimensions of its batch, by ``design.to_event(1)``. The surrogate, of
-shape ``batch_shape``, is differentiated in place of E[f(x)], with respect to the parameters of the design and of f;
-``score_function_surrogate`` makes it of draws and losses that are there already. Each function has the attributes
-``unbiased``, whether the expected gradient is exact for every f and design, and ``min_samples``.
+shape ``batch_shape``, is differentiated in place of E[f(x)], with respect to the parameters of the design and of f: its
+gradient is the estimate. ``score_function_surrogate`` makes it of draws and losses that are there already. A
+``generator`` is on the device of the parameters. Each function has the attributes ``unbiased``, whether the expected
+gradient is exact for every f and design, and ``min_samples``.
 """
 
 from khot.distributions import RelaxedKHotStraightThrough

@@ -29,12 +29,12 @@ def pathwise(
 
     Args:
         design: A distribution over vectors with ``has_rsample``.
-        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws, S.
-        generator: Source of randomness on the device of the parameters, torch's default one if None.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
-        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
         TypeError: If ``design`` is no distribution, or f returns no floating-point tensor.
@@ -68,12 +68,12 @@ def straight_through(
 
     Args:
         design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws.
-        generator: Source of randomness on the device of the parameters, torch's default one if None.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
-        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.
@@ -103,14 +103,14 @@ def reinmax(
 
     Args:
         design: A sampling design, or several made independent by ``to_event``; no ``log_prob`` is needed.
-        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws.
         temperature: As in :class:`~khot.ReinMax`.
         relaxation: As in :class:`~khot.ReinMax`, for designs that do not know theirs.
-        generator: Source of randomness on the device of the parameters, torch's default one if None.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
-        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or f returns no floating-point tensor.

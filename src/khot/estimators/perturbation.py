@@ -97,7 +97,7 @@ class PerturbedScores(SamplingDesign):
     @one_operation
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors of the largest scores."""
-        return topk_mask(scores, self._size)
+        return topk_mask(scores, self.size)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.top(self.perturb(self._extended_shape(sample_shape), generator))
@@ -107,7 +107,8 @@ class PerturbedWrapper(DesignWrapper):
     """A wrapper of perturbed scores."""
 
     design: PerturbedScores
-    stand_in = "ConditionalPoisson(logits=logits, k=k)), a law that is close"
+    stand_in = "ConditionalPoisson(logits=logits, k=k)"
+    stand_in_is = "a law that is close"
 
     @property
     def needs_gradient(self) -> bool:

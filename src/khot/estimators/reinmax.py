@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot import relaxations
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import draw
@@ -196,9 +197,15 @@ def _link_for(design: SamplingDesign, relaxation: Relaxation | None) -> Link:
     wanted = design.relaxation if relaxation is None else relaxation
     link = link_of(wanted)
     if link is None or link.compact:
+        having = [name for name in relaxations.__all__ if _has_slope(getattr(relaxations, name))]
         raise NotImplementedError(
             f"ReinMax needs the slope of the relaxation at any probabilities, which it does not get from {wanted!r}: "
-            "sigmoid_topk, lapsum_topk, normal_topk, transport_topk and functools.partial(capped_simplex_map, "
-            "link=...) have one; that of sparse links vanishes at the cap"
+            f"{', '.join(having)} and functools.partial(capped_simplex_map, link=...) have one; that of sparse links "
+            "vanishes at the cap"
         )
     return link
+
+
+def _has_slope(relaxation: Callable[..., object]) -> bool:
+    link = link_of(relaxation)
+    return link is not None and not link.compact

@@ -83,13 +83,13 @@ def score_function(
 
     Args:
         design: A distribution over vectors with ``log_prob``, or several of them made independent by ``to_event``.
-        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of independent draws, S; at least 2 for ``"leave_one_out"``.
         baseline: What is subtracted from the losses; no gradient goes through it.
-        generator: Source of randomness on the device of the parameters, torch's default one if None.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
-        Surrogate of shape ``batch_shape``: its value is the mean of f over the draws, its gradient the estimate.
+        Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
 
     Raises:
         TypeError: If ``design`` is no distribution, or f or the baseline returns something else than it has to.

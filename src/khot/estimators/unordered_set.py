@@ -49,10 +49,10 @@ def unordered_set(
     Args:
         design: A distribution over vectors with ``log_prob`` and ``enumerate_support``, or several of them made
             independent by ``to_event``, whose values are all combinations.
-        f: Maps values ``(num_samples, *batch_shape, *event_shape)`` to losses ``(num_samples, *batch_shape)``.
+        f: Maps values to losses ``(num_samples, *batch_shape)``, see :mod:`khot.estimators`.
         num_samples: Number of distinct draws, S; no more than there are values of positive probability.
         baseline: ``"built_in"`` for :math:`b_x`, or ``"none"``.
-        generator: Source of randomness on the device of the parameters, torch's default one if None.
+        generator: Source of randomness, torch's default one if None.
 
     Returns:
         Surrogate of shape ``batch_shape``: its gradient is the estimate. Its value, and with it the gradient for

@@ -44,8 +44,9 @@ class DesignWrapper(KHotDistribution):
 
     arg_constraints: dict[str, constraints.Constraint] = {}
     has_rsample = True
-    # Where the design has no log_prob, a law that stands in for it.
-    stand_in = "ConditionalPoisson(probs=design.mean)), a law with the same inclusion probabilities"
+    # Where the design has no log_prob, a law that stands in for it, and what it is.
+    stand_in = "ConditionalPoisson(probs=design.mean)"
+    stand_in_is = "a law with the same inclusion probabilities"
 
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
@@ -62,7 +63,7 @@ class DesignWrapper(KHotDistribution):
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
         check_flag("validate_args", validate_args, optional=True)
         self.design = design
-        self.scorer = design if log_prob is None else None if isinstance(log_prob, str) else log_prob
+        self.scorer = _scorer(design, log_prob)
         if validate_args is None:
             validate_args = design._validate_args
         super().__init__(design.batch_shape, design.event_shape, validate_args=validate_args)
@@ -129,10 +130,18 @@ class DesignWrapper(KHotDistribution):
             return getattr(self.scorer, method)(*args)
         except NotImplementedError as error:
             name = type(self).__name__
+            by_another_law = f"{name}(..., log_prob={self.stand_in}), {self.stand_in_is}"
             raise NotImplementedError(
-                f"{error}. Under an ELBO, say which term it shall use: {name}(..., log_prob={self.stand_in}, or "
-                f"{name}(..., log_prob='none'), which scores 0 and drops the entropy of the draws"
+                f"{error}. Under an ELBO, say which term it shall use: {by_another_law}, or {name}(..., "
+                "log_prob='none'), which scores 0 and drops the entropy of the draws"
             ) from error
+
+
+def _scorer(design: SamplingDesign, log_prob: Scorer) -> SamplingDesign | None:
+    """The law whose ``log_prob`` scores a draw; None for a score of 0."""
+    if log_prob is None:
+        return design
+    return None if isinstance(log_prob, str) else log_prob
 
 
 def _is_name(log_prob: Any) -> bool:

@@ -20,6 +20,11 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
+def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
+    """``value``, to whose derivatives, of any order, those of the ``carrier`` are added: straight-through."""
+    return value + (carrier - carrier.detach())
+
+
 def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Callable[..., Any]:
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 

@@ -1,5 +1,7 @@
 """What the launchers of Triton kernels over rows share: how tensors and numbers per row get to a program."""
 
+# mypy: disable-error-code="no-untyped-def"
+
 import contextlib
 from typing import NamedTuple
 

@@ -1,4 +1,18 @@
-"""Relaxed top-k maps: deterministic, differentiable stand-ins for "the k largest of n". Needs torch only."""
+"""Relaxed top-k maps: deterministic, differentiable stand-ins for "the k largest of n". Needs torch only.
+
+What holds for all of them, unless a docstring says otherwise:
+
+* ``x`` is a floating-point tensor; its ``n`` entries along ``dim`` are the ground set, and the other axes the batch.
+  Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
+* ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
+  or tensors that broadcast with the batch shape, and have a gradient.
+* The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries
+  (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
+* An argument of the wrong type or dtype is a TypeError, one of the wrong shape or out of range a ValueError; both name
+  it. What tensors contain is looked at on a CPU, on accelerators while validation is on
+  (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs look,
+  too, except for :func:`topk_mask`, the soft order maps and the two baselines.
+"""
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import Logistic

@@ -27,19 +27,17 @@ def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1
     sort; saves ``x`` and two numbers per row.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
-            selects it.
-        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
+        k: Sum of the result, ``0 <= k <= n``.
+        temperature: Positive softness.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than
-            ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            left unmasked. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Tillé (2006), "Sampling Algorithms", on inclusion probabilities proportional to size.

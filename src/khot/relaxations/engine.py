@@ -148,22 +148,19 @@ def capped_simplex_map(
     is. O(n) time per step of the root finder (3 to 6 on ordinary rows), no sort; saves ``x`` and two numbers per row.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
-            selects it.
-        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
+        k: Sum of the result, ``0 <= k <= n``.
+        scale: Positive softness.
         link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
             exported program only one that has a name, see :class:`Link`.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``scale`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than ``k``
-            entries are left unmasked. Contents of tensors are checked on CPU, on accelerators while validation is on
-            (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k`` or ``scale`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are left
+            unmasked. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3, for general F.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot._validation import check_k, check_scores, looks_at_contents
+from khot._validation import check_k, check_scores, looks_at_contents, tensors_among
 
 
 @one_operation
@@ -25,7 +25,7 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
         Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.
 
     Raises:
-        ValueError: If ``k`` is out of range or does not broadcast, or ``x`` contains NaN.
+        ValueError: If ``k`` is out of range, or ``x`` contains NaN. Details: :mod:`khot.relaxations`.
         TypeError: If ``k`` is not an integer, or ``x`` not a floating-point tensor.
 
     Example:
@@ -38,7 +38,7 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
     x = x.detach().movedim(dim, -1)
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
-    if x.numel() and looks_at_contents(x, *([k] if isinstance(k, Tensor) else [])):
+    if x.numel() and looks_at_contents(*tensors_among(x, k)):
         _check_contents(x, k)
     if isinstance(k, Tensor):
         rank = x.argsort(-1, descending=True).argsort(-1)

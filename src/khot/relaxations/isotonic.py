@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot._validation import check_count, check_softness, checks_contents
+from khot._validation import check_choice, check_count, check_softness, checks_contents
+from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
+
+from .engine import row_scalar
 
 
 def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
@@ -23,9 +26,7 @@ def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> T
 
 def column(strength: float | Tensor, x: Tensor) -> Tensor:
     """The strength of each row as a float64 tensor (..., 1)."""
-    if isinstance(strength, Tensor):
-        return strength.to(x.device, torch.float64).expand(x.shape[:-1]).unsqueeze(-1)
-    return torch.full((*x.shape[:-1], 1), strength, dtype=torch.float64, device=x.device)
+    return row_scalar(strength, x, x.shape[:-1], on_host=False).unsqueeze(-1)
 
 
 def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:
@@ -37,7 +38,7 @@ def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:
         v = block_sums(constant, blocks) / block_sums(linear, blocks)
     else:
         v = _newton(objective, solution, blocks)
-    return solution + (v - v.detach())
+    return with_derivatives_of(solution, v)
 
 
 def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
         value, slope = block_sums(value, blocks), block_sums(slope, blocks)
         flat = slope == 0  # where w = 0, and v = s
         follow = block_sums(objective.s, blocks) / size
-        v = torch.where(flat, v.detach() + follow - follow.detach(), v - value / slope.masked_fill(flat, 1))
+        v = torch.where(flat, with_derivatives_of(v.detach(), follow), v - value / slope.masked_fill(flat, 1))
     return v
 
 
@@ -69,8 +70,7 @@ def _check(s: Tensor, w: Tensor, max_iter: int) -> Tensor:
 
 
 def _is_dual(solver: str, dual: str) -> bool:
-    if solver not in ("pav", dual):
-        raise ValueError(f"`solver` must be 'pav' or {dual!r}, but got {solver!r}")
+    check_choice("solver", solver, ("pav", dual))
     return solver == dual
 
 
@@ -95,12 +95,11 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
             RuntimeWarning.
 
     Returns:
-        Tensor like ``s``. Computed in float64.
+        Tensor like ``s``.
 
     Raises:
-        ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite
-            (looked at on CPU, on accelerators while validation is on, never under ``vmap``).
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If shapes do not fit, ``solver`` is unknown, ``max_iter`` is below 1, or contents are not finite.
+            Details: :mod:`khot.relaxations`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Propositions 3 and 4.
@@ -141,7 +140,7 @@ def isotonic_lp(
         s: Finite values with ``n`` entries along the last axis.
         w: Finite values that broadcast to ``s``; nonnegative for magnitudes.
         p: Norm of the regulariser, ``1 < p <= 2``.
-        strength: Positive; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive softness.
         solver: ``"pav"`` pools blocks, to machine precision. ``"dual"`` is block coordinate ascent on the multipliers
             of the odd and of the even constraints [1, appendix A.8], for p = 2 Dykstra's algorithm.
         kind: ``"mask"`` or ``"magnitude"``.
@@ -149,12 +148,10 @@ def isotonic_lp(
             RuntimeWarning.
 
     Returns:
-        Tensor like ``s``. Computed in float64.
+        Tensor like ``s``.
 
     Raises:
-        ValueError: If an argument is out of range or shapes do not fit. Contents are looked at as by
-            :func:`isotonic_l2`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If an argument is out of range or shapes do not fit. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
@@ -170,7 +167,6 @@ def isotonic_lp(
         raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")
     if not 1 < p <= 2:
         raise ValueError(f"`p` must satisfy 1 < p <= 2, but got {p}")
-    if kind not in ("mask", "magnitude"):
-        raise ValueError(f"`kind` must be 'mask' or 'magnitude', but got {kind!r}")
+    check_choice("kind", kind, ("mask", "magnitude"))
     objective = Objective(s.double(), w.double(), column(strength, s), float(p), kind == "magnitude")
     return _solve(objective, _is_dual(solver, "dual"), max_iter).to(s.dtype)

@@ -1,23 +1,24 @@
 r"""The positions, sums, quantiles and slices behind the order maps, as differentiable functions of the sorted items.
 
-Derivatives are written in the two-sided sums of :mod:`khot.kernels.order`, which are linear in their weights and one
-another's transposes, so the derivatives of every order are such sums again. For a quantile t of F the implicit function
-theorem gives :math:`dt = \sum_i \omega_i\,dz_i`, :math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on
-the left of t and the mean over those on its right, weighted by a logistic function that stays exact where all
-:math:`e^{-|t - z_i|}` underflow.
+Derivatives are written in the two-sided sums of :mod:`khot.kernels.order`, which are linear in their weights and
+one another's transposes, so the derivatives of every order are such sums again.
+
+For a quantile t of F the implicit function theorem gives :math:`dt = \sum_i \omega_i\,dz_i` with
+:math:`\omega_i \propto e^{-|t - z_i|}`: the mean over the items on the left of t and the mean over those on its right,
+weighted by a logistic function that stays exact where all :math:`e^{-|t - z_i|}` underflow.
 
 Values come from gaps and offsets, in which no item far away costs a digit; z and t in one coordinate for the whole row
 carry the derivatives. :func:`carried` joins the two.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from khot.kernels import order as kernel
-from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.autograd import move_batch_first, with_derivatives_of, with_forward_mode
 from khot.kernels.order import Points
 from khot.kernels.order.torch_slices import distances
 from khot.kernels.order.torch_sums import FAR
@@ -25,7 +26,7 @@ from khot.kernels.order.torch_sums import FAR
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:
     """``value``, with the derivatives, of any order, of the ``carrier``, which is the same number but for rounding."""
-    return value.detach() + (carrier - carrier.detach())
+    return with_derivatives_of(value.detach(), carrier)
 
 
 class _Positions(Function):
@@ -97,9 +98,9 @@ class _SoftCountInverse(Function):
     @staticmethod
     def backward(ctx: Any, grad_t: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         z, gap, t, *points = ctx.saved_tensors
-        lower, upper, on_left, on_right = _inverse_shares(z, gap, t, Points(*points))
-        grad_left = torch.zeros_like(z).scatter_add(-1, lower, on_left * grad_t)
-        grad_right = torch.zeros_like(z).scatter_add(-1, upper, on_right * grad_t)
+        on = _neighbours(z, gap, t, Points(*points))
+        grad_left = torch.zeros_like(z).scatter_add(-1, on.lower, on.left_share * grad_t)
+        grad_right = torch.zeros_like(z).scatter_add(-1, on.upper, on.right_share * grad_t)
         before, after = decayed_sums(z, gap, grad_right, grad_left)
         return grad_left + grad_right + before + after, None, None
 
@@ -109,8 +110,16 @@ class _SoftCountInverse(Function):
         return _apply_inverse(z, gap, args[2]), (0,) * 4
 
 
-def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The neighbours of each t, and by how much dt follows the sums over the left of the one and right of the other."""
+class _Neighbours(NamedTuple):
+    """Of each t: the items next to it, and by how much dt follows the sums over what lies on either side."""
+
+    lower: Tensor
+    upper: Tensor
+    left_share: Tensor  # of the sum over the left of ``lower``, itself included
+    right_share: Tensor  # of the sum over the right of ``upper``
+
+
+def _neighbours(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> _Neighbours:
     n, below = z.shape[-1], points.below
     before, after = decayed_sums(z, gap, torch.ones_like(z), torch.ones_like(z))
     lower, upper = (below - 1).clamp(min=0), below.clamp(max=n - 1)
@@ -120,7 +129,7 @@ def _inverse_shares(z: Tensor, gap: Tensor, t: Tensor, points: Points) -> tuple[
     farther_left = carried(farther_left, z.gather(-1, lower) + z.gather(-1, upper) - 2 * t)
     balance = mass_left.log() - mass_right.log() + farther_left
     balance = balance.masked_fill(below == 0, -torch.inf).masked_fill(below == n, torch.inf)
-    return lower, upper, torch.sigmoid(balance) / mass_left, torch.sigmoid(-balance) / mass_right
+    return _Neighbours(lower, upper, torch.sigmoid(balance) / mass_left, torch.sigmoid(-balance) / mass_right)
 
 
 class _SliceWeights(Function):
@@ -184,9 +193,9 @@ def _decayed_sums_jvp(
 
 def _inverse_jvp(ctx: Any, saved: list[Tensor], dz: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     z, gap, t, *points = saved
-    lower, upper, on_left, on_right = _inverse_shares(z, gap, t, Points(*points))
+    on = _neighbours(z, gap, t, Points(*points))
     before, after = decayed_sums(z, gap, dz, dz)
-    dt = on_left * (dz + before).gather(-1, lower) + on_right * (dz + after).gather(-1, upper)
+    dt = on.left_share * (dz + before).gather(-1, on.lower) + on.right_share * (dz + after).gather(-1, on.upper)
     return dt, None, None, None
 
 
@@ -221,5 +230,5 @@ def soft_count_inverse(z: Tensor, gap: Tensor, between: bool) -> tuple[Tensor, P
 
 
 def slice_weights(z: Tensor, t: Tensor, *arguments: Any) -> Tensor:
-    """:func:`khot.kernels.order.slice_weights` of the arguments after z and t, differentiable in these two alone."""
+    """:func:`khot.kernels.order.slice_weights` of the arguments after z and t, differentiable in z and t."""
     return _apply_slice_weights(z, t, *arguments)

@@ -31,18 +31,17 @@ def sparse_topk_magnitude(
 
     Args:
         x: Finite real entries, ``n`` along ``dim``. 0 masks an entry: it stays 0 and gets no gradient.
-        k: How many entries are kept, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        k: How many entries are kept, ``0 <= k <= n``.
+        strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, with its signs. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, with its signs.
 
     Raises:
-        ValueError: If ``k``, ``strength`` or ``p`` is out of range or does not broadcast, or ``x`` is not finite.
-            Contents of tensors are checked as in :func:`capped_simplex_map`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range, or ``x`` is not finite. Details:
+            :mod:`khot.relaxations`.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", sections 4-5,

@@ -18,6 +18,8 @@ from khot.kernels.magnitude import odd_map, odd_map_derivative
 from khot.kernels.magnitude.local_shape import local_shape, over, pullback, times_square
 from khot.kernels.rows import Threshold, compute_dtype
 
+from .engine import row_scalar
+
 
 class _OddFunction(Function):
     """(x, k, strength) -> (y, A, c) for x of shape (..., n), float64 k and strength of shape (...)."""
@@ -108,11 +110,6 @@ def apply_odd_map(
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness("strength", strength, x, batch)
-    k, strength = (
-        v.to(x.device, torch.float64).expand(batch)
-        if isinstance(v, Tensor)
-        else torch.full(batch, v, dtype=torch.float64, device=x.device)
-        for v in (k, strength)
-    )
+    k, strength = (row_scalar(value, x, batch, on_host=False) for value in (k, strength))
     y, _, _ = _apply(x, k, strength, link, magnitude, checks_contents(x))
     return y.movedim(-1, dim)

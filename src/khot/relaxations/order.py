@@ -5,6 +5,8 @@ values, sorted values its quantiles, and the columns of the permutation the slic
 The scale enters through :math:`z = x/s` alone, and the sums over sorted z through :mod:`khot.relaxations.laplace`.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,17 @@ from .laplace import carried, decayed_sums, positions, slice_weights, soft_count
 from .order_map import OrderMap
 
 
-def _sorted(
-    x: Tensor, scale: float | Tensor, descending: bool, dim: int
-) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
-    """Checks and sorts: x with the axis at the end, its sorted values, their order, and the scale.
+class _Sorted(NamedTuple):
+    """What an :class:`OrderMap` takes."""
 
-    A negative scale means descending order: :math:`z = x/s` ascends all the same.
-    """
+    x: Tensor  # with the axis at the end
+    values: Tensor  # sorted
+    order: Tensor  # where they stand in x
+    scale: float | Tensor  # negative for descending order: z = x/s ascends all the same
+
+
+def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Sorted:
+    """Checks and sorts."""
     check_scores(x, dim)
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
@@ -32,7 +38,7 @@ def _sorted(
         _check_contents(values, scale)
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
-    return x, values, order, scale
+    return _Sorted(x, values, order, scale)
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -100,17 +106,15 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
-        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        scale: Positive softness.
         descending: Whether the largest entry has rank 1, rather than the smallest.
         dim: Axis of the entries.
 
     Returns:
-        Tensor like ``x``, in ``[1, n]``. Computed in float64.
+        Tensor like ``x``, in ``[1, n]``.
 
     Raises:
-        ValueError: If ``scale`` is not positive or does not broadcast, or ``x`` is not finite. Contents of tensors are
-            checked on CPU, on accelerators while validation is on, never under ``vmap`` or in compiled graphs.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``scale`` is not positive, or ``x`` is not finite. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
@@ -134,12 +138,12 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
-        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        scale: Positive softness.
         descending: Whether to begin with the largest.
         dim: Axis of the entries, and of the sorted ones.
 
     Returns:
-        Tensor like ``x``. Computed in float64.
+        Tensor like ``x``.
 
     Raises:
         ValueError: As :func:`soft_rank`.
@@ -169,7 +173,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
-        scale: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        scale: Positive softness.
         descending: Whether position 1 is that of the largest entry.
         dim: Axis of the entries.
 

@@ -27,16 +27,15 @@ def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
         w: Finite weights in any order: ``(n,)``, or of the shape of ``x``.
-        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive softness.
         dim: Axis of the entries.
 
     Returns:
-        Tensor like ``x``. Computed in float64.
+        Tensor like ``x``.
 
     Raises:
-        ValueError: If ``strength`` is not positive, shapes do not fit, or ``x`` or ``w`` is not finite. Contents of
-            tensors are checked on CPU, on accelerators while validation is on, never under ``vmap``.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``strength`` is not positive, shapes do not fit, or ``x`` or ``w`` is not finite. Details:
+            :mod:`khot.relaxations`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Proposition 3.
@@ -86,7 +85,7 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
-        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive softness.
         dim: Axis of the entries.
 
     Returns:
@@ -121,7 +120,7 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
-        strength: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        strength: Positive softness.
         dim: Axis of the entries, and of the sorted ones.
 
     Returns:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from khot._tracing import one_operation
-from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
+from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
 
@@ -24,18 +24,16 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
     Args:
         x: Real scores with ``n`` entries along ``dim``; ``x / temperature`` are log-odds before rescaling. ``-inf``
             excludes an entry (``y = 0``, no gradient).
-        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        temperature: Positive softness, 1 for the map as published; a number, or a tensor that broadcasts with the batch
-            shape.
+        k: Sum of the result, ``0 <= k <= n``.
+        temperature: Positive softness, 1 for the map as published.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN or ``+inf``,
-            or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN or ``+inf``, or fewer than ``k``
+            entries are left unmasked. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Pervez et al. (2023), "Scalable subset sampling with neural conditional Poisson networks" (NCPSS).
@@ -49,7 +47,7 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
-    if looks_at_contents(*(v for v in (x, k, temperature) if isinstance(v, Tensor))):
+    if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
     excluded = rows == -torch.inf
     scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)

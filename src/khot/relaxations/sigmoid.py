@@ -23,19 +23,17 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
     number per row.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
-            selects it.
-        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
+        k: Sum of the result, ``0 <= k <= n``.
+        temperature: Positive softness.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN, or fewer than
-            ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            left unmasked. Details: :mod:`khot.relaxations`.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", Eqs. (9)-(11),
@@ -59,11 +57,10 @@ def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor =
     :func:`sigmoid_topk` is.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``log y = -inf``, no gradient),
-            ``+inf`` selects it.
-        k: Sum of the mask, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. For ``k = 0``
-            the result is the logarithm of a vanishing mask: finite, below -700.
-        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
+        k: Sum of the mask, ``0 <= k <= n``. For ``k = 0`` the result is the logarithm of a vanishing mask: finite,
+            below -700.
+        temperature: Positive softness.
         dim: Axis of the ground set.
 
     Returns:

@@ -1,8 +1,8 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas there, in differentiable operations
-of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order
-follow. Saved are x and the thresholds.
+Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas that stand there, in differentiable
+operations of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order follow.
+Saved are x and the thresholds.
 """
 
 import math
@@ -113,7 +113,7 @@ def sorted_transport_topk(
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
         k: Number of columns, an int, ``0 <= k <= n``.
-        epsilon: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        epsilon: Positive softness.
         dim: Axis of the ground set.
         tol: Deviation of a column's sum from 1 at which to stop, by default about the rounding error of the dtype.
         max_iter: Number of Newton steps after which to stop with a RuntimeWarning, which accelerators with kernels for
@@ -125,8 +125,7 @@ def sorted_transport_topk(
 
     Raises:
         ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` is not finite.
-            Contents of tensors are checked as in :func:`capped_simplex_map`.
-        TypeError: If an argument has the wrong type or dtype.
+            Details: :mod:`khot.relaxations`.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504: sorted SOFT top-k.

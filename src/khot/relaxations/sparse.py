@@ -35,21 +35,19 @@ def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p:
     falls from 1.67 to 0 at ``s = 0.2063``. There the slope of the capped side is returned.
 
     Args:
-        x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient), ``+inf``
-            selects it.
-        k: Sum of the result, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape.
-        strength: Positive weight of the regulariser; a number, or a tensor that broadcasts with the batch shape.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
+        k: Sum of the result, ``0 <= k <= n``.
+        strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
             rounding in float32 shows.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k``, ``strength`` or ``p`` is out of range or does not broadcast, ``x`` contains NaN, or fewer
-            than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`capped_simplex_map`.
-        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If ``k``, ``strength`` or ``p`` is out of range, ``x`` contains NaN, or fewer than ``k`` entries are
+            left unmasked. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", section 4.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
+from khot.kernels.autograd import with_derivatives_of
 
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
@@ -31,8 +32,8 @@ def straight_through_topk(
 
     Args:
         x: Real scores with ``n`` entries along ``dim``.
-        k: Number of ones, ``0 <= k <= n``; a number, or a tensor that broadcasts with the batch shape. A size that is
-            learned need not be an integer: the mask then has the nearest number of ones.
+        k: Number of ones, ``0 <= k <= n``. A size that is learned need not be an integer: the mask then has the nearest
+            number of ones.
         softness: Third argument of the relaxation.
         dim: Axis of the ground set.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
@@ -61,4 +62,4 @@ def straight_through_topk(
     check_positive_contents("softness", softness)
     relaxed = relaxation(x, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
-    return (topk_mask(x, size) + (relaxed - relaxed.detach())).movedim(-1, dim)
+    return with_derivatives_of(topk_mask(x, size), relaxed).movedim(-1, dim)

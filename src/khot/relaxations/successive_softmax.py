@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import one_operation
-from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents
+from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
 FAR = 1e30  # bounds the logits: more would overflow when they are lowered
@@ -18,7 +18,9 @@ def _log_complement(log_p: Tensor) -> Tensor:
 
 
 def _largest(k: int | Tensor) -> int:
-    return k if isinstance(k, int | torch.SymInt) else int(k.max()) if k.numel() else 0
+    if isinstance(k, int | torch.SymInt):
+        return k
+    return int(k.max()) if k.numel() else 0
 
 
 @one_operation
@@ -41,15 +43,15 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
         x: Real scores with ``n`` entries along ``dim``. ``-inf`` excludes an entry (``y = 0``, no gradient).
         k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape,
             which cannot be traced or mapped over, because the number of rounds is its maximum.
-        temperature: Positive softness; a number, or a tensor that broadcasts with the batch shape.
+        temperature: Positive softness.
         dim: Axis of the ground set.
 
     Returns:
-        Tensor like ``x``, at least 0, summing to ``k`` along ``dim``. float16 and bfloat16 are computed in float32.
+        Tensor like ``x``, at least 0, summing to ``k`` along ``dim``.
 
     Raises:
-        ValueError: If ``k`` or ``temperature`` is out of range or does not broadcast, ``x`` contains NaN or ``+inf``,
-            or fewer than ``k`` entries are left unmasked. Contents of tensors are checked as in :func:`topk_mask`.
+        ValueError: If ``k`` or ``temperature`` is out of range, ``x`` contains NaN or ``+inf``, or fewer than ``k``
+            entries are left unmasked. Details: :mod:`khot.relaxations`.
         TypeError: If ``k`` is not an integer, or another argument has the wrong type or dtype.
 
     References:
@@ -67,7 +69,7 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
-    if looks_at_contents(*(v for v in (x, k, temperature) if isinstance(v, Tensor))):
+    if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
     excluded = rows == -torch.inf
     scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)

@@ -7,6 +7,8 @@ With f_ij = exp(-|z_i - z_j|) / 2, z = x / s, in float64,
 two scans and two of three numbers each. A negative scale means descending order.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import torch
 import triton
 import triton.language as tl

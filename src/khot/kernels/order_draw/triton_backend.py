@@ -10,6 +10,7 @@ around where the counts so far put it; a handful of counts for rows of any lengt
 Layout: theta (rows, n), unit last stride; k, t (rows,); x (draws, n), the rows of a sample one after another.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from collections.abc import Sequence
 
 import torch

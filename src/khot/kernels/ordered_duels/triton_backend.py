@@ -5,6 +5,7 @@ Who sits in the seat is the last unit that took it, a running maximum; between t
 Layout: take, total, kind (rows, n), unit last stride; x (draws, n), the rows of a sample one after another.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from collections.abc import Sequence
 
 import torch

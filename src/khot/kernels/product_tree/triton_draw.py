@@ -5,6 +5,8 @@ the count of a left child given that of its parent, by inversion, a lane for eac
 stand in a scratch; random numbers come from torch, one for each node of each draw.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import torch
 import triton
 import triton.language as tl

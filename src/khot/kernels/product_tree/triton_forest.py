@@ -12,6 +12,7 @@ the children of node j, a last one without sibling is its parent's equal. Four o
 derivatives by the laws, and the tangents of those.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from typing import NamedTuple
 
 import torch

@@ -7,6 +7,7 @@ elimination adds to them (the algorithm of Grassmann, Taksar and Heyman), so tha
 however small the weights that some of them have.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from typing import NamedTuple
 
 import triton

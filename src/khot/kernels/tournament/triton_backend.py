@@ -9,6 +9,7 @@ Layout: probs (rows, n), unit last stride; k (rows,); x (draws, n), the rows of 
 in float64, whatever the dtype of probs.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from collections.abc import Sequence
 
 import torch
