@@ -23,9 +23,7 @@ from torch import Tensor
 import khot
 import khot.kernels
 from khot.kernels import order_draw
-from khot.kernels.philox import draw_seed
-from khot.kernels.registry import fuses_draws
-from khot.kernels.tiles import LONGEST_TOURNAMENT
+from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.tournament import balance, pivotal_draw, tournament
 from khot.laws import conditional_poisson
 from khot.laws.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
@@ -80,17 +78,19 @@ def sizes(x: Tensor, k: int) -> Tensor:
 def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     """A draw of a design whose positions are x, as the designs make it: here without Pyro."""
     centre = order_draw.rank_centre(x, k)
-    if fuses_draws(x, 1):
+    kernel = order_draw.order_draw.kernel(x, 1)
+    if kernel is not None:
         seed = draw_seed(x.device)
-        return order_draw.order_draw(x, sizes(x, k), centre, seed, 1, x.dtype, noise.name)[0]
-    return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
+        return kernel(x, sizes(x, k), centre, seed, FIRST, 1, x.dtype, noise.name)[0]
+    return order_draw.smallest(order_draw.draw_ranks(noise.name, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
 
 
 def pivotal(x: Tensor, k: int) -> Tensor:
     """The same for inclusion probabilities sigmoid_topk(x, k), in random order."""
     probs = khot.sigmoid_topk(x, k)
-    if fuses_draws(probs, 1, LONGEST_TOURNAMENT):
-        return pivotal_draw(probs, sizes(x, k), draw_seed(x.device), 1, x.dtype)[0]
+    kernel = pivotal_draw.kernel(probs, 1)
+    if kernel is not None:
+        return kernel(probs, sizes(x, k), draw_seed(x.device), FIRST, 1, x.dtype)[0]
     return tournament(balance(probs, sizes(x, k))).to(x.dtype)
 
 

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from khot import sigmoid_topk
-from khot.kernels.order_draw import NOISES, order_draw, rank_centre
-from khot.kernels.order_draw.triton_backend import launch_draw
+from khot.kernels.order_draw import order_draw, rank_centre
+from khot.kernels.order_draw import triton_backend as triton_order
+from khot.kernels.order_draw.reference import EXP_NOISES
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.ordered_duels.triton_backend import launch_ordered_duels
+from khot.kernels.ordered_duels import triton_backend as triton_duels
+from khot.kernels.philox import FIRST
 from khot.kernels.tournament import pivotal_draw
-from khot.kernels.tournament.triton_backend import launch_tournament
+from khot.kernels.tournament import triton_backend as triton_tournament
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2
+PLACE = [3, 5, 4]  # of the first draw, row and unit
 COMPILED_ORDER = [((64, n), SINGLE) for n in (300, 1000, 4096, 8192, 100_000)]
 COMPILED_DOUBLE = [((64, n), DOUBLE) for n in (1000, 8192, 100_000)]
 COMPILED_DUELS = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
@@ -46,27 +49,29 @@ def seed_for(x: Tensor) -> Tensor:
 
 
 def order_kernel(theta: Tensor, k: Tensor, noise: str) -> Outputs:
-    return (launch_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
+    return (
+        triton_order.order_draw(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),
+    )
 
 
 def order_reference(theta: Tensor, k: Tensor, noise: str) -> Outputs:
-    return (order_draw(theta, k, rank_centre(theta, k), seed_for(theta), DRAWS, theta.dtype, noise),)
+    return (order_draw.reference(theta, k, rank_centre(theta, k), seed_for(theta), PLACE, DRAWS, theta.dtype, noise),)
 
 
 def order_compile(theta: Tensor, number: Tensor, _: Tensor, noise: str) -> object:
-    return launch_draw(theta, number.long(), number, torch.zeros(1).long(), 1, SINGLE, noise)
+    return triton_order.order_draw(theta, number.long(), number, torch.zeros(1).long(), FIRST, 1, SINGLE, noise)
 
 
 def tournament_kernel(probs: Tensor, k: Tensor) -> Outputs:
-    return (launch_tournament(probs, k, seed_for(probs), DRAWS, probs.dtype),)
+    return (triton_tournament.pivotal_draw(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
 
 
 def tournament_reference(probs: Tensor, k: Tensor) -> Outputs:
-    return (pivotal_draw(probs, k, seed_for(probs), DRAWS, probs.dtype),)
+    return (pivotal_draw.reference(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
 
 
 def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
-    return launch_tournament(probs, number.long(), torch.zeros(1).long(), 1, SINGLE)
+    return triton_tournament.pivotal_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
 
 
 def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
@@ -82,15 +87,15 @@ def kind_of(number: Tensor) -> Tensor:
 
 
 def duels_kernel(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
-    return (launch_ordered_duels(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+    return (triton_duels.ordered_duels_draw(take, total, kind_of(number), seed_for(take), PLACE, DRAWS, DOUBLE),)
 
 
 def duels_reference(take: Tensor, total: Tensor, number: Tensor) -> Outputs:
-    return (ordered_duels_draw(take, total, kind_of(number), seed_for(take), DRAWS, DOUBLE),)
+    return (ordered_duels_draw.reference(take, total, kind_of(number), seed_for(take), PLACE, DRAWS, DOUBLE),)
 
 
 def duels_compile(take: Tensor, *_: Tensor) -> object:
-    return launch_ordered_duels(take, take, take.byte(), torch.zeros(1).long(), 1, SINGLE)
+    return triton_duels.ordered_duels_draw(take, take, take.byte(), torch.zeros(1).long(), FIRST, 1, SINGLE)
 
 
 def draws() -> list[KernelCase]:
@@ -104,7 +109,7 @@ def draws() -> list[KernelCase]:
             partial(order_compile, noise=noise),
             COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
         )
-        for noise in NOISES
+        for noise in EXP_NOISES
     ]
     return [
         *orders,

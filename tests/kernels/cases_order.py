@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from khot import soft_permutation, soft_rank, soft_sort
-from khot.kernels.order import lapsum
-from khot.kernels.order.triton_maps import LAUNCHERS
-from khot.kernels.order.triton_scans import launch_decayed_sums
+from khot.kernels.order import sorted_positions, triton_maps, triton_scans
+from khot.kernels.order.torch_sums import sums_by_doubling
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 
 MAPS: dict[str, Callable[..., Tensor]] = {"rank": soft_rank, "sort": soft_sort, "permutation": soft_permutation}
@@ -23,6 +22,13 @@ def items(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     scale = 0.1 + torch.rand(shape[:-1], generator=generator, dtype=DOUBLE)
     scale[0] = 0.02
     return x, scale, grad
+
+
+LAUNCHERS = {
+    "rank": triton_maps.SOFT_RANK,
+    "sort": triton_maps.SOFT_SORT,
+    "permutation": triton_maps.SOFT_PERMUTATION,
+}
 
 
 def cotangent(grad: Tensor, name: str) -> Tensor:
@@ -44,7 +50,7 @@ def map_reference(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> Outputs:
 def derivative_kernel(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> Outputs:
     values, order = x.sort(-1, descending=True)
     _, *saved = LAUNCHERS[name].forward(values, order, -scale)
-    grad_x, grad_scale = LAUNCHERS[name].backward(values, order, -scale, cotangent(grad, name), *saved)
+    grad_x, grad_scale = LAUNCHERS[name].backward(values, order, -scale, cotangent(grad, name), True, *saved)
     return grad_x, -grad_scale
 
 
@@ -55,11 +61,11 @@ def derivative_reference(x: Tensor, scale: Tensor, grad: Tensor, name: str) -> O
 
 def sums_inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     x, scale, grad = items(shape, DOUBLE, seed)
-    return lapsum.sorted_positions(x.sort(-1).values, scale[..., None])[1], grad, grad.flip(-1)
+    return sorted_positions(x.sort(-1).values, scale[..., None])[1], grad, grad.flip(-1)
 
 
 def sums_reference(gap: Tensor, left: Tensor, right: Tensor) -> Outputs:
-    return lapsum.sums_by_doubling(gap, left, right)
+    return sums_by_doubling(gap, left, right)
 
 
 def compile_map(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
@@ -69,18 +75,18 @@ def compile_map(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
 def compile_derivative(x: Tensor, scale: Tensor, _: Tensor, name: str) -> None:
     saved = (x[..., 1:].double(),) * 2 if name == "permutation" else ()
     grad = torch.empty(*x.shape, x.shape[-1], dtype=x.dtype) if name == "permutation" else x
-    LAUNCHERS[name].backward(x, torch.empty(x.shape, dtype=torch.long), scale, grad, *saved)
+    LAUNCHERS[name].backward(x, torch.empty(x.shape, dtype=torch.long), scale, grad, True, *saved)
 
 
 def order_maps() -> list[KernelCase]:
     cases = [
         KernelCase(
             "decayed_sums",
-            launch_decayed_sums,
+            triton_scans.launch_decayed_sums,
             sums_reference,
             sums_inputs,
             [(3, 1), (2, 33), (2, 2500)],
-            lambda x, *_: launch_decayed_sums(*[x.double()] * 3),
+            lambda x, *_: triton_scans.launch_decayed_sums(*[x.double()] * 3),
             [((2, n), DOUBLE) for n in (2000, 5000)],
         )
     ]

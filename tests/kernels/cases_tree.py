@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from khot.kernels import backend
-from khot.kernels.product_tree import forest
+from khot.kernels.product_tree import FOREST_LEVELS, roots_shape, torch_forest
 from khot.kernels.product_tree import pairs as pair_convolution
 from khot.kernels.product_tree.triton_draw import launch_draw
 from khot.kernels.product_tree.triton_forest import launch_forest
-from khot.kernels.product_tree.triton_pairs import launch_merge, launch_split
-from khot.kernels.tiles import FOREST_LEVELS
+from khot.kernels.product_tree.triton_pairs import pair_merge, pair_split
 from tests.kernels.kernel_case import DOUBLE, Inputs, KernelCase, Outputs
 
 SHAPES = [(5, 2), (3, 21), (1, 90)]
@@ -40,7 +39,7 @@ def along(leaf: Tensor, grad: Tensor) -> Tensor:
 
 
 def cotangent(leaf: Tensor, bound: int, levels: int) -> Tensor:
-    counts, trees, rows = forest._shape(leaf, bound, levels)
+    counts, trees, rows = roots_shape(leaf, bound, levels)
     values = torch.linspace(-1, 1, counts * trees, dtype=leaf.dtype, device=leaf.device)
     return values.view(counts, trees, 1).expand(-1, -1, rows)
 
@@ -54,14 +53,14 @@ def tree_kernel(x: Tensor, k: Tensor, grad: Tensor, levels: int) -> Outputs:
 def tree_reference(x: Tensor, k: Tensor, grad: Tensor, levels: int) -> Outputs:
     leaf, *plan = leaves(x, k, levels)
     g, u = cotangent(leaf, *plan[1:]), along(leaf, grad)
-    outside = forest.bends_reference(leaf, None, g, *plan)[1]
-    return forest.roots_reference(leaf, *plan), outside, *forest.bends_reference(leaf, u, g, *plan)
+    outside = torch_forest.bends_reference(leaf, None, g, *plan)[1]
+    return torch_forest.roots_reference(leaf, *plan), outside, *torch_forest.bends_reference(leaf, u, g, *plan)
 
 
 def compile_tree(x: Tensor, k: Tensor, _: Tensor, levels: int) -> None:
     leaf = torch.stack((x, x)).mT
     plan = leaf, k.long(), x.shape[1] // 2, min(levels, (x.shape[1] - 1).bit_length())
-    g = torch.empty(forest._shape(leaf, *plan[2:]), dtype=x.dtype)
+    g = torch.empty(roots_shape(leaf, *plan[2:]), dtype=x.dtype)
     for more in ((), (g,), (None, leaf), (g, leaf)):
         launch_forest(*plan, *more)
     launch_draw(leaf, *plan[2:], torch.zeros(*g.shape[1:], 3, dtype=torch.long), None)
@@ -81,7 +80,7 @@ def pairs(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, int]:
 
 def pair_kernel(x: Tensor, k: Tensor, grad: Tensor) -> Outputs:
     children, g, start = pairs(x, grad)
-    return launch_merge(children, start, len(g)), launch_split(g, children, start)
+    return pair_merge(children, start, len(g)), pair_split(g, children, start)
 
 
 def pair_reference(x: Tensor, k: Tensor, grad: Tensor) -> Outputs:
@@ -92,8 +91,8 @@ def pair_reference(x: Tensor, k: Tensor, grad: Tensor) -> Outputs:
 
 def compile_pairs(x: Tensor, *_: Tensor) -> None:
     children = torch.stack((x.T, x.T), 1)
-    launch_merge(children, 0, len(children))
-    launch_split(children[:, 0], children, 3)
+    pair_merge(children, 0, len(children))
+    pair_split(children[:, 0], children, 3)
 
 
 def trees() -> list[KernelCase]:

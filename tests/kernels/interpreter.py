@@ -12,11 +12,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import registry as dispatch
 from khot.kernels.capped_simplex import triton_root as threshold_triton
 from khot.kernels.links import tails_triton as links_triton
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
+from khot.kernels.product_tree import triton_forest
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -44,7 +44,7 @@ def pytest_runtest_call(item):
 
 
 # An operation takes the interpreter about as long for a thousand entries as for one.
-dispatch.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
+triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [
     links_triton.add2,

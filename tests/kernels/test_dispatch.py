@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend
-from khot.kernels import registry as dispatch
+from khot.kernels import backend, capped_simplex, registry, tiles
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
+from khot.kernels.sorted_transport import sorted_transport
 from khot.relaxations.engine import _apply
 
 
@@ -32,22 +32,57 @@ def test_only_links_with_a_copy_in_the_kernels_use_it():
     assert Own(2.0).kernel is None
 
 
+def mask_arguments(x, link=LOGISTIC, log=False):
+    row = torch.ones(x.shape[:-1], dtype=torch.float64)
+    return x, row, row, link.key, log, "scale", False
+
+
 def test_a_cpu_runs_torch():
-    x = torch.randn(2, 5)
-    assert not dispatch.use_triton(x, LOGISTIC)
+    arguments = mask_arguments(torch.randn(2, 5))
+    plain = capped_simplex.mask.plain
+    assert capped_simplex.mask.implementation(*arguments) is plain
     with backend("torch"):
-        assert not dispatch.use_triton(x, LOGISTIC) and not dispatch.fused(x, LOGISTIC)
+        assert capped_simplex.mask.implementation(*arguments) is plain
+        assert not capped_simplex.mask.fuses(*arguments)
 
 
 def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    dispatch._obstacle.cache_clear()
+    registry._triton_obstacle.cache_clear()
     with backend("triton"):
         with pytest.raises(RuntimeError, match=r"'triton' is forced, but .*(TRITON_INTERPRET=1|not installed)"):
             sigmoid_topk(torch.randn(2, 5), 2)
-        assert not dispatch.use_triton(torch.zeros(2, 0), LOGISTIC)  # nothing to do
-        assert not dispatch.use_triton(torch.zeros(2, 5), NORMAL, log=True)  # no kernel
+        mask = capped_simplex.mask
+        assert mask.implementation(*mask_arguments(torch.zeros(2, 0))) is mask.plain  # nothing to do
+        assert mask.implementation(*mask_arguments(torch.zeros(2, 5), NORMAL, log=True)) is mask.plain  # no kernel
     assert sigmoid_topk(torch.zeros(4), 2).tolist() == [0.5] * 4  # as before
+
+
+def test_every_call_asks_once(monkeypatch):
+    """Forward and backward, whatever runs them."""
+    asked = []
+    for operator in (capped_simplex.mask, capped_simplex.mask_derivative, capped_simplex.threshold):
+        choose = operator.choose
+        monkeypatch.setattr(
+            operator, "choose", lambda *args, f=choose, name=operator.name: (asked.append(name), f(*args))[1]
+        )
+    x = torch.randn(2, 5, requires_grad=True)
+    sigmoid_topk(x, 2)[:, 0].sum().backward()
+    assert asked == ["capped_simplex_mask", "capped_simplex_mask_derivative"]
+
+
+def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypatch):
+    loaded, taken = [], []
+    choices = registry.Backends("khot.kernels", "f")
+    for name in ("triton", "scipy", "torch"):
+        choices.backend(name, module=f".{name}", takes=lambda x, name=name: taken.append(name) or name != "scipy")
+    monkeypatch.setattr(registry.importlib, "import_module", lambda module, package: loaded.append(module))
+    monkeypatch.setattr(registry, "getattr", lambda module, attribute: loaded[-1], raising=False)
+    assert choices.find(torch.zeros(3)) == ".torch"
+    assert taken == ["scipy", "torch"] and loaded == [".torch"]  # Triton is not for a CPU
+    assert choices.choose(torch.zeros(3)).name == "torch"
+    with backend("triton"):
+        assert choices.fuses(torch.zeros(3)) and not choices.fuses(torch.zeros(0))
 
 
 def test_unknown_backends_are_refused():
@@ -64,9 +99,10 @@ def test_unknown_backends_in_the_environment_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_plans_cover_every_row(dtype):
+    table = {torch.float32: ((512, 1), (16_384, 16)), torch.float64: tiles.DOUBLE}
     for rows in (1, 7, 100, 10**5):
         for n in (1, 2, 32, 33, 1000, 1024, 1025, 16_384, 16_385, 10**5, 10**7):
-            plan = dispatch.plan(rows, n, dtype)
+            plan = tiles.plan(rows, n, dtype, table)
             assert plan.block & (plan.block - 1) == 0 and plan.warps in (1, 2, 4, 8, 16)
             if plan.resident:
                 assert n <= plan.block < 2 * max(n, 32) and plan.splits == 1
@@ -74,31 +110,18 @@ def test_plans_cover_every_row(dtype):
             assert n > plan.block  # so that a sample of a block can be taken
             parts, length = plan.chunks(n)
             assert length % plan.block == 0 and (parts - 1) * length < n <= parts * length
-            assert rows * parts <= 2 * dispatch.PROGRAMS or plan.splits == 1
+            assert rows * parts <= 2 * tiles.PROGRAMS or plan.splits == 1
 
 
-def test_transport_plans():
-    """Powers of 2, an item for each thread, and torch for what does not fit."""
-    for n, k in ((2, 1), (5, 5), (64, 3), (300, 15), (10**5, 7)):
-        plan = dispatch.transport_plan(n, k)
-        assert plan.places == min(k + 1, n) <= plan.block_places and plan.block == 32 * plan.warps
-        assert plan.block_places & (plan.block_places - 1) == 0
+def test_which_transports_have_kernels():
+    def runs(x, k):
+        return sorted_transport.fuses(x, torch.ones(len(x)), k, 1e-9, 100, False)
 
-
-def test_which_transports_have_kernels(monkeypatch):
-    monkeypatch.setattr(dispatch, "_obstacle", lambda device: None)
     with backend("triton"):
-        runs = dispatch.use_triton_transport
         assert runs(torch.zeros(2, 100), 15) and not runs(torch.zeros(2, 100), 16) and not runs(torch.zeros(2, 1), 1)
         assert runs(torch.zeros(2, 100).double(), 7) and not runs(torch.zeros(2, 100).double(), 8)
         assert runs(torch.zeros(16, 10**5), 3) and not runs(torch.zeros(2, 10**5), 3)
-    assert not dispatch.use_triton_transport(torch.zeros(2, 100), 3)  # a CPU
-
-
-def test_forest_plans_cover_every_tree():
-    for units in (2, 32, 33, 256, 257, 2**dispatch.FOREST_LEVELS):
-        plan = dispatch.forest_plan(units)
-        assert plan.block % plan.rows == 0 and plan.block & (plan.block - 1) == 0 and plan.programs > 0
+    assert not runs(torch.zeros(2, 100), 3)  # a CPU
 
 
 def test_the_fused_operators_are_the_map_and_its_derivative():
@@ -112,7 +135,7 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
         torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
         z = (x - (anchor + offset)[:, None]) / scale[:, None]
         torch.testing.assert_close(y, LOGISTIC.log_value(z) if log else LOGISTIC.value(z))
-        arguments = (x.detach(), scale, anchor, offset, grad.double(), LOGISTIC.key, log)
+        arguments = (x.detach(), scale, anchor, offset, grad.double(), LOGISTIC.key, log, True)
         torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
         found = torch.ops.khot.capped_simplex_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]

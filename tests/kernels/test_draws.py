@@ -8,8 +8,10 @@ import torch
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels import registry as dispatch
-from khot.kernels.order_draw import NOISES, order_draw, rank_centre
-from khot.kernels.philox import draw_seed, random_words
+from khot.kernels.order_draw import order_draw, rank_centre
+from khot.kernels.order_draw.reference import EXP_NOISES
+from khot.kernels.ordered_duels import kinds, ordered_duels_draw
+from khot.kernels.philox import FIRST, draw_seed, random_words
 from khot.kernels.tournament import pivotal_draw
 from khot.laws import order_sampling
 from tests import gof
@@ -26,26 +28,26 @@ def k_hot(n, k):
 
 def test_philox():
     """Against the known answer that its authors publish for counter and key 0."""
-    words = random_words(torch.zeros(1).long(), 1, 1)
+    words = random_words(torch.zeros(1).long(), 1, 1, 1, FIRST)
     assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("noise", EXP_NOISES)
 def test_law_of_order_sampling(noise):
-    draws = order_draw(THETA, K, rank_centre(THETA, K), SEED, 20_000, torch.float64, noise)
+    draws = order_draw(THETA, K, rank_centre(THETA, K), SEED, FIRST, 20_000, torch.float64, noise)
     for row, k in enumerate(K.tolist()):
         support = k_hot(6, k)
-        log_prob = order_sampling.log_prob(NOISES[noise], THETA[row], k, support)
+        log_prob = order_sampling.log_prob(order_sampling.NOISES[noise], THETA[row], k, support)
         gof.check_sampler(draws[:, row], support, log_prob.exp())
 
 
 def test_law_of_the_tournament():
     probs = torch.stack([sigmoid_topk(THETA[0], 3), torch.tensor([0.0, 1.0, 0.5, 0.5, 0.3, 0.7]).double()])
-    draws = pivotal_draw(probs, torch.tensor([3, 3]), SEED, 6000, torch.float64)
+    draws = pivotal_draw(probs, torch.tensor([3, 3]), SEED, FIRST, 6000, torch.float64)
     gof.check_k_hot(draws, 3)
     for row in (0, 1):
         gof.check_inclusion(draws[:, row], probs[row])
-    equal = pivotal_draw(torch.full((1, 7), 3 / 7).double(), torch.tensor([3]), SEED, 10_000, torch.float64)
+    equal = pivotal_draw(torch.full((1, 7), 3 / 7).double(), torch.tensor([3]), SEED, FIRST, 10_000, torch.float64)
     gof.check_pairs(equal[:, 0], torch.full((7, 7), 1 / 7).double())
 
 
@@ -55,10 +57,10 @@ def test_operators(kind):
     """What accelerators without Triton run, or compiled graphs on them."""
     seed = draw_seed(THETA.device)
     if kind == "order":
-        operator, arguments = order_draw, (THETA, K, rank_centre(THETA, K), seed, 4, torch.float32, "logistic")
+        operator, arguments = order_draw, (THETA, K, rank_centre(THETA, K), seed, FIRST, 4, torch.float32, "logistic")
         registered = torch.ops.khot.order_draw.default
     else:
-        operator, arguments = pivotal_draw, (sigmoid_topk(THETA, K), K, seed, 4, torch.float32)
+        operator, arguments = pivotal_draw, (sigmoid_topk(THETA, K), K, seed, FIRST, 4, torch.float32)
         registered = torch.ops.khot.pivotal_draw.default
     value = operator(*arguments)
     assert value.shape == (4, 2, 6) and value.dtype == torch.float32
@@ -82,11 +84,40 @@ def test_seeds_come_from_the_generator():
     assert torch.equal(first, draw_seed(torch.device("cpu"))) and not torch.equal(first, second)
 
 
-def test_few_long_rows_are_left_to_torch(monkeypatch):
-    monkeypatch.setattr(dispatch, "_obstacle", lambda device: None)
+@pytest.mark.parametrize("kind", ["order", "pivotal", "duels"])
+def test_parts_are_parts_of_the_whole(kind):
+    """Draws, rows and units made apart, each with its place, are those made at once."""
+    n, rows = 6, 4
+    theta = torch.randn(rows, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    k = torch.full((rows,), 3)
+    if kind == "order":
+        parameters, options = (theta, k, rank_centre(theta, k)), (torch.float64, "logistic")
+        operator = order_draw
+    elif kind == "pivotal":
+        parameters, options, operator = (sigmoid_topk(theta, 3), k), (torch.float64,), pivotal_draw
+    else:
+        take = theta.sigmoid()
+        certain = torch.zeros_like(take, dtype=torch.bool)
+        parameters, options = (take, take + 0.5, kinds(take > 0.5, certain, certain)), (torch.float64,)
+        operator = ordered_duels_draw
+    whole = operator(*parameters, SEED, FIRST, 5, *options)
+    for draws, part in ((slice(0, 2), slice(0, 3)), (slice(2, 5), slice(3, 4)), (slice(1, 4), slice(1, 4))):
+        place = [draws.start, part.start, 0]
+        piece = operator(*(v[part] for v in parameters), SEED, place, draws.stop - draws.start, *options)
+        assert torch.equal(piece, whole[draws, part])
+    again = operator(*parameters, SEED, [0, 0, 2], 5, *options)
+    assert not torch.equal(again, whole)  # other units, other numbers
+
+
+def test_draws_begin_at_even_units():
+    with pytest.raises(ValueError, match="even unit"):
+        order_draw(THETA, K, rank_centre(THETA, K), SEED, [0, 0, 1], 2, torch.float64, "logistic")
+
+
+def test_few_long_rows_are_left_to_torch():
     long = torch.empty(1, dispatch.LONG_DRAW + 1, device="meta")
-    assert not dispatch.fuses_draws(long, 1000)
+    assert not order_draw.fuses(long, 1000)
     with backend("triton"):
-        assert not dispatch.fuses_draws(long, dispatch.MANY_DRAWS - 1)
-        assert dispatch.fuses_draws(long, dispatch.MANY_DRAWS) and dispatch.fuses_draws(long[:, 1:], 1)
-        assert not dispatch.fuses_draws(long, 1000, dispatch.LONG_DRAW)
+        assert not order_draw.fuses(long, dispatch.MANY_DRAWS - 1)
+        assert order_draw.fuses(long, dispatch.MANY_DRAWS) and order_draw.fuses(long[:, 1:], 1)
+        assert not pivotal_draw.fuses(long, 1000)

@@ -5,10 +5,10 @@ import torch
 from scipy.optimize import isotonic_regression
 
 from khot import isotonic_l2, permutahedron_rank
-from khot.kernels import backend
-from khot.kernels import registry as dispatch
+from khot.kernels import backend, registry
+from khot.kernels.isotonic import scipy_backend
 from khot.kernels.isotonic import torch_backend as isotonic
-from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_adjacent, pool_by_halves
+from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_by_halves
 from tests.inputs import normal
 
 
@@ -33,7 +33,7 @@ def test_pooling_is_isotonic_regression(n):
     expected = torch.stack([torch.from_numpy(isotonic_regression(row, increasing=False).x.copy()) for row in s.numpy()])
     blocks = pool_by_halves(problem)
     torch.testing.assert_close(block_minimiser(problem, blocks), expected, rtol=1e-13, atol=1e-13)
-    compiled = isotonic._pool_row_by_row(problem, isotonic_regression)
+    compiled = scipy_backend.pool_row_by_row(problem)
     torch.testing.assert_close(block_minimiser(problem, compiled), expected, rtol=1e-13, atol=1e-13)
     distinct = [0, 2, 3, 4, 5]  # row 1 has ties, which both keep apart where nothing pools them
     assert torch.equal(blocks[distinct], compiled[distinct])
@@ -41,16 +41,18 @@ def test_pooling_is_isotonic_regression(n):
 
 def test_ties_are_not_pooled():
     s = torch.tensor([[2.0] * 20 + [1.0] * 20, [1.0] * 20 + [2.0] * 20], dtype=torch.float64)
-    for pool in (pool_by_halves, pool_adjacent):
+    for pool in (pool_by_halves, scipy_backend.pool_row_by_row):
         blocks = pool(objective(s, torch.zeros_like(s)))
         assert torch.equal(blocks[0], torch.arange(40)) and (blocks[1] == 0).all()
 
 
 def test_works_without_scipy(monkeypatch):
-    monkeypatch.setattr(dispatch, "_scipy_isotonic", lambda: None)
-    s = normal(2, 50)
-    problem = objective(s, torch.zeros_like(s))
-    assert torch.equal(pool_adjacent(problem), pool_by_halves(problem))
+    x = normal(2, 50)
+    expected = isotonic_l2(x)
+    without = registry.PLATFORMS["scipy"]._replace(obstacle=lambda device: "SciPy is not installed")
+    monkeypatch.setitem(registry.PLATFORMS, "scipy", without)
+    monkeypatch.setattr(scipy_backend, "isotonic_regression", None)
+    torch.testing.assert_close(isotonic_l2(x), expected)
 
 
 @pytest.mark.parametrize("magnitude", [False, True])
@@ -102,7 +104,7 @@ def test_the_backend_decides_about_scipy(name, calls, monkeypatch):
         return isotonic_regression(*args, **kwargs)
 
     expected = isotonic_l2(x), permutahedron_rank(x)
-    monkeypatch.setattr(dispatch, "_scipy_isotonic", lambda: counted)
+    monkeypatch.setattr(scipy_backend, "isotonic_regression", counted)
     with backend(name):
         torch.testing.assert_close((isotonic_l2(x), permutahedron_rank(x)), expected)
     assert len(seen) == calls

@@ -223,8 +223,8 @@ def test_ranks_are_positive_finite_and_distinct(noise):
     torch.manual_seed(0)
     theta = torch.cat((random_positions(500, scale=200.0), torch.tensor([math.inf, -math.inf], dtype=torch.float64)))
     scale = order_draw.rank_scale(theta, order_draw.rank_centre(theta, 50))
-    ranks = order_draw.draw_ranks(noise, scale, torch.Size((200, 502)))
+    ranks = order_draw.draw_ranks(noise.name, scale, torch.Size((200, 502)))
     assert (ranks > 0).all() and ranks.isfinite().all() and (ranks.sort(-1).values.diff(dim=-1)[:, 1:-1] > 0).any()
     assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
-    equal = order_draw.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
+    equal = order_draw.draw_ranks(noise.name, torch.ones(10**6).double(), torch.Size((10**6,)))
     assert len(equal.unique()) == 10**6

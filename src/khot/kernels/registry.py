@@ -14,9 +14,8 @@ environment, or :func:`backend` around a piece of code, chooses for every operat
     torch    plain torch everywhere
     triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
              in its interpreter (``TRITON_INTERPRET=1``)
-    scipy    SciPy where an operation is there, or an error that says why it cannot run
 
-What is not there for the call, plain torch does, whatever is chosen.
+Plain torch does what the chosen one has nothing for.
 """
 
 import functools
@@ -74,19 +73,21 @@ class Platform(NamedTuple):
         devices: Types of the devices on which they are chosen without being forced; None for all.
         fits: Whether they can work on a tensor ``(..., n)`` of this shape at all.
         obstacle: What keeps them from running on a device, or None.
+        has_name: Whether one can ask for them by name.
     """
 
     devices: tuple[str, ...] | None
     fits: Callable[[Tensor], bool]
     obstacle: Callable[[torch.device], str | None]
+    has_name: bool = True
 
 
 PLATFORMS = {
     "torch": Platform(None, lambda x: True, lambda device: None),
     "triton": Platform(("cuda",), lambda x: x.numel() > 0 and x.shape[-1] <= MAX_N, _triton_obstacle),
-    "scipy": Platform(("cpu",), lambda x: True, _scipy_obstacle),
+    "scipy": Platform(("cpu",), lambda x: True, _scipy_obstacle, has_name=False),
 }
-BACKENDS = ("auto", *PLATFORMS)
+BACKENDS = ("auto", *(name for name, platform in PLATFORMS.items() if platform.has_name))
 
 
 def _checked(name: str, source: str) -> str:
@@ -103,7 +104,7 @@ def backend(name: str) -> Iterator[None]:
     """Forces a backend inside a ``with`` block, for all threads and every operation.
 
     Args:
-        name: "auto", "torch", "triton" or "scipy".
+        name: "auto", "torch" or "triton".
 
     Raises:
         ValueError: If there is no such backend.
@@ -176,12 +177,12 @@ class Backends:
         """Registers a backend, after those that are there already.
 
         Args:
-            name: Of its platform, one of ``BACKENDS`` but "auto".
+            name: Of its platform, a key of ``PLATFORMS``.
             module: Where it is, relative to the package; imported at the first call that it takes.
             takes: Of what is asked about a call, first a tensor, whether it computes this one; asked once a call.
         """
         load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
-        self.registered.append(Backend(_checked(name, "`name`"), load, takes))
+        self.registered.append(Backend(name, load, takes))
 
     def choose(self, *asked: Any) -> Backend | None:
         """The first backend that takes this call and runs here.

@@ -10,10 +10,11 @@ from .torch_backend import Objective, block_sums, solve
 def isotonic(
     s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
 ) -> tuple[Tensor, Tensor]:
-    return solve(_pool_row_by_row, s, w, strength, p, magnitude, dual, max_iter, names)
+    return solve(pool_row_by_row, s, w, strength, p, magnitude, dual, max_iter, names)
 
 
-def _pool_row_by_row(objective: Objective) -> Tensor:
+def pool_row_by_row(objective: Objective) -> Tensor:
+    """The blocks of the solution, numbered from 0 along each row: int64 (rows, n)."""
     linear, constant = objective.quadratic()
     target = constant / linear
     weights = linear.numpy() if objective.magnitude else [None] * len(target)

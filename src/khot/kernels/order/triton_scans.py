@@ -170,3 +170,7 @@ def _launch_tiles(gap: Tensor, left: Tensor, right: Tensor, before: Tensor, afte
     _tile_totals[(rows * tiles,)](gap, left, right, totals, n, tiles, **options)
     _tile_carries[(rows,)](totals, carries, tiles, BLOCK=CARRIES, num_warps=how.warps)
     _decayed_sums[(rows * tiles,)](gap, left, right, before, after, carries, n, tiles, HAS_CARRIES=True, **options)
+
+
+def decayed_sums(z: Tensor, gap: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    return launch_decayed_sums(gap, left, right)

@@ -147,3 +147,15 @@ def launch_slice_weights_derivative(
         )  # fmt: skip
     grad_z, grad_t = grad_z.sum(1, dtype=torch.float64), grad_t[..., : n - 1].sum(1, dtype=torch.float64)
     return grad_z.reshape(values.shape), grad_t.reshape(offset.shape)
+
+
+def slice_weights(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, below: Tensor, dtype: torch.dtype
+) -> Tensor:
+    return launch_slice_weights(values, scale, order, cuts, offset, dtype)
+
+
+def slice_weights_derivative(
+    values: Tensor, scale: Tensor, order: Tensor, cuts: Tensor, offset: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    return launch_slice_weights_derivative(values, scale, order, cuts, offset, grad)
