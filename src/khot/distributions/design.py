@@ -26,6 +26,7 @@ from khot._validation import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.row_slabs import MOST_SLABS, by_rows
+from khot.laws.kept import Kept
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
@@ -142,6 +143,7 @@ class SamplingDesign(KHotDistribution):
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self.parameter_name] = param
+        self.kept = Kept()
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
@@ -211,6 +213,8 @@ class SamplingDesign(KHotDistribution):
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
+        if batch_shape != self.batch_shape:
+            new.kept = Kept()
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
@@ -218,7 +222,8 @@ class SamplingDesign(KHotDistribution):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        return {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
+        held = {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
+        return held | {"kept": Kept()}
 
     def _validate_sample(self, value: Tensor) -> None:
         try:

@@ -14,7 +14,8 @@ from khot.kernels import order_draw
 from khot.kernels.philox import draw_seed
 from khot.kernels.registry import fuses_draws
 from khot.kernels.small_numbers import constant_if_tiny
-from khot.laws import order_sampling as kernel
+from khot.kernels.order_draw.noises import Noise
+from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -40,7 +41,7 @@ class OrderSampling(SamplingDesign):
     KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
-    _noise: ClassVar[kernel.Noise]
+    _noise: ClassVar[Noise]
 
     @lazy_property
     def _positions(self) -> Tensor:
@@ -58,7 +59,7 @@ class OrderSampling(SamplingDesign):
     @lazy_property
     def _inclusion(self) -> Tensor:
         def inclusion(k: Tensor, positions: Tensor) -> Tensor:
-            return kernel.inclusion_probabilities(self._noise, positions, self._size_of(k))
+            return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
 
         return self._by_rows(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
 
@@ -109,7 +110,7 @@ class OrderSampling(SamplingDesign):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
-            return kernel.log_prob(self._noise, positions, self._size_of(k), value)
+            return law.log_prob(self._noise, positions, self._size_of(k), value)
 
         return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
 

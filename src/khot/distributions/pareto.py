@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
-from khot.laws import order_sampling as kernel
+from khot.kernels.order_draw.noises import LOGISTIC
+from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 
 from .design import Relaxation
@@ -61,7 +62,7 @@ class ParetoSampling(OrderSampling):
         tensor([0.1987, 0.3962, 0.6038, 0.8013])
     """
 
-    _noise = kernel.LOGISTIC
+    _noise = LOGISTIC
     _settings = ("adjust",)
 
     def __init__(
@@ -83,7 +84,7 @@ class ParetoSampling(OrderSampling):
     def _positions(self) -> Tensor:
         probs = self.probs
         if self.adjust == "exact":
-            return kernel.solve_positions(self._noise, probs, self.size)
+            return law.solve_positions(self._noise, probs, self.size)
         interior, p = interior_of(probs)
         log_odds = p.logit()
         if self.adjust == "analytic":

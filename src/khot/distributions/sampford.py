@@ -6,7 +6,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
 from khot.kernels.tournament import balance
-from khot.laws import sampford as kernel
+from khot.laws import sampford as law
 from khot.relaxations import topk_mask
 
 from .design import WHOLE, SamplingDesign
@@ -56,7 +56,7 @@ class Sampford(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return kernel.covariance(self._balanced, self.size).to(self.probs.dtype)
+        return law.covariance(self._balanced, self.size).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -67,13 +67,13 @@ class Sampford(SamplingDesign):
         check_generator(generator, self.parameter.device)
 
         def draw(k: Tensor, probs: Tensor, draws: int) -> Tensor:
-            return kernel.sample(balance(probs, k), self._size_of(k), (draws,), generator)
+            return law.sample(balance(probs, k), self._size_of(k), (draws,), generator)
 
         return self._draw_by_rows(draw, sample_shape, self.probs.detach())
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
-            return kernel.log_prob(balance(probs, k), self._size_of(k), value)
+            return law.log_prob(balance(probs, k), self._size_of(k), value)
 
         if value.numel() > self.probs.numel() or value.numel() <= WHOLE:  # draws have product trees in common
             return log_prob(self.k, self.probs, value).to(self.probs.dtype)

@@ -27,7 +27,6 @@ References:
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -37,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.registry import differentiable_operator
 
 from .conditional_poisson import count_law
@@ -46,89 +46,8 @@ from .quadrature import gauss, integration_range, trapezoidal
 MARGIN = 60.0  # further than this from all positions nothing happens
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
-SURE = 500.0  # log-odds of a certain event, finite
-LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
-LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
-
-
-class _Law(NamedTuple):
-    """What the noise does at z, each to its own relative accuracy in both tails."""
-
-    log_cdf: Tensor
-    log_sf: Tensor  # log(1 - F)
-    ahead: Tensor  # f / F
-    behind: Tensor  # f / (1 - F)
-
-
-class Noise(ABC):
-    """The law of the noise.
-
-    Attributes:
-        name: What operators and Triton kernels call it.
-        smooth: Whether F is analytic, or else has a kink at 0.
-        reach: The z beyond which 1 - F is less than e^-SURE.
-        shifts_log_odds: Whether the log-odds of F(z) are z itself.
-    """
-
-    name: str
-    smooth = True
-    reach: float
-    shifts_log_odds = False
-
-    @abstractmethod
-    def law(self, z: Tensor) -> _Law:
-        """Distribution function and hazards at z."""
-
-    @abstractmethod
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
-
-
-class _Logistic(Noise):
-    name = "logistic"
-    reach = SURE
-    shifts_log_odds = True
-
-    def law(self, z: Tensor) -> _Law:
-        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
-        return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u.div_(1 - u)
-
-
-class _LogExponential(Noise):
-    name = "log_exponential"
-    reach = math.log(SURE)
-
-    def law(self, z: Tensor) -> _Law:
-        inner = z.clamp(-SURE, LARGEST)
-        x = inner.exp()
-        cdf = -torch.expm1(-x)
-        return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u.log_().neg_()
-
-
-class _LogUniform(Noise):
-    name = "log_uniform"
-    smooth = False
-    reach = 0.0
-
-    def law(self, z: Tensor) -> _Law:
-        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
-        sf = -torch.expm1(inner)
-        return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
-
-    def from_uniform_(self, u: Tensor) -> Tensor:
-        return u
-
-
-LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
-NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
 
 
 class _Rows(NamedTuple):
@@ -266,7 +185,7 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
     tilt = solve_threshold(fixed, k)
 
-    def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
+    def law_at(s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
         law = noise.law(s[..., None] + theta)
         if not noise.shifts_log_odds:
             law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))

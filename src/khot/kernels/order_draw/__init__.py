@@ -1,21 +1,20 @@
 """Draws of order sampling: independent ranks of all units, and the k smallest of them.
 
-See :mod:`khot.laws.order_sampling` for the law. The rank of unit i is e^noise e^-(theta_i - t) with t such that the
-k-th rank is near 1. On a CPU the ranks are float64 numbers from torch's generator, and the second factor, which all
-draws of a design share, is kept. On an accelerator noise, ranks and selection are one kernel, for which ranks in
-float32 do, their noise being accurate in both tails; and torch's generator gives the seed, on the device.
+The rank of unit i is e^noise e^-(theta_i - t) with t such that the k-th rank is near 1; :mod:`.noises` has the laws of
+the noise. On a CPU the ranks are float64 numbers from torch's generator, and the second factor, which all draws of a
+design share, is kept. On an accelerator noise, ranks and selection are one kernel, for which ranks in float32 do, their
+noise being accurate in both tails; and torch's generator gives the seed, on the device.
 """
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from khot.laws.order_sampling import NOISES, Noise
-
 from ..capped_simplex import solve_threshold
 from ..philox import uniform_rows
 from ..random_numbers import uniform
 from ..registry import draw_operator, triton_runs
+from .noises import NOISES, Noise
 
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
