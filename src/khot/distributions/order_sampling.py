@@ -11,10 +11,10 @@ from torch.types import _size as SizeLike
 from khot._tracing import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
+from khot.kernels.order_draw.noises import Noise
 from khot.kernels.philox import draw_seed
 from khot.kernels.registry import fuses_draws
 from khot.kernels.small_numbers import constant_if_tiny
-from khot.kernels.order_draw.noises import Noise
 from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
 
@@ -58,10 +58,10 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        def inclusion(k: Tensor, positions: Tensor) -> Tensor:
+        def inclusion(positions: Tensor, k: Tensor) -> Tensor:
             return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
 
-        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
+        return self._in_slabs(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -109,10 +109,10 @@ class OrderSampling(SamplingDesign):
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
+        def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(self._noise, positions, self._size_of(k), value)
 
-        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
+        return self._in_slabs(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

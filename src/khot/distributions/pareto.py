@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
+from khot.kernels import order_draw
 from khot.kernels.order_draw.noises import LOGISTIC
 from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
@@ -92,6 +94,12 @@ class ParetoSampling(OrderSampling):
             d = spread.sum(-1, keepdim=True)
             log_odds = log_odds - spread * (p - 0.5) / d.clamp(min=LEAST_SPREAD).square()
         return with_certain(log_odds, interior, probs)
+
+    @lazy_property
+    def _centre(self) -> Tensor:
+        if self.adjust == "exact":
+            return order_draw.rank_centre(self._positions.detach(), self.size)
+        return self.probs.new_zeros(self.batch_shape, dtype=torch.float64)  # of log-odds whose probabilities sum to k
 
     @property
     def mean(self) -> Tensor:

@@ -30,6 +30,7 @@ from khot._validation import (
     checked_positive,
 )
 from khot.constraints import capped_simplex
+from khot.kernels.autograd import straight_through_value
 from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
@@ -162,7 +163,7 @@ class RelaxedKHot(KHotDistribution):
         """
         check_draw("scores", scores, self)
         if self.logits.requires_grad and not scores.requires_grad:
-            scores = scores + (self.logits - self.logits.detach())
+            scores = straight_through_value(scores, self.logits)
         return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
 
     def _draw(self, scores: Tensor) -> Tensor:
@@ -268,7 +269,7 @@ class RelaxedKHotStraightThrough(RelaxedKHot):
     def _draw(self, scores: Tensor) -> Tensor:
         relaxed = self._relaxed(scores)
         # Of the scores, which tell apart what rounds to the same number.
-        hard = topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype) + (relaxed - relaxed.detach())
+        hard = straight_through_value(topk_mask(scores.detach(), cast(Tensor, self.k)).to(relaxed.dtype), relaxed)
         hard._unquantize = relaxed  # type: ignore[attr-defined]  # as Pyro calls it
         return hard
 

@@ -7,6 +7,7 @@ from torch.types import _size as SizeLike
 from khot._tracing import one_operation
 from khot._validation import check_count, check_draw, check_function, check_generator
 from khot.distributions.design import Relaxation
+from khot.kernels.autograd import straight_through_value
 from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
 
@@ -84,7 +85,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         others = resample_scores(logits, scores, self.design.k, self.num_conditional, generator)
         zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
         relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
-        return value + (relaxed - relaxed.detach())
+        return straight_through_value(value, relaxed)
 
 
 @one_operation

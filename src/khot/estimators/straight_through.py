@@ -6,6 +6,7 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_draw
 from khot.distributions.base import draw
+from khot.kernels.autograd import straight_through_value
 
 from .wrapper import DesignWrapper
 
@@ -56,5 +57,4 @@ class StraightThrough(DesignWrapper):
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         check_draw("value", value, self)
-        mean = self.design.mean
-        return value + (mean - mean.detach())
+        return straight_through_value(value, self.design.mean)

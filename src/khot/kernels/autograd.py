@@ -22,6 +22,11 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
+def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
+    """``hard``, with the derivatives of ``soft``, of any order, added to its own; both finite."""
+    return hard + (soft - soft.detach())
+
+
 def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Callable[..., Any]:
     """The Function's ``apply``, with forward-mode derivatives of any order, and fit for ``torch.compile``.
 

@@ -126,15 +126,22 @@ def _leaf(z: Tensor, flip: Tensor) -> Tensor:
 
 
 def _by_rows(
-    function: Callable[[_Tilted], Tensors], logits: Tensor, k: int | Tensor, kept: Kept | None = None
+    function: Callable[[_Tilted], Tensors],
+    logits: Tensor,
+    k: int | Tensor,
+    kept: Kept | None = None,
+    balanced: bool = False,
 ) -> Tensors:
     """``function(_tilt(logits, k))``, of many rows on a CPU by slabs: a tree takes a hundred times its logits."""
     if fuses(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
-        return function(_tilt(logits, k, kept))
-    if isinstance(k, Tensor):
-        rows, sizes = logits, k.unsqueeze(-1)
-        return by_rows(lambda t, size: function(_tilt(t, size.squeeze(-1))), SLAB, rows, sizes, most=SLABS)
-    return by_rows(lambda t: function(_tilt(t, k)), SLAB, logits, most=SLABS)
+        return function(_tilt(logits, k, kept, balanced))
+    if not isinstance(k, Tensor):
+        return by_rows(lambda t: function(_tilt(t, k, None, balanced)), SLAB, logits, most=SLABS)
+
+    def of_rows(logits: Tensor, k: Tensor) -> Tensors:
+        return function(_tilt(logits, k.squeeze(-1), None, balanced))
+
+    return by_rows(of_rows, SLAB, logits, k.unsqueeze(-1), most=SLABS)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -171,6 +178,7 @@ def log_partition(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> 
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor.
+        kept: Where the tree of these logits is kept, or is to be.
 
     Returns:
         ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
@@ -183,7 +191,9 @@ def log_partition(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> 
     return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
 
 
-def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
+def log_prob(
+    logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None, balanced: bool = False
+) -> Tensor:
     """Log-probability of k-hot values.
 
     Args:
@@ -191,11 +201,13 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None =
         k: Size of the subsets, int or integer tensor.
         value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``.
         kept: Where the tree of these logits is kept, or is to be.
+        balanced: Whether they are the log-odds of independent units k of which are expected to be ones, so that there
+            is nothing to solve for.
 
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept)
+    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
     return _shifted_log_prob(logits, shift, value) - log_count
 
 
@@ -226,9 +238,9 @@ def _log_odds(tilted: _Tilted) -> Tensor:
     return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
+def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept)[0]
+    return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -4,16 +4,16 @@ Kept are numbers without a gradient, never a graph of autograd: a backward pass 
 made under ``torch.no_grad`` serves calls that are differentiated as well.
 """
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from khot._validation import is_transformed
-from khot.kernels.row_slabs import in_slab, runs_now
+from khot.kernels.autograd import has_derivative
+from khot.kernels.row_slabs import runs_now
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -24,17 +24,17 @@ class Kept:
     parameter, an optimizer or an assignment to its ``data``, gets what belongs to the new contents; and a copy of this
     object that comes to another design does no harm.
 
-    Results are kept on a CPU only, where to compare costs next to nothing; and only of code that runs now: a tracer or
-    a transform of torch.func is not to see numbers of other calls, and slabs of rows are made to be forgotten.
+    Results are kept on a CPU only, where to compare costs next to nothing; and only of code that runs now, as a tracer
+    or a transform of torch.func is not to see the numbers of other calls.
     """
 
     def __init__(self) -> None:
         self._results: dict[Callable[..., Any], tuple[tuple[Any, ...], bool, Any]] = {}
 
-    def result(self, make: Callable[P, R], *args: P.args, **_: P.kwargs) -> R:
+    def result(self, make: Callable[..., R], *args: Any) -> R:
         """``make(*args)`` of tensors and constants, without gradient; not to be written into."""
         args_now = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-        if in_slab() or not is_plain(*(x for x in args_now if isinstance(x, Tensor))):
+        if not is_plain(*_tensors(args_now)):
             return _without_grad(make, *args_now)
         found = self._results.get(make)
         if found is not None:
@@ -51,6 +51,18 @@ class Kept:
 def is_plain(*tensors: Tensor) -> bool:
     """Whether functions of these run now, on a CPU, and no transform of torch.func is under way."""
     return not torch.compiler.is_compiling() and not is_transformed() and runs_now(*tensors)
+
+
+def kept_if_constant(kept: Kept | None, make: Callable[..., R], *args: Any) -> R:
+    """``make(*args)``: kept where no derivative is asked for, else made anew in differentiable operations."""
+    recorded = torch.is_grad_enabled()
+    if kept is None or not is_plain(*_tensors(args)) or any(has_derivative(x, recorded) for x in _tensors(args)):
+        return make(*args)
+    return kept.result(make, *args)
+
+
+def _tensors(args: Iterable[Any]) -> list[Tensor]:
+    return [x for x in args if isinstance(x, Tensor)]
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_count, check_softness, checks_contents
+from khot.kernels.autograd import straight_through_value
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
 
@@ -37,7 +38,7 @@ def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:
         v = block_sums(constant, blocks) / block_sums(linear, blocks)
     else:
         v = _newton(objective, solution, blocks)
-    return solution + (v - v.detach())
+    return straight_through_value(solution, v)
 
 
 def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
         value, slope = block_sums(value, blocks), block_sums(slope, blocks)
         flat = slope == 0  # where w = 0, and v = s
         follow = block_sums(objective.s, blocks) / size
-        v = torch.where(flat, v.detach() + follow - follow.detach(), v - value / slope.masked_fill(flat, 1))
+        v = torch.where(flat, straight_through_value(v.detach(), follow), v - value / slope.masked_fill(flat, 1))
     return v
 
 

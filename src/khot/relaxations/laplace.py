@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.autograd import move_batch_first, straight_through_value, with_forward_mode
 from khot.kernels.order import lapsum, slices
 
 
 def carried(value: Tensor, carrier: Tensor) -> Tensor:
     """``value``, with the derivatives, of any order, of the ``carrier``, which is the same number but for rounding."""
-    return value.detach() + (carrier - carrier.detach())
+    return straight_through_value(value.detach(), carrier)
 
 
 class _Positions(Function):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
+from khot.kernels.autograd import straight_through_value
 
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
@@ -61,4 +62,4 @@ def straight_through_topk(
     check_positive_contents("softness", softness)
     relaxed = relaxation(x, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
-    return (topk_mask(x, size) + (relaxed - relaxed.detach())).movedim(-1, dim)
+    return straight_through_value(topk_mask(x, size), relaxed).movedim(-1, dim)
