@@ -21,7 +21,7 @@ from khot._validation import is_transformed
 
 from ..autograd import with_forward_mode
 from .pairs import merge_polar, split
-from .tree import ProductTree, _in_pairs, _pad_even, _shift
+from .tree import ProductTree, _pad_even, _shift
 
 
 class KeptTree(ProductTree):
@@ -49,10 +49,14 @@ class KeptTree(ProductTree):
         return self._of_levels
 
     def bend(self, u: Tensor) -> Tensor:
-        """The derivative of the outside of the leaves along a change ``u`` of the leaves, both ``(2, n, R)``."""
+        """The derivative of the outside of the leaves along a change ``u`` of the leaves, both ``(2, n, R)``.
+
+        In operations that torch.autograd knows how to do for many cotangents at once, such as ``reshape``.
+        """
         bent = []
         for x, level in zip(self.pairs, self.plan, strict=True):
-            bent.append(_in_pairs(_pad_even(u, 1), 1))
+            u = _pad_even(u, 1)
+            bent.append(u.reshape(u.shape[0], 2, u.shape[1] // 2, u.shape[2]))
             u = merge_polar(bent[-1], x, level.start, level.length)
             first = self._first(level)
             u = u if level.radius is None or first is None else _shift(u, first, 2 * level.radius + 1)
@@ -61,9 +65,9 @@ class KeptTree(ProductTree):
         for g, y, x, level in downwards:
             change = split(g, y, level.start)
             if v is not None:
-                change = change + split(self._uncentre(v[:, : x.shape[2]], level), x, level.start)
-            v = change.flatten(1, 2)
-        return torch.zeros_like(self.leaf) if v is None else v[:, : self.leaf.shape[1]]
+                change = change + split(self._uncentre(v.narrow(1, 0, x.shape[2]), level), x, level.start)
+            v = change.reshape(change.shape[0], 2 * change.shape[2], change.shape[3])
+        return torch.zeros_like(self.leaf) if v is None else v.narrow(1, 0, self.leaf.shape[1])
 
 
 def _made_anew(leaf: Tensor, tree: KeptTree) -> KeptTree:
