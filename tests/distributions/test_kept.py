@@ -318,7 +318,7 @@ def test_traces_and_transforms_see_their_own_contents():
 
     def score(t):
         d = ConditionalPoisson(logits=t, k=K, validate_args=False)
-        return d.log_prob(VALUE) + d.entropy()
+        return d.log_prob(VALUE.to(t.device)) + d.entropy()
 
     traced = torch.jit.trace(score, (theta,), check_trace=False)
     assert traced(other).equal(score(other)) and traced(theta).equal(score(theta))

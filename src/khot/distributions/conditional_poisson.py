@@ -26,9 +26,9 @@ class ConditionalPoisson(SamplingDesign):
     straight-through sample has the exact gradient of the entropy.
 
     On a CPU a batch of more than 131072 logits takes at most 16 times their memory in float32, as the product trees are
-    made some rows at a time, and again for derivatives; a smaller one is taken whole, with up to 50 MB. The tree of one
-    long row is a whole: it has log2 n levels of up to two float64 numbers a unit, of which a gradient needs the
-    cotangents too, 50 times the logits at n = 262144.
+    made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
+    share one tree, which the design keeps as long as it lives. So does one long row: its tree has log2 n levels of up
+    to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.

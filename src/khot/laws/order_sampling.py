@@ -180,43 +180,23 @@ def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
 
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
-    theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
-    rows, fixed = rows._replace(theta=theta), theta.detach()
+    rows = rows._replace(theta=_without_far_gaps(rows.theta, rows.k))
+    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
     tilt = solve_threshold(fixed, k)
 
-    def law_at(s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
-        law = noise.law(s[..., None] + theta)
-        if not noise.shifts_log_odds:
-            law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
-        return law, law.log_cdf - law.log_sf
-
     def log_bound(s: Tensor) -> Tensor:
         """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
-        law, log_odds = law_at(s, fixed)
+        law, log_odds = _law_at(noise, s, fixed)
         t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
         return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
 
-    # When more than k units are sure to have come.
-    end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
-    certain = ~rows.open & rows.open.any(-1, keepdim=True)
-    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
-    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    s, weight = _nodes(noise, theta, log_bound, _Range(low, high, end), slab)
-    if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
-        at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
-        expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
-        z = theta - tilt[..., None]
-        surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+    s, weight = _nodes(noise, theta, log_bound, _inclusion_range(noise, rows), slab)
+    count_at = _count_of_shifts(theta, k, tilt) if noise.shifts_log_odds else None
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        law, log_odds = law_at(s, theta)
-        if noise.shifts_log_odds:
-            log_odds = log_odds_at_tilt
-            surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
-            log_count = at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt)
-        else:
-            log_count, log_odds = count_law(log_odds, k)
+        law, log_odds = _law_at(noise, s, theta)
+        log_count, log_odds = count_law(log_odds, k) if count_at is None else count_at(s, law)
         count = (log_count.exp() * weight)[..., None]
         came, missed = law.ahead * count * torch.sigmoid(log_odds), law.behind * count * torch.sigmoid(-log_odds)
         included = law.log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
@@ -226,6 +206,42 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
     included, out = (torch.stack(terms).sum(0) for terms in zip(*parts, strict=True))
     return included, out
+
+
+def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
+    """The law of the noise at ``s + theta``, and the log-odds of having come by the time s."""
+    law = noise.law(s[..., None] + theta)
+    if not noise.shifts_log_odds:
+        law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
+    return law, law.log_cdf - law.log_sf
+
+
+def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
+    """From where the first unit comes to where more than k are sure to have come."""
+    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
+    last = k[..., None].clamp(max=theta.shape[-1] - 1)
+    end = (-theta).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    return _Range(low, high, end)
+
+
+def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor, Law], tuple[Tensor, Tensor]]:
+    """:func:`count_law` at all times for noise that shifts the log-odds: from one at the time ``-tilt``.
+
+    Given N = k there is one conditional Poisson design for all times, that of the time at which N = k is expected.
+    """
+    z = theta - tilt[..., None]
+    at_tilt, log_odds = count_law(z, k)
+    expected = z.detach() > 0  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
+    surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+
+    def count_at(s: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+        surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
+        return at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt), log_odds
+
+    return count_at
 
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
