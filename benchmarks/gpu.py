@@ -82,7 +82,7 @@ def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     if kernel is not None:
         seed = draw_seed(x.device)
         return kernel(x, sizes(x, k), centre, seed, FIRST, 1, x.dtype, noise.name)[0]
-    return order_draw.smallest(order_draw.draw_ranks(noise.name, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
+    return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
 
 
 def pivotal(x: Tensor, k: int) -> Tensor:

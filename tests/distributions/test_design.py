@@ -14,6 +14,8 @@ from khot import (
     sigmoid_topk,
     successive_softmax_topk,
 )
+from khot.distributions.design import designs_with
+from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
 
@@ -54,3 +56,26 @@ def test_repr_tells_the_arguments():
     assert repr(phantom) == "PhantomUnit(probs: (3,), k: 1, design_class: Pivotal)"
     relaxed = RelaxedKHot(0.5, logits, torch.tensor([1, 2, 3]))
     assert repr(relaxed) == "RelaxedKHot(temperature: 0.5, logits: (3, 4), k: (3,))"
+
+
+HAS = {"log_prob": "has_log_prob", "entropy": "has_entropy", "pairwise_inclusion": "has_pairwise"}
+
+
+@pytest.mark.parametrize("wanted", HAS)
+def test_errors_name_the_designs_that_have_it(wanted):
+    """By what their classes define; the registry says what they do."""
+    named = designs_with(wanted)
+    for case in DESIGNS:
+        design = case.make(logits=LOGITS, k=3)
+        name = type(design).__name__
+        in_this_order = f"{name}(order='{getattr(design, 'order', None)}')"
+        assert (name in named or in_this_order in named) == getattr(case, HAS[wanted])
+
+
+@pytest.mark.parametrize("given", ["probs", "logits"])
+def test_a_design_says_what_it_was_made_from(given):
+    x = torch.full((2, 4), 0.5)
+    design = Sampford(**{given: x}, k=2)
+    assert design.parameter is x and design.parameter_name == given and design.size == 2
+    rows = Sampford(**{given: x}, k=torch.tensor([2, 2]))
+    assert rows.size.tolist() == [2, 2]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from khot import GumbelTopK, sigmoid_topk
+from khot.kernels.order_draw import noises
 from khot.laws import order_sampling
 from tests.registry import DESIGNS
 
@@ -91,7 +92,7 @@ def test_one_of_n_is_the_categorical_law(logits):
 def test_two_logistic_units_in_closed_form(gap):
     r"""P(the far one comes first) is :math:`e^{-d} (d - 1 + e^{-d}) / (1 - e^{-d})^2` at a distance d."""
     theta = torch.tensor([gap, 0.0], dtype=torch.float64, requires_grad=True)
-    near, far = order_sampling.log_prob(order_sampling.LOGISTIC, theta, 1, torch.eye(2, dtype=torch.float64))
+    near, far = order_sampling.log_prob(noises.LOGISTIC, theta, 1, torch.eye(2, dtype=torch.float64))
     expected = math.log(gap + math.expm1(-gap)) - 2 * math.log(-math.expm1(-gap)) - gap
     assert far.item() == pytest.approx(expected, rel=1e-13)
     assert near.item() == pytest.approx(math.log1p(-math.exp(expected)), rel=1e-11, abs=1e-15)
@@ -104,7 +105,7 @@ def test_positions_move_together():
     """A constant added to the positions changes nothing, nor does a distance that decides."""
     theta = torch.tensor([0.3, -1.0, 0.7, 2.0], dtype=torch.float64)
     support = GumbelTopK(logits=theta, k=2).enumerate_support()
-    for noise in (order_sampling.LOGISTIC, order_sampling.LOG_EXPONENTIAL, order_sampling.LOG_UNIFORM):
+    for noise in (noises.LOGISTIC, noises.LOG_EXPONENTIAL, noises.LOG_UNIFORM):
         expected = order_sampling.log_prob(noise, theta, 2, support)
         found = order_sampling.log_prob(noise, theta + 1024.0, 2, support)
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from khot import Systematic
-from khot.distributions import systematic
-from khot.distributions.systematic import _choose, _join, _lay_out
 from khot.kernels.tournament import balance
+from khot.laws import systematic
+from khot.laws.systematic import _join, _lay_out, choose
 from tests import gof
 from tests.oracle import cases, tensor
 
@@ -73,7 +73,7 @@ def test_size_is_exact_wherever_the_points_fall(order):
     line = _lay_out(balance(probs, torch.tensor(41)), torch.full((200,), 41))
     line = line._replace(fraction=_join(line.fraction)) if order == "fixed" else line
     for u in torch.cat((line.fraction, line.fraction - 2**-54), -1).clamp(0, 1 - 2**-53).split(1, dim=-1):
-        gof.check_k_hot(_choose(line, u).double(), 41)
+        gof.check_k_hot(choose(line, u).double(), 41)
 
 
 def test_fractions_of_a_long_row_keep_their_digits():
@@ -179,7 +179,8 @@ def test_goodness_of_fit_at_a_million_draws(case):
 def test_indices_of_the_last_point(n, monkeypatch):
     """With u next to 1 the last point rounds up to the end of the line, where no unit is."""
     design = Systematic(probs=torch.full((n,), 0.5, dtype=torch.float64))
-    monkeypatch.setattr(systematic, "_uniform", lambda shape, *_: torch.full((*shape[:-1], 1), 1 - 2.0**-53).double())
+    last = torch.tensor(1 - 2.0**-53, dtype=torch.float64)
+    monkeypatch.setattr(systematic, "start_points", lambda shape, *_: last.expand(*shape[:-1], 1))
     indices = design.sample_indices((2,))
     assert indices.max() == n - 1 and (indices.diff(dim=-1) > 0).all()
     gof.check_k_hot(design.sample((2,)), n // 2)

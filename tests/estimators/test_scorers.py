@@ -116,7 +116,7 @@ def test_nothing_is_solved_for_to_compare(monkeypatch):
         raise AssertionError("a comparison of marginals has solved for a law")
 
     for module in ("conditional_poisson", "gumbel_topk", "pareto"):
-        name = "solve_logits" if module == "conditional_poisson" else "kernel.solve_positions"
+        name = "solve_logits" if module == "conditional_poisson" else "law.solve_positions"
         monkeypatch.setattr(f"khot.distributions.{module}.{name}", refuse)
     probs = sigmoid_topk(LOGITS, 2)
     designs = [

@@ -8,7 +8,7 @@ from torch import Tensor
 from khot import sigmoid_topk
 from khot.kernels.order_draw import order_draw, rank_centre
 from khot.kernels.order_draw import triton_backend as triton_order
-from khot.kernels.order_draw.reference import EXP_NOISES
+from khot.kernels.order_draw.noises import NOISES
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
 from khot.kernels.ordered_duels import triton_backend as triton_duels
 from khot.kernels.philox import FIRST
@@ -109,7 +109,7 @@ def draws() -> list[KernelCase]:
             partial(order_compile, noise=noise),
             COMPILED_ORDER + COMPILED_DOUBLE if noise == "logistic" else COMPILED_ORDER,
         )
-        for noise in EXP_NOISES
+        for noise in NOISES
     ]
     return [
         *orders,

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from khot.kernels import order_draw
+from khot.kernels.order_draw import noises
 from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
-NOISES = {"logistic": kernel.LOGISTIC, "log_exponential": kernel.LOG_EXPONENTIAL, "log_uniform": kernel.LOG_UNIFORM}
+NOISES = {"logistic": noises.LOGISTIC, "log_exponential": noises.LOG_EXPONENTIAL, "log_uniform": noises.LOG_UNIFORM}
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-smooth_noise = pytest.mark.parametrize("noise", [kernel.LOGISTIC, kernel.LOG_EXPONENTIAL], ids=list(NOISES)[:2])
+smooth_noise = pytest.mark.parametrize("noise", [noises.LOGISTIC, noises.LOG_EXPONENTIAL], ids=list(NOISES)[:2])
 SIZES = [(2, 1), (6, 1), (6, 3), (6, 5), (60, 1), (60, 30), (60, 59)]
 
 
@@ -58,14 +59,14 @@ def test_successive_sampling_against_its_recursion(scale):
     value = torch.zeros(4, 9, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
     expected = torch.stack([successive_log_prob(theta, subset) for subset in subsets])
     torch.testing.assert_close(
-        kernel.log_prob(kernel.LOG_EXPONENTIAL, theta, 4, value), expected, rtol=1e-12, atol=1e-12
+        kernel.log_prob(noises.LOG_EXPONENTIAL, theta, 4, value), expected, rtol=1e-12, atol=1e-12
     )
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3, 1e-6, 1e-100])
 def test_two_uniform_ranks(ratio):
     theta = torch.tensor([0.0, math.log(ratio)], dtype=torch.float64)
-    log_prob = kernel.log_prob(kernel.LOG_UNIFORM, theta, 1, torch.eye(2, dtype=torch.float64))
+    log_prob = kernel.log_prob(noises.LOG_UNIFORM, theta, 1, torch.eye(2, dtype=torch.float64))
     expected = torch.tensor([1 - ratio / 2, ratio / 2], dtype=torch.float64).log()
     torch.testing.assert_close(log_prob, expected, rtol=1e-13, atol=1e-13)
 
@@ -76,7 +77,7 @@ def test_two_logistic_ranks(gap):
     theta = torch.tensor([0.0, gap], dtype=torch.float64)
     r = math.exp(-gap)
     expected = math.log(r * (gap - 1 + r) / (1 - r) ** 2) if gap < 100 else math.log(gap - 1) - gap
-    log_prob = kernel.log_prob(kernel.LOGISTIC, theta, 1, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    log_prob = kernel.log_prob(noises.LOGISTIC, theta, 1, torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert log_prob.item() == pytest.approx(expected, rel=1e-11)
 
 
@@ -212,7 +213,7 @@ def test_solved_positions_of_certain_units(noise):
 def test_solved_positions_to_second_order():
     offset = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     base = torch.tensor([0.2, 0.7, 0.5, 0.6], dtype=torch.float64)
-    for noise in (kernel.LOGISTIC, kernel.LOG_EXPONENTIAL):
+    for noise in (noises.LOGISTIC, noises.LOG_EXPONENTIAL):
         solve = lambda x, noise=noise: kernel.solve_positions(noise, base + x - x.mean(), 2)  # noqa: E731
         assert torch.autograd.gradcheck(solve, offset)
         assert torch.autograd.gradgradcheck(solve, offset, atol=1e-4)
@@ -223,8 +224,8 @@ def test_ranks_are_positive_finite_and_distinct(noise):
     torch.manual_seed(0)
     theta = torch.cat((random_positions(500, scale=200.0), torch.tensor([math.inf, -math.inf], dtype=torch.float64)))
     scale = order_draw.rank_scale(theta, order_draw.rank_centre(theta, 50))
-    ranks = order_draw.draw_ranks(noise.name, scale, torch.Size((200, 502)))
+    ranks = order_draw.draw_ranks(noise, scale, torch.Size((200, 502)))
     assert (ranks > 0).all() and ranks.isfinite().all() and (ranks.sort(-1).values.diff(dim=-1)[:, 1:-1] > 0).any()
     assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
-    equal = order_draw.draw_ranks(noise.name, torch.ones(10**6).double(), torch.Size((10**6,)))
+    equal = order_draw.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
     assert len(equal.unique()) == 10**6

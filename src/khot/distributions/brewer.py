@@ -6,7 +6,8 @@ from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
 from khot.kernels.tournament import balance
-from khot.laws import brewer as kernel
+from khot.laws import brewer as law
+from khot.laws.kept import kept_if_constant
 
 from .design import SamplingDesign
 
@@ -53,22 +54,22 @@ class Brewer(SamplingDesign):
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
         with torch.no_grad():
-            probs = balance(self.probs, self.k).expand(self._extended_shape(sample_shape))
-            return kernel.sample(probs, self.k, self._largest_k(), generator).to(self.parameter.dtype)
+            probs = kept_if_constant(self.kept, balance, self.probs, self.k).expand(self._extended_shape(sample_shape))
+            return law.sample(probs, self.k, self._largest_k(), generator).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()
-        if size > kernel.MAX_SIZE:
+        if size > law.MAX_SIZE:
             known = isinstance(self.size, int) or can_look(self.k)
             raise NotImplementedError(
-                f"Brewer has a log_prob for k <= {kernel.MAX_SIZE} only, but got k={size if known else self.size}; "
+                f"Brewer has a log_prob for k <= {law.MAX_SIZE} only, but got k={size if known else self.size}; "
                 "Sampford, whose law is close, has one for any k"
             )
 
-        def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
-            return kernel.log_prob(balance(probs, k), size, value)
+        def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
+            return law.log_prob(balance(probs, k), size, value)
 
-        return self._by_rows(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
+        return self._in_slabs(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""

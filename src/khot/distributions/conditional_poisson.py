@@ -6,7 +6,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
-from khot.laws import conditional_poisson as kernel
+from khot.laws import conditional_poisson as law
 from khot.laws.inverse import largest_entropy, solve_logits
 from khot.relaxations import topk_mask
 
@@ -26,9 +26,9 @@ class ConditionalPoisson(SamplingDesign):
     straight-through sample has the exact gradient of the entropy.
 
     On a CPU a batch of more than 131072 logits takes at most 16 times their memory in float32, as the product trees are
-    made some rows at a time, and again for derivatives; a smaller one is taken whole, with up to 50 MB. The tree of one
-    long row is a whole: it has log2 n levels of up to two float64 numbers a unit, of which a gradient needs the
-    cotangents too, 50 times the logits at n = 262144.
+    made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
+    share one tree, which the design keeps as long as it lives. So does one long row: its tree has log2 n levels of up
+    to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
@@ -73,7 +73,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
-        return kernel.inclusion_probabilities(self.logits, self.size).to(self.logits.dtype)
+        return law.inclusion_probabilities(self.logits, self.size, self.kept).to(self.logits.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
@@ -83,7 +83,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return kernel.covariance(self.logits, self.size).to(self.logits.dtype)
+        return law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -93,12 +93,12 @@ class ConditionalPoisson(SamplingDesign):
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
         shape = checked_shape("sample_shape", sample_shape)
-        return kernel.sample(self.logits, self.size, shape, generator).to(self.parameter.dtype)
+        return law.sample(self.logits, self.size, shape, generator, self.kept).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return kernel.log_prob(self.logits, self.size, value).to(self.parameter.dtype)
+        return law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
         if self.parameter_name == "probs":
-            return largest_entropy(self.probs, self.logits, self.size).to(self.parameter.dtype)
-        return kernel.entropy(self.logits, self.size).to(self.parameter.dtype)
+            return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
+        return law.entropy(self.logits, self.size, self.kept).to(self.parameter.dtype)

@@ -27,6 +27,7 @@ from khot._validation import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.row_slabs import MOST_SLABS, by_rows
+from khot.laws.kept import Kept
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
 
@@ -79,12 +80,14 @@ class SamplingDesign(KHotDistribution):
     ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
 
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
-    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it (one that
-    has them in one of its settings only says so in ``_complete_with``). One whose logits are natural parameters
-    overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not draw with
-    the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and copies work
-    without further ado as long as every tensor among the attributes starts with
+    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose
+    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
+    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
+    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
     ``batch_shape``.
+
+    What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
+    holds it, without gradient, and makes it anew when the parameter has other contents.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -143,6 +146,7 @@ class SamplingDesign(KHotDistribution):
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self.parameter_name] = param
+        self.kept = Kept()
         self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
@@ -212,6 +216,8 @@ class SamplingDesign(KHotDistribution):
             if isinstance(value, Tensor):  # a parameter, or what was computed from it
                 value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value
+        if batch_shape != self.batch_shape:
+            new.kept = Kept()
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
@@ -219,7 +225,8 @@ class SamplingDesign(KHotDistribution):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        return {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
+        held = {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
+        return held | {"kept": Kept()}
 
     def _validate_sample(self, value: Tensor) -> None:
         try:
@@ -320,21 +327,32 @@ class SamplingDesign(KHotDistribution):
         """k of some rows, as an int where it is one."""
         return k if self._shared_k is None else self._shared_k
 
-    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor, largest: int | None = None) -> Tensor:
-        """``function(k, *arguments)`` of tensors ``(..., n)``; of many rows slab by slab, each of ``largest`` units."""
-        if largest is None and arguments[0].numel() <= WHOLE:
-            return function(self.k, *arguments)
-        most = MOST_SLABS if largest is None else None
+    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """``function(probs, k, *others, kept=self.kept)`` of tensors ``(..., n)``; of many rows slab by slab."""
+        probs, *others = arguments
+        if probs.numel() <= WHOLE:
+            return function(probs, self.k, *others, kept=self.kept)
+        return self._in_slabs(function, *arguments, largest=SLAB, most=MOST_SLABS)
 
-        def of_rows(*rows: Tensor) -> tuple[Tensor]:
-            return (function(rows[-1].squeeze(-1), *rows[:-1]),)
+    def _in_slabs(
+        self, function: Callable[..., Tensor], *arguments: Tensor, largest: int, most: int | None = None
+    ) -> Tensor:
+        """``function(probs, k, *others)``, of many rows in slabs of ``largest`` units each, at ``most`` so many."""
 
-        return by_rows(of_rows, largest or SLAB, *arguments, self.k.unsqueeze(-1), most=most)[0]
+        def of_rows(probs: Tensor, *others_and_k: Tensor) -> tuple[Tensor]:
+            *others, k = others_and_k
+            return (function(probs, k.squeeze(-1), *others),)
 
-    def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, probs: Tensor) -> Tensor:
-        """Draws ``function(k, probs, draws)``, ``(draws, *probs.shape)``, slab by slab, as ``sample`` gives them."""
+        return by_rows(of_rows, largest, *arguments, self.k.unsqueeze(-1), most=most)[0]
+
+    def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, *options: Any) -> Tensor:
+        """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, in the shape of ``sample``."""
         shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
-        drawn = self._by_rows(lambda k, probs: function(k, probs, draws).movedim(0, -2), probs)
+
+        def of_rows(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+            return function(probs, k, draws, *options, kept=kept).movedim(0, -2)
+
+        drawn = self._by_rows(of_rows, self.probs.detach())
         return drawn.movedim(-2, 0).reshape(shape).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
@@ -385,19 +403,22 @@ class SamplingDesign(KHotDistribution):
         return NotImplementedError(f"{type(self).__name__} has no {wanted}; {', '.join(first)} and {last} have it")
 
 
-def designs_with(wanted: str) -> list[str]:
-    """The designs of this package, as users write them, that have log_prob, entropy or pairwise_inclusion.
+OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
+"""What not all designs have, by the method that a design defines for it."""
 
-    Those that have it in one setting only come last, with the setting.
+
+def designs_with(wanted: str) -> list[str]:
+    """The designs of this package that have a ``log_prob``, ``entropy`` or ``pairwise_inclusion``, as users write them.
+
+    The most complete come first, those that have it in one setting only last, with the setting.
     """
-    method = "_log_prob" if wanted == "log_prob" else wanted  # what a design defines
-    members = [
-        cls
-        for cls in _members(SamplingDesign)
-        if cls._complete_with is not None and getattr(cls, method) is not getattr(SamplingDesign, method)
-    ]
-    members.sort(key=lambda cls: (cls._complete_with != "", cls.__name__))
+    members = [cls for cls in _members(SamplingDesign) if cls._complete_with is not None and wanted in _defined_by(cls)]
+    members.sort(key=lambda cls: (cls._complete_with != "", -len(_defined_by(cls)), cls.__name__))
     return [f"{cls.__name__}({cls._complete_with})" if cls._complete_with else cls.__name__ for cls in members]
+
+
+def _defined_by(cls: type[SamplingDesign]) -> set[str]:
+    return {name for name, own in OPTIONAL.items() if getattr(cls, own) is not getattr(SamplingDesign, own)}
 
 
 def _members(base: type[SamplingDesign]) -> Iterator[type[SamplingDesign]]:

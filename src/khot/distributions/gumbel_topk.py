@@ -3,7 +3,8 @@
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot.laws import order_sampling as kernel
+from khot.kernels.order_draw.noises import LOG_EXPONENTIAL
+from khot.laws import order_sampling as law
 
 from .order_sampling import OrderSampling
 
@@ -44,7 +45,7 @@ class GumbelTopK(OrderSampling):
         tensor(0.4430)
     """
 
-    _noise = kernel.LOG_EXPONENTIAL
+    _noise = LOG_EXPONENTIAL
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class GumbelTopK(OrderSampling):
     def _positions(self) -> Tensor:
         if self.parameter_name == "logits":
             return self.logits
-        return kernel.solve_positions(self._noise, self.probs, self.size)
+        return law.solve_positions(self._noise, self.probs, self.size)
 
     @property
     def mean(self) -> Tensor:

@@ -34,7 +34,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         entropy = p.entropy()
     except NotImplementedError:
         return _enumerated(p, q)
-    cross_entropy = -log_prob(q.logits, q.k, p.mean).to(entropy.dtype)
+    cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(entropy.dtype)
     largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
     return torch.where((p.k == q.k) & (largest_k == q.k), cross_entropy - entropy, torch.inf)
 

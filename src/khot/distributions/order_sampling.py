@@ -12,9 +12,10 @@ from torch.types import _size as SizeLike
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
+from khot.kernels.order_draw.noises import Noise
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import constant_if_tiny
-from khot.laws import order_sampling as kernel
+from khot.laws import order_sampling as law
 from khot.relaxations import topk_mask
 
 from .design import SamplingDesign
@@ -40,7 +41,7 @@ class OrderSampling(SamplingDesign):
     KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
-    _noise: ClassVar[kernel.Noise]
+    _noise: ClassVar[Noise]
 
     @lazy_property
     def _positions(self) -> Tensor:
@@ -57,10 +58,10 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        def inclusion(k: Tensor, positions: Tensor) -> Tensor:
-            return kernel.inclusion_probabilities(self._noise, positions, self._size_of(k))
+        def inclusion(positions: Tensor, k: Tensor) -> Tensor:
+            return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
 
-        return self._by_rows(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
+        return self._in_slabs(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -112,13 +113,13 @@ class OrderSampling(SamplingDesign):
         return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
-        return order_draw.draw_ranks(self._noise.name, self._rank_scale, self._extended_shape(sample_shape), generator)
+        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        def log_prob(k: Tensor, positions: Tensor, value: Tensor) -> Tensor:
-            return kernel.log_prob(self._noise, positions, self._size_of(k), value)
+        def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
+            return law.log_prob(self._noise, positions, self._size_of(k), value)
 
-        return self._by_rows(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
+        return self._in_slabs(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,14 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
-from khot.laws import order_sampling as kernel
+from khot.kernels import order_draw
+from khot.kernels.order_draw.noises import LOGISTIC
+from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 
 from .design import Relaxation
@@ -61,7 +64,7 @@ class ParetoSampling(OrderSampling):
         tensor([0.1987, 0.3962, 0.6038, 0.8013])
     """
 
-    _noise = kernel.LOGISTIC
+    _noise = LOGISTIC
     _settings = ("adjust",)
 
     def __init__(
@@ -83,7 +86,7 @@ class ParetoSampling(OrderSampling):
     def _positions(self) -> Tensor:
         probs = self.probs
         if self.adjust == "exact":
-            return kernel.solve_positions(self._noise, probs, self.size)
+            return law.solve_positions(self._noise, probs, self.size)
         interior, p = interior_of(probs)
         log_odds = p.logit()
         if self.adjust == "analytic":
@@ -91,6 +94,12 @@ class ParetoSampling(OrderSampling):
             d = spread.sum(-1, keepdim=True)
             log_odds = log_odds - spread * (p - 0.5) / d.clamp(min=LEAST_SPREAD).square()
         return with_certain(log_odds, interior, probs)
+
+    @lazy_property
+    def _centre(self) -> Tensor:
+        if self.adjust == "exact":
+            return order_draw.rank_centre(self._positions.detach(), self.size)
+        return self.probs.new_zeros(self.batch_shape, dtype=torch.float64)  # of log-odds whose probabilities sum to k
 
     @property
     def mean(self) -> Tensor:

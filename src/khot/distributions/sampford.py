@@ -6,7 +6,8 @@ from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
 from khot.kernels.tournament import balance
-from khot.laws import sampford as kernel
+from khot.laws import sampford as law
+from khot.laws.kept import Kept, kept_if_constant
 from khot.relaxations import topk_mask
 
 from .design import WHOLE, SamplingDesign
@@ -56,7 +57,7 @@ class Sampford(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return kernel.covariance(self._balanced, self.size).to(self.probs.dtype)
+        return law.covariance(self._balanced, self.size).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -66,19 +67,20 @@ class Sampford(SamplingDesign):
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
 
-        def draw(k: Tensor, probs: Tensor, draws: int) -> Tensor:
-            return kernel.sample(balance(probs, k), self._size_of(k), (draws,), generator)
+        def draw(probs: Tensor, k: Tensor, draws: int, kept: Kept | None) -> Tensor:
+            return law.sample(kept_if_constant(kept, balance, probs, k), self._size_of(k), (draws,), generator, kept)
 
-        return self._draw_by_rows(draw, sample_shape, self.probs.detach())
+        return self._draw_by_rows(draw, sample_shape)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        def log_prob(k: Tensor, probs: Tensor, value: Tensor) -> Tensor:
-            return kernel.log_prob(balance(probs, k), self._size_of(k), value)
-
         if value.numel() > self.probs.numel() or value.numel() <= WHOLE:  # draws have product trees in common
-            return log_prob(self.k, self.probs, value).to(self.probs.dtype)
-        return self._by_rows(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
+            return law.log_prob(self._balanced, self.size, value, self.kept).to(self.probs.dtype)
+
+        def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
+            return law.log_prob(balance(probs, k), self._size_of(k), value)
+
+        return self._in_slabs(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
 
     @property
     def _balanced(self) -> Tensor:
-        return balance(self.probs, self.k)
+        return kept_if_constant(self.kept, balance, self.probs, self.k)

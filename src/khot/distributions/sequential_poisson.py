@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot.laws import order_sampling as kernel
+from khot.kernels.order_draw.noises import LOG_UNIFORM
 
 from .order_sampling import OrderSampling, interior_of, with_certain
 
@@ -42,7 +42,7 @@ class SequentialPoisson(OrderSampling):
         tensor([0.1661, 0.3640, 0.6522, 0.8177])
     """
 
-    _noise = kernel.LOG_UNIFORM
+    _noise = LOG_UNIFORM
 
     @lazy_property
     def _positions(self) -> Tensor:

@@ -13,7 +13,6 @@ from khot.distributions.base import draw
 
 from ._convention import Loss, check_call, check_design, declares, evaluate
 
-NAMES = ("none", "moving_average", "leave_one_out")
 Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distribution], float | Tensor]
 
 
@@ -162,8 +161,8 @@ def score_function_surrogate(
 
 
 def _check_baseline(baseline: Any) -> None:
-    if not callable(baseline) and not (isinstance(baseline, str) and baseline in NAMES):
-        raise ValueError(f"`baseline` must be a function of the design or one of {NAMES}, but got {baseline!r}")
+    if not callable(baseline) and not (isinstance(baseline, str) and baseline in NAMED):
+        raise ValueError(f"`baseline` must be a function of the design or one of {tuple(NAMED)}, but got {baseline!r}")
 
 
 def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int) -> None:
@@ -202,13 +201,27 @@ def _baseline_values(design: Distribution, losses: Tensor, baseline: Baseline) -
     """b of each draw; broadcasts with ``losses`` (S, *batch_shape)."""
     if callable(baseline):
         return _checked(baseline(design), losses)
-    if baseline == "none":
-        return 0.0
-    num_samples = shape_of(losses)[0]
-    count = torch.arange(num_samples, device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
-    if baseline == "moving_average":
-        return (losses.cumsum(0) - losses) / count.clamp(min=1)
-    return (losses.sum(0) - losses) / (num_samples - 1)
+    return NAMED[baseline](losses)
+
+
+def _zero(losses: Tensor) -> float:
+    return 0.0
+
+
+def _mean_so_far(losses: Tensor) -> Tensor:
+    count = torch.arange(shape_of(losses)[0], device=losses.device).view(-1, *(1,) * (losses.dim() - 1))
+    return (losses.cumsum(0) - losses) / count.clamp(min=1)
+
+
+def _mean_of_the_others(losses: Tensor) -> Tensor:
+    return (losses.sum(0) - losses) / (shape_of(losses)[0] - 1)
+
+
+NAMED: dict[str, Callable[[Tensor], float | Tensor]] = {
+    "none": _zero,
+    "moving_average": _mean_so_far,
+    "leave_one_out": _mean_of_the_others,
+}
 
 
 def _checked(value: Any, losses: Tensor) -> float | Tensor:

@@ -19,6 +19,8 @@ from .support import Support
 
 STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
 LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integral
+# Its right end: v has at most the tail of a Gamma variable of shape S + 1, of which these leave nothing.
+TAIL, TAIL_DEVIATIONS = 40, 10
 
 
 @declares(unbiased=True)
@@ -138,7 +140,7 @@ def _log_set_probabilities(log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         its diagonal, so that row x holds the probabilities within D without x.
     """
     size = log_ratio.shape[-1]
-    highest = math.log(size + 40 + 10 * math.sqrt(size))  # v has at most the tail of a Gamma variable of shape S + 1
+    highest = math.log(size + TAIL + TAIL_DEVIATIONS * math.sqrt(size))
     t = torch.arange(LOWEST, highest, STEP, dtype=log_ratio.dtype, device=log_ratio.device)  # v = exp(t)
     exponent = log_ratio.unsqueeze(-2) + t.unsqueeze(-1)  # (*batch_shape, nodes, S)
     small = exponent < LOWEST  # where 1 - exp(-v p / W) is v p / W

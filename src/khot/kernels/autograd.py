@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
 
 from khot._torch_internals import nested_forward_mode
+from khot._tracing import is_tracing
+from khot._validation import is_transformed
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -44,6 +47,29 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     )
 
     def apply(*args: Any) -> Any:
-        return (function if torch.compiler.is_compiling() else in_both_modes).apply(*args)
+        if torch.compiler.is_compiling():
+            return function.apply(*args)
+        if _is_plain_call(args) and not _wants_derivative(args):
+            with torch.no_grad():
+                return function.forward(*args)  # at a tenth of the cost of `apply`
+        return in_both_modes.apply(*args)
 
     return apply
+
+
+def _is_plain_call(args: Sequence[Any]) -> bool:
+    """Whether a Function of these is nothing but its forward and, perhaps, a node in a graph of autograd."""
+    return not (is_transformed() or is_tracing()) and all(
+        type(x) in (Tensor, Parameter) for x in args if isinstance(x, Tensor)
+    )
+
+
+def _wants_derivative(args: Sequence[Any]) -> bool:
+    """In either mode."""
+    recorded = torch.is_grad_enabled()
+    return any(has_derivative(x, recorded) for x in args if isinstance(x, Tensor))
+
+
+def has_derivative(x: Tensor, recorded: bool) -> bool:
+    """Whether x carries a tangent or, if graphs are ``recorded``, asks for a gradient."""
+    return (recorded and x.requires_grad) or forward_ad.unpack_dual(x).tangent is not None

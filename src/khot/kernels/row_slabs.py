@@ -34,7 +34,7 @@ def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
         size: Rows of a slab.
         *arguments: As for the function.
     """
-    if len(arguments[0]) <= size or not _is_plain(arguments):
+    if len(arguments[0]) <= size or in_slab() or not runs_now(*arguments):
         return function(*arguments)
     results: Tensors = _apply(function, size, *arguments)
     return results
@@ -56,18 +56,22 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     """
     batch_shape = torch.broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
-    if rows <= 1 or rows * length <= largest or not _is_plain(arguments):
+    if rows <= 1 or rows * length <= largest or in_slab() or not runs_now(*arguments):
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest, most), *flat)
     return tuple(y.view(*batch_shape, *y.shape[1:]) for y in results)
 
 
-def _is_plain(arguments: Tensors | list[Tensor]) -> bool:
-    """Whether there are rows to count and memory to save, now, rather than a slab, a trace or a transform."""
+def in_slab() -> bool:
+    """Whether a slab is being made, which is not cut again."""
+    return getattr(_thread, "inside", False)
+
+
+def runs_now(*arguments: Tensor) -> bool:
+    """Whether a function of these runs on a CPU, on data, rather than in a trace or a transform."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    inside = getattr(_thread, "inside", False)
-    return not (tracing or inside) and is_eager(*arguments) and all(x.device.type == "cpu" for x in arguments)
+    return not tracing and is_eager(*arguments) and all(x.device.type == "cpu" for x in arguments)
 
 
 def slab_size(rows: int, elements: int, largest: int, most: int | None = MOST_SLABS) -> int:

@@ -12,6 +12,8 @@ All functions take logits ``(*batch, n)`` and k, an int or an integer tensor tha
 ``0 <= k <= n``; calculate and return float64; and are differentiable in the logits to any order. A logit of ``-inf``
 excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
 not be excluded. Arguments are not checked here.
+
+Behind each of them is a product tree. Functions that are called with the same logits, k and ``kept`` share one.
 """
 
 import math
@@ -23,11 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._validation import can_look
+from khot.kernels.autograd import has_derivative
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
+from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
 from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
+
+from .kept import Kept, is_plain
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
@@ -42,11 +48,12 @@ class _Tilted(NamedTuple):
     shift: Tensor  # (*batch,), c
     k: Tensor  # (*batch,)
     flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
+    leaf: Tensor  # (2, n, rows), probabilities of what the tree does not count and of what it counts
     tree: ProductTree
 
     def log_probability(self) -> Tensor:
         """log P(B = k)."""
-        return self.tree.probability().log().view(self.k.shape)
+        return probability(self.leaf, self.tree).log().view(self.k.shape)
 
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:
@@ -60,12 +67,6 @@ def _threshold(logits: Tensor, k: Tensor) -> Tensor:
     # Where one of the two is infinite or missing, far from the other.
     above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
     return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _log_count(logits: Tensor, k: int | Tensor) -> Tensors:
-    """log P(B = k), and the shift c of the logits there."""
-    tilted = _tilt(logits, k)
-    return tilted.log_probability(), tilted.shift
 
 
 def _bound(k: int | Tensor, n: int) -> int:
@@ -84,26 +85,63 @@ def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
 
 
-def _tilt(logits: Tensor, k: int | Tensor) -> _Tilted:
+def _tilt(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> _Tilted:
+    """Bernoulli units among which B = k is likely, and their tree, differentiable in the logits.
+
+    ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
+    the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.product_tree.kept`.
+    """
+    if forest_roots.is_fused(logits) or not is_plain(logits):
+        return _planted(logits, k, balanced, ProductTree)
+    if kept is None:
+        with torch.no_grad():
+            tilted = _kept_tree(logits, k, balanced)
+    else:
+        tilted = kept.result(_kept_tree, logits, k, balanced)
+    if not has_derivative(logits, torch.is_grad_enabled()):
+        return tilted
+    z = _expand(logits, k)[0] + tilted.shift[..., None]
+    return tilted._replace(z=z, leaf=_leaf(z, tilted.flip))
+
+
+def _kept_tree(logits: Tensor, k: int | Tensor, balanced: bool) -> _Tilted:
+    return _planted(logits, k, balanced, KeptTree)
+
+
+def _planted(logits: Tensor, k: int | Tensor, balanced: bool, plant: type[ProductTree]) -> _Tilted:
     n = logits.shape[-1]
     bound = _bound(k, n)
     logits, size = _expand(logits, k)
-    shift = -_threshold(logits.detach(), size)
+    shift = torch.zeros_like(logits[..., 0]) if balanced else -_threshold(logits.detach(), size)
     z = logits + shift[..., None]
     flip = 2 * size > n
-    minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, n).T.contiguous()
-    leaf = torch.sigmoid(torch.stack((-minority, minority)))
-    tree = ProductTree(leaf, torch.where(flip, n - size, size).reshape(-1), bound)
-    return _Tilted(z, shift, size, flip, tree)
+    leaf = _leaf(z, flip)
+    tree = plant(leaf, torch.where(flip, n - size, size).reshape(-1), bound)
+    return _Tilted(z, shift, size, flip, leaf, tree)
 
 
-def _by_rows(function: Callable[[Tensor, int | Tensor], Tensors], logits: Tensor, k: int | Tensor) -> Tensors:
-    """``function(logits, k)``, of many rows on a CPU by slabs: a product tree takes a hundred times its logits."""
-    if forest_roots.is_fused(logits) or logits.numel() <= WHOLE:
-        return function(logits, k)
-    if isinstance(k, Tensor):
-        return by_rows(lambda logits, k: function(logits, k.squeeze(-1)), SLAB, logits, k.unsqueeze(-1), most=SLABS)
-    return by_rows(lambda logits: function(logits, k), SLAB, logits, most=SLABS)
+def _leaf(z: Tensor, flip: Tensor) -> Tensor:
+    minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, z.shape[-1]).T.contiguous()
+    return torch.sigmoid(torch.stack((-minority, minority)))
+
+
+def _by_rows(
+    function: Callable[[_Tilted], Tensors],
+    logits: Tensor,
+    k: int | Tensor,
+    kept: Kept | None = None,
+    balanced: bool = False,
+) -> Tensors:
+    """``function(_tilt(logits, k))``, of many rows on a CPU by slabs: a tree takes a hundred times its logits."""
+    if forest_roots.is_fused(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
+        return function(_tilt(logits, k, kept, balanced))
+    if not isinstance(k, Tensor):
+        return by_rows(lambda t: function(_tilt(t, k, None, balanced)), SLAB, logits, most=SLABS)
+
+    def of_rows(logits: Tensor, k: Tensor) -> Tensors:
+        return function(_tilt(logits, k.squeeze(-1), None, balanced))
+
+    return by_rows(of_rows, SLAB, logits, k.unsqueeze(-1), most=SLABS)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -132,7 +170,7 @@ def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     return by_rows(function, SLAB, logits, shift, value)[0]
 
 
-def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
+def log_partition(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """Log of the elementary symmetric polynomial of order k at ``exp(logits)``.
 
     Its gradient are the inclusion probabilities, its Hessian is the covariance.
@@ -140,11 +178,12 @@ def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor.
+        kept: Where the tree of these logits is kept, or is to be.
 
     Returns:
         ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
     """
-    tilted = _tilt(logits, k)
+    tilted = _tilt(logits, k, kept)
     # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is taken against c k.
     positive = tilted.z > 0
     size = torch.where(positive, tilted.z, -tilted.z)
@@ -152,25 +191,31 @@ def log_partition(logits: Tensor, k: int | Tensor) -> Tensor:
     return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
 
 
-def log_prob(logits: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+def log_prob(
+    logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None, balanced: bool = False
+) -> Tensor:
     """Log-probability of k-hot values.
 
     Args:
         logits: Log-odds ``(*batch, n)``.
         k: Size of the subsets, int or integer tensor.
         value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``.
+        kept: Where the tree of these logits is kept, or is to be.
+        balanced: Whether they are the log-odds of independent units k of which are expected to be ones, so that there
+            is nothing to solve for.
 
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    log_count, shift = _by_rows(_log_count, logits, k)
+    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
     return _shifted_log_prob(logits, shift, value) - log_count
 
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
     """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
     # Below zero is FFT noise beside a probability that is nothing.
-    few = (tilted.tree.leaf * tilted.tree.leaf_outside().clamp(min=0.0)).movedim(1, -1).reshape(2, *tilted.z.shape)
+    outside = leaf_outside(tilted.leaf, tilted.tree).clamp(min=0.0)
+    few = (tilted.leaf * outside).movedim(1, -1).reshape(2, *tilted.z.shape)
     flip = tilted.flip[..., None]
     return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
 
@@ -180,9 +225,9 @@ def _inclusion(tilted: _Tilted) -> Tensor:
     return included / (out + included)
 
 
-def inclusion_probabilities(logits: Tensor, k: int | Tensor) -> Tensor:
+def inclusion_probabilities(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
-    return _by_rows(lambda logits, k: (_inclusion(_tilt(logits, k)),), logits, k)[0]
+    return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
 
 
 def _log_odds(tilted: _Tilted) -> Tensor:
@@ -193,9 +238,9 @@ def _log_odds(tilted: _Tilted) -> Tensor:
     return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion_log_odds(logits: Tensor, k: int | Tensor) -> Tensor:
+def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    return _by_rows(lambda logits, k: (_log_odds(_tilt(logits, k)),), logits, k)[0]
+    return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -226,20 +271,23 @@ def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
     return torch.func.vmap(product, out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
 
 
-def entropy(logits: Tensor, k: int | Tensor) -> Tensor:
+def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
 
-    def function(logits: Tensor, k: int | Tensor) -> Tensors:
-        tilted = _tilt(logits, k)
+    def function(tilted: _Tilted) -> Tensors:
         # log_prob is linear in its value, so that its expectation is taken at the mean.
         return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
 
-    return _by_rows(function, logits, k)[0]
+    return _by_rows(function, logits, k, kept)[0]
 
 
 @torch.no_grad()
 def sample(
-    logits: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    logits: Tensor,
+    k: int | Tensor,
+    sample_shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    kept: Kept | None = None,
 ) -> Tensor:
     """Draws k-hot vectors exactly: the count of every left child given that of its parent, from the root downwards.
 
@@ -248,18 +296,17 @@ def sample(
         k: Size of the subsets, int or integer tensor.
         sample_shape: Leading shape of independent draws.
         generator: Source of randomness, torch's default one if None.
+        kept: Where the tree of these logits is kept, or is to be.
 
     Returns:
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
-    count = math.prod(sample_shape)
+    count, n = math.prod(sample_shape), logits.shape[-1]
 
-    def function(logits: Tensor, k: int | Tensor) -> Tensors:
-        tilted = _tilt(logits, k)
+    def function(tilted: _Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
-        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, logits.shape[-1])
+        draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, n)
         return (draws != tilted.flip[..., None, None],)
 
-    count = math.prod(sample_shape)
-    (draws,) = _by_rows(function, logits, k)  # (*batch, samples, n)
-    return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], draws.shape[-1])
+    (draws,) = _by_rows(function, logits, k, kept)  # (*batch, samples, n)
+    return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], n)

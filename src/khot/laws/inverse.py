@@ -26,6 +26,7 @@ from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
 from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .kept import Kept
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
@@ -93,21 +94,23 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal))
 
 
-def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` made of ``probs``.
 
     No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
     of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
     """
-    if isinstance(k, Tensor):
-        k = k.expand(probs.shape[:-1])
-    return _apply_entropy(probs.double(), logits.double(), k)
+    with torch.no_grad():
+        value = entropy(logits.detach(), k, kept)
+    return _apply_entropy(probs.double(), logits.double(), value)
 
 
 class _LargestEntropy(Function):
+    """Of ``probs``, with the logits that belong to them, and the entropy itself as a constant."""
+
     @staticmethod
-    def forward(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
-        return entropy(logits, k)
+    def forward(probs: Tensor, logits: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

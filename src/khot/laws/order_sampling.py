@@ -27,7 +27,6 @@ References:
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from torch import Tensor
 
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
+from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 
 from .conditional_poisson import count_law
 from .inverse import Family, register_family, solve_logits
@@ -46,76 +46,8 @@ from .quadrature import gauss, integration_range, trapezoidal
 MARGIN = 60.0  # further than this from all positions nothing happens
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
-SURE = 500.0  # log-odds of a certain event, finite
-LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
 UNDERFLOW = 1e-300
-LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
-
-
-class _Law(NamedTuple):
-    """What the noise does at z, each to its own relative accuracy in both tails."""
-
-    log_cdf: Tensor
-    log_sf: Tensor  # log(1 - F)
-    ahead: Tensor  # f / F
-    behind: Tensor  # f / (1 - F)
-
-
-class Noise(ABC):
-    """The law of the noise.
-
-    Attributes:
-        name: What operators and Triton kernels call it.
-        smooth: Whether F is analytic, or else has a kink at 0.
-        reach: The z beyond which 1 - F is less than e^-SURE.
-        shifts_log_odds: Whether the log-odds of F(z) are z itself.
-    """
-
-    name: str
-    smooth = True
-    reach: float
-    shifts_log_odds = False
-
-    @abstractmethod
-    def law(self, z: Tensor) -> _Law:
-        """Distribution function and hazards at z."""
-
-
-class _Logistic(Noise):
-    name = "logistic"
-    reach = SURE
-    shifts_log_odds = True
-
-    def law(self, z: Tensor) -> _Law:
-        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
-        return _Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
-
-
-class _LogExponential(Noise):
-    name = "log_exponential"
-    reach = math.log(SURE)
-
-    def law(self, z: Tensor) -> _Law:
-        inner = z.clamp(-SURE, LARGEST)
-        x = inner.exp()
-        cdf = -torch.expm1(-x)
-        return _Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
-
-
-class _LogUniform(Noise):
-    name = "log_uniform"
-    smooth = False
-    reach = 0.0
-
-    def law(self, z: Tensor) -> _Law:
-        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
-        sf = -torch.expm1(inner)
-        return _Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
-
-
-LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
-NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}
 
 
 class _Rows(NamedTuple):
@@ -248,43 +180,23 @@ def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
 
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
-    theta, k = _without_far_gaps(rows.theta, rows.k), rows.k
-    rows, fixed = rows._replace(theta=theta), theta.detach()
+    rows = rows._replace(theta=_without_far_gaps(rows.theta, rows.k))
+    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
     tilt = solve_threshold(fixed, k)
 
-    def law_at(s: Tensor, theta: Tensor) -> tuple[_Law, Tensor]:
-        law = noise.law(s[..., None] + theta)
-        if not noise.shifts_log_odds:
-            law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
-        return law, law.log_cdf - law.log_sf
-
     def log_bound(s: Tensor) -> Tensor:
         """Chernoff's bound of P(N = k), which decays where the integrand does and has one peak."""
-        law, log_odds = law_at(s, fixed)
+        law, log_odds = _law_at(noise, s, fixed)
         t = s + tilt if noise.shifts_log_odds else solve_threshold(log_odds, k)
         return (law.log_sf - F.logsigmoid(t[..., None] - log_odds)).sum(-1) + k * t
 
-    # When more than k units are sure to have come.
-    end = (-theta).sort(-1).values.gather(-1, k[..., None].clamp(max=theta.shape[-1] - 1)).squeeze(-1) + noise.reach
-    certain = ~rows.open & rows.open.any(-1, keepdim=True)
-    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
-    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
-    s, weight = _nodes(noise, theta, log_bound, _Range(low, high, end), slab)
-    if noise.shifts_log_odds:  # given N = k, one conditional Poisson design at all times: that of N = k expected
-        at_tilt, log_odds_at_tilt = count_law(theta - tilt[..., None], k)
-        expected = fixed > tilt[..., None]  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
-        z = theta - tilt[..., None]
-        surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+    s, weight = _nodes(noise, theta, log_bound, _inclusion_range(noise, rows), slab)
+    count_at = _count_of_shifts(theta, k, tilt) if noise.shifts_log_odds else None
 
     def integral(s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        law, log_odds = law_at(s, theta)
-        if noise.shifts_log_odds:
-            log_odds = log_odds_at_tilt
-            surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
-            log_count = at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt)
-        else:
-            log_count, log_odds = count_law(log_odds, k)
+        law, log_odds = _law_at(noise, s, theta)
+        log_count, log_odds = count_law(log_odds, k) if count_at is None else count_at(s, law)
         count = (log_count.exp() * weight)[..., None]
         came, missed = law.ahead * count * torch.sigmoid(log_odds), law.behind * count * torch.sigmoid(-log_odds)
         included = law.log_cdf.exp() * (came.sum(-1, keepdim=True) + came)
@@ -294,6 +206,42 @@ def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     parts = [integral(*part) for part in zip(s.split(slab), weight.split(slab), strict=True)]
     included, out = (torch.stack(terms).sum(0) for terms in zip(*parts, strict=True))
     return included, out
+
+
+def _law_at(noise: Noise, s: Tensor, theta: Tensor) -> tuple[Law, Tensor]:
+    """The law of the noise at ``s + theta``, and the log-odds of having come by the time s."""
+    law = noise.law(s[..., None] + theta)
+    if not noise.shifts_log_odds:
+        law = law._replace(log_sf=law.log_sf.clamp(min=-SURE))
+    return law, law.log_cdf - law.log_sf
+
+
+def _inclusion_range(noise: Noise, rows: _Rows) -> _Range:
+    """From where the first unit comes to where more than k are sure to have come."""
+    theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
+    last = k[..., None].clamp(max=theta.shape[-1] - 1)
+    end = (-theta).sort(-1).values.gather(-1, last).squeeze(-1) + noise.reach
+    certain = ~rows.open & rows.open.any(-1, keepdim=True)
+    low = -fixed.masked_fill(certain, -torch.inf).amax(-1) - MARGIN
+    high = (-fixed.masked_fill(certain, torch.inf).amin(-1) + MARGIN).minimum(end.detach())
+    return _Range(low, high, end)
+
+
+def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor, Law], tuple[Tensor, Tensor]]:
+    """:func:`count_law` at all times for noise that shifts the log-odds: from one at the time ``-tilt``.
+
+    Given N = k there is one conditional Poisson design for all times, that of the time at which N = k is expected.
+    """
+    z = theta - tilt[..., None]
+    at_tilt, log_odds = count_law(z, k)
+    expected = z.detach() > 0  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
+    surprise_at_tilt = F.logsigmoid(torch.where(expected, z, -z)).sum(-1)
+
+    def count_at(s: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+        surprise = torch.where(expected, law.log_cdf, law.log_sf).sum(-1)
+        return at_tilt - surprise_at_tilt + surprise + (k - expected.sum(-1)) * (s + tilt), log_odds
+
+    return count_at
 
 
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:

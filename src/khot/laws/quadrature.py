@@ -22,6 +22,8 @@ RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
 MAX_NODES = 8192
 MAPPED_NODES = 256  # inside a vmap, where the numbers cannot be seen, but whether they are enough
 ROUNDING = 1e-9  # relative to a range, what its ends may be off by
+MANY_KINKS = 30  # from here on they cut a range into pieces that need fewer points
+FINE, COARSE = (8, 12), (6, 40)  # points of Gauss' rule on a piece, and pieces besides those between kinks
 
 
 def _largest(x: Tensor, limit: int, mapped: int) -> int:
@@ -80,7 +82,7 @@ def gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tensor
     before = (ordered <= low[..., None]).sum(-1, keepdim=True)
     inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
     most = _largest(inside, kinks.shape[-1], kinks.shape[-1])
-    points, pieces = (8, 12) if most < 30 else (6, 40)
+    points, pieces = FINE if most < MANY_KINKS else COARSE
     index = torch.arange(most, device=low.device)
     cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
     cuts = torch.where(index < inside, cuts, low[..., None])

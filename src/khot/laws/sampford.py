@@ -11,7 +11,8 @@ Hence a mixture that is drawn from without rejection: mark a unit and its value,
 or 0 with weight :math:`\pi_i (1 - p_i)`, then draw from Q given that value.
 
 All functions take float64 probabilities ``(*batch, n)`` whose rows sum to k, an int or an integer tensor that
-broadcasts with the batch shape. Exact 0 and 1 are legal and have zero gradient. Arguments are not checked here.
+broadcasts with the batch shape. Exact 0 and 1 are legal and have zero gradient. Arguments are not checked here. Those
+that are called with the same probabilities, k and ``kept`` share the product tree of Q.
 
 References:
     [1] Sampford (1967), "On sampling without replacement with unequal probabilities of selection", Biometrika 54(3/4).
@@ -28,18 +29,19 @@ from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
 
 from . import conditional_poisson
 from .conditional_poisson import COVARIANCE_CHUNK, pull_back
+from .kept import Kept
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
 
 
-def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
     """E_Q[|x_i - pi_i|] in its two parts, that of x_i = 1 and that of x_i = 0."""
-    z = conditional_poisson.inclusion_log_odds(logits, k)
+    z = conditional_poisson.inclusion_log_odds(logits, k, kept, balanced=True)
     return (1 - probs) * torch.sigmoid(z), probs * torch.sigmoid(-z)
 
 
-def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
-    included, out = _mark_weights(probs, logits, k)
+def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
+    included, out = _mark_weights(probs, logits, k, kept)
     return (included + out).sum(-1)
 
 
@@ -48,12 +50,13 @@ def _log_or_zero(x: Tensor) -> Tensor:
     return log_of_small(x.masked_fill(x == 0, 1.0))
 
 
-def log_prob(probs: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
+def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
+    kept = Kept() if kept is None else kept  # for the two terms
     logits, value = log_odds(probs), value.double()
     distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
-    ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k))
-    return conditional_poisson.log_prob(logits, k, value) + ratio
+    ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k, kept))
+    return conditional_poisson.log_prob(logits, k, value, kept, balanced=True) + ratio
 
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
@@ -77,12 +80,16 @@ def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    probs: Tensor, k: int | Tensor, sample_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    probs: Tensor,
+    k: int | Tensor,
+    sample_shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    kept: Kept | None = None,
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
     logits, count = log_odds(probs), math.prod(sample_shape)
-    marks = torch.cat(_mark_weights(probs, logits, k), -1).cumsum(-1).view(math.prod(batch), 2 * n)
+    marks = torch.cat(_mark_weights(probs, logits, k, kept), -1).cumsum(-1).view(math.prod(batch), 2 * n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []
     for start in range(0, max(1, count), slab):

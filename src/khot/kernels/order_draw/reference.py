@@ -1,6 +1,6 @@
 """Order sampling by independent ranks, all units of all draws at once: the definition, in plain torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,15 +10,10 @@ from khot._torch_internals import is_wrapped
 from ..capped_simplex import solve_threshold
 from ..philox import uniform_rows
 from ..random_numbers import uniform
+from .noises import NOISES, Noise
 
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
-# The exponential of the noise from numbers uniform on (0, 1), which it overwrites.
-EXP_NOISES: dict[str, Callable[[Tensor], Tensor]] = {
-    "logistic": lambda u: u.div_(1 - u),
-    "log_exponential": lambda u: u.log_().neg_(),
-    "log_uniform": lambda u: u,
-}
 
 
 def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
@@ -37,7 +32,7 @@ def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
     return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
 
 
-def draw_ranks(noise: str, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
     """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
     ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
     if torch.compiler.is_compiling() or is_wrapped(scale):
@@ -51,8 +46,8 @@ def smallest(ranks: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(ranks, dtype=dtype).scatter(-1, first, 1)
 
 
-def _exp_noise(noise: str, u: Tensor) -> Tensor:
-    return EXP_NOISES[noise](u.clamp_min_(SMALLEST))
+def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
+    return noise.from_uniform_(u.clamp_min_(SMALLEST))
 
 
 def order_draw(
@@ -78,6 +73,6 @@ def order_draw(
         noise: Name of the noise.
     """
     *batch, n = theta.shape
-    noises = _exp_noise(noise, uniform_rows(seed, draws, batch, n, first))
+    noises = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first))
     ranks = noises * rank_scale(theta, centre)
     return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)

@@ -190,13 +190,17 @@ class ProductTree:
             return roots(self.leaf, self.k, self.bound, self.low).flatten()
         return self.root.gather(0, self._root_index[None]).squeeze(0)
 
+    def _root_outside(self) -> Tensor:
+        """1 for the total k, 0 for the others."""
+        index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
+        return (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
+
     def leaf_outside(self) -> Tensor:
         """P(total = k | unit = 0) and P(total = k | unit = 1), shape ``(2, n, R)``."""
         if self.whole:
             one = torch.ones_like(self.leaf[:1, :1])
             return outsides(self.leaf, one, self.k, self.bound, self.low)
-        index = torch.arange(self.root.shape[0], device=self.k.device)[:, None]
-        g = (index == self._root_index).to(self.leaf.dtype).unsqueeze(1)
+        g = self._root_outside()
         for x, level in zip(reversed(self.pairs), reversed(self.plan[self.low :]), strict=True):
             g = self._uncentre(g[:, : x.shape[2]], level)  # without the node that made the number even
             g = split(g, x, level.start).flatten(1, 2)

@@ -1,0 +1,94 @@
+"""The noise of order sampling: its law, and how it is made of uniform numbers.
+
+A noise is named where graphs and Triton kernels refer to it; :mod:`khot.laws.order_sampling` integrates over its law.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SURE = 500.0  # log-odds of a certain event, finite
+LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
+LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
+
+
+class Law(NamedTuple):
+    """What the noise does at z, each to its own relative accuracy in both tails."""
+
+    log_cdf: Tensor
+    log_sf: Tensor  # log(1 - F)
+    ahead: Tensor  # f / F
+    behind: Tensor  # f / (1 - F)
+
+
+class Noise(ABC):
+    """The law of the noise.
+
+    Attributes:
+        name: What operators and Triton kernels call it.
+        smooth: Whether F is analytic, or else has a kink at 0.
+        reach: The z beyond which 1 - F is less than e^-SURE.
+        shifts_log_odds: Whether the log-odds of F(z) are z itself.
+    """
+
+    name: str
+    smooth = True
+    reach: float
+    shifts_log_odds = False
+
+    @abstractmethod
+    def law(self, z: Tensor) -> Law:
+        """Distribution function and hazards at z."""
+
+    @abstractmethod
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        """The exponential of the noise from numbers uniform on (0, 1), which it overwrites."""
+
+
+class _Logistic(Noise):
+    name = "logistic"
+    reach = SURE
+    shifts_log_odds = True
+
+    def law(self, z: Tensor) -> Law:
+        log_cdf, log_sf = F.logsigmoid(z), F.logsigmoid(-z)
+        return Law(log_cdf, log_sf, log_sf.exp(), log_cdf.exp())
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.div_(1 - u)
+
+
+class _LogExponential(Noise):
+    name = "log_exponential"
+    reach = math.log(SURE)
+
+    def law(self, z: Tensor) -> Law:
+        inner = z.clamp(-SURE, LARGEST)
+        x = inner.exp()
+        cdf = -torch.expm1(-x)
+        return Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u.log_().neg_()
+
+
+class _LogUniform(Noise):
+    name = "log_uniform"
+    smooth = False
+    reach = 0.0
+
+    def law(self, z: Tensor) -> Law:
+        inner, to_come = z.clamp(max=-LEAST), (z < 0).to(z.dtype)
+        sf = -torch.expm1(inner)
+        return Law(z.clamp(max=0), sf.log(), to_come, to_come * inner.exp() / sf)
+
+    def from_uniform_(self, u: Tensor) -> Tensor:
+        return u
+
+
+LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM = _Logistic(), _LogExponential(), _LogUniform()
+NOISES = {noise.name: noise for noise in (LOGISTIC, LOG_EXPONENTIAL, LOG_UNIFORM)}

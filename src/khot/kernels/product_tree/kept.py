@@ -1,0 +1,141 @@
+r"""A product tree that is made once, and what follows from it with derivatives: made, too, from the tree that is there.
+
+With :math:`P = P(\text{total} = k)`, a multilinear function of the leaves x, a tree gives P itself and the *outside* of
+the leaves, :math:`O = \nabla P`. Their derivatives are again such results,
+
+.. math:: dP = \langle O, dx \rangle, \qquad dO = \nabla^2 P \, dx,
+
+the second one by a pass upwards and downwards through the same tree (:meth:`KeptTree.bend`), and as :math:`\nabla^2 P`
+is symmetric that is its transpose, too. So a graph of autograd holds the leaves and the tree, numbers without a
+gradient: a backward pass uses up nothing that another result of the tree needs. Derivatives of higher order come from
+a tree that is made anew of the leaves, in differentiable operations.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from khot._torch_internals import is_transformed
+
+from ..autograd import with_forward_mode
+from .pairs import merge_polar, split
+from .tree import ProductTree, _pad_even, _shift
+
+
+class KeptTree(ProductTree):
+    """A :class:`~khot.kernels.product_tree.tree.ProductTree` that remembers the outside of its leaves."""
+
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
+        super().__init__(leaf, k, bound, with_forest=False)
+        self._of_leaves: Tensor | None = None
+        self._of_levels: list[Tensor] | None = None
+
+    def leaf_outside(self) -> Tensor:
+        """As of any tree; not to be written into."""
+        if self._of_leaves is None:
+            self._of_leaves = super().leaf_outside()
+        return self._of_leaves
+
+    def levels_outside(self) -> list[Tensor]:
+        """The outsides of the levels that are made of pairs, from the root downwards; those of the leaves besides."""
+        if self._of_levels is None:
+            g, levels = self._root_outside(), []
+            for x, level in zip(reversed(self.pairs), reversed(self.plan), strict=True):
+                levels.append(self._uncentre(g[:, : x.shape[2]], level))
+                g = split(levels[-1], x, level.start).flatten(1, 2)
+            self._of_levels, self._of_leaves = levels, g[:, : self.leaf.shape[1]]
+        return self._of_levels
+
+    def bend(self, u: Tensor) -> Tensor:
+        """The derivative of the outside of the leaves along a change ``u`` of the leaves, both ``(2, n, R)``.
+
+        In operations that torch.autograd knows how to do for many cotangents at once, such as ``reshape``.
+        """
+        bent = []
+        for x, level in zip(self.pairs, self.plan, strict=True):
+            u = _pad_even(u, 1)
+            bent.append(u.reshape(u.shape[0], 2, u.shape[1] // 2, u.shape[2]))
+            u = merge_polar(bent[-1], x, level.start, level.length)
+            first = self._first(level)
+            u = u if level.radius is None or first is None else _shift(u, first, 2 * level.radius + 1)
+        v: Tensor | None = None
+        downwards = zip(self.levels_outside(), reversed(bent), reversed(self.pairs), reversed(self.plan), strict=True)
+        for g, y, x, level in downwards:
+            change = split(g, y, level.start)
+            if v is not None:
+                change = change + split(self._uncentre(v.narrow(1, 0, x.shape[2]), level), x, level.start)
+            v = change.reshape(change.shape[0], 2 * change.shape[2], change.shape[3])
+        return torch.zeros_like(self.leaf) if v is None else v.narrow(1, 0, self.leaf.shape[1])
+
+
+def _made_anew(leaf: Tensor, tree: KeptTree) -> KeptTree:
+    """The same tree, whose results are differentiable in the leaf."""
+    return KeptTree(leaf, tree.k, tree.bound)
+
+
+class _Probability(Function):
+    @staticmethod
+    def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
+        return tree.probability()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        leaf, ctx.tree = inputs
+        ctx.save_for_backward(leaf)
+        ctx.save_for_forward(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (leaf,) = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return grad_output * ctx.tree.leaf_outside(), None
+        if is_transformed():
+            return grad_output * _made_anew(leaf, ctx.tree).leaf_outside(), None
+        return grad_output * leaf_outside(leaf, ctx.tree), None
+
+
+class _LeafOutside(Function):
+    @staticmethod
+    def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
+        tree.levels_outside()  # which the derivative needs
+        return tree.leaf_outside().clone()  # as the result becomes part of a graph
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        leaf, ctx.tree = inputs
+        ctx.save_for_backward(leaf)
+        ctx.save_for_forward(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (leaf,) = ctx.saved_tensors
+        tree = _made_anew(leaf, ctx.tree) if torch.is_grad_enabled() else ctx.tree
+        return tree.bend(grad_output), None
+
+
+def _probability_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
+    return (_made_anew(saved[0], ctx.tree).leaf_outside() * u).sum((0, 1))
+
+
+def _leaf_outside_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
+    return _made_anew(saved[0], ctx.tree).bend(u)
+
+
+_apply_probability = with_forward_mode(_Probability, _probability_jvp)
+_apply_leaf_outside = with_forward_mode(_LeafOutside, _leaf_outside_jvp)
+
+
+def probability(leaf: Tensor, tree: ProductTree) -> Tensor:
+    """P(total = k), ``(R,)``, differentiable in the leaves, which are those of the tree or equal to them."""
+    if leaf is tree.leaf or not isinstance(tree, KeptTree):
+        return tree.probability()
+    return _apply_probability(leaf, tree)
+
+
+def leaf_outside(leaf: Tensor, tree: ProductTree) -> Tensor:
+    """P(total = k | unit = 0) and P(total = k | unit = 1), ``(2, n, R)``, likewise; not to be written into."""
+    if leaf is tree.leaf or not isinstance(tree, KeptTree):
+        return tree.leaf_outside()
+    return _apply_leaf_outside(leaf, tree)
