@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
-from khot._torch_internals import nested_forward_mode
-from khot._tracing import is_tracing
-from khot._validation import is_transformed
+from khot._torch_internals import is_tracing, is_transformed, nested_forward_mode
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:

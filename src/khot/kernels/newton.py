@@ -15,6 +15,8 @@ from torch import Tensor
 
 NEWTON_STEPS = 36  # usual are 3 to 15
 HALVINGS = 66
+NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
+COARSEST = 2**-36  # in scales: how far apart the doubles next to t may be for a piece of a compact link between them
 MAX_STEPS = NEWTON_STEPS + HALVINGS
 CLOSED_FROM = 4  # the evaluation from which on it is worth a look whether a bracket has closed
 STEPS_PER_SYNC = 8  # how often an accelerator's host looks whether all rows are done

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
 
 
@@ -38,21 +39,8 @@ def distances_of(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     return z.mul_((2 / scale).to(x.dtype).unsqueeze(-1)).sub_(at.offset.to(x.dtype).unsqueeze(-1))
 
 
-def standardise(x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
-    """z = (x - t) / scale in x's dtype, for float64 t and scale of shape (...); differentiable to any order."""
-    if x.dtype == threshold.dtype:
-        return (x - threshold.unsqueeze(-1)) / scale.unsqueeze(-1)
-    high = threshold.detach().to(x.dtype)
-    low = (threshold - high).to(x.dtype)
-    return (x - high.unsqueeze(-1) - low.unsqueeze(-1)) / scale.to(x.dtype).unsqueeze(-1)
-
-
-def standardise_into(out: Tensor, x: Tensor, threshold: Tensor, scale: Tensor) -> Tensor:
-    """:func:`standardise` into a buffer, rounded in the same way as :func:`distances_of` the threshold once split."""
-    return _standardise_into(out, x, threshold, scale.reciprocal(), _twice_inverse(scale, x.dtype))
-
-
-def _standardise_into(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice: Tensor) -> Tensor:
+def fill_distances(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice: Tensor) -> Tensor:
+    """(x - t) / scale in a buffer, from 1 / scale and :func:`twice_inverse`, rounded as by :func:`distances_of`."""
     high = t.to(x.dtype)
     torch.add(high.mul(-0.5).unsqueeze(-1), x, alpha=0.5, out=out).mul_(twice)
     if x.dtype != t.dtype:
@@ -61,7 +49,7 @@ def _standardise_into(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice:
     return out
 
 
-def _twice_inverse(scale: Tensor, dtype: torch.dtype) -> Tensor:
+def twice_inverse(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """2 / scale as a column, for halves of differences."""
     return (2 / scale).to(dtype).unsqueeze(-1)
 

@@ -29,17 +29,14 @@ import torch
 from torch import Tensor
 
 from ..links.base import Link, TailSums
-from ..newton import MAX_STEPS, RESOLUTION, Evaluation, Root, guarded_newton
-from ..rows import FARTHEST, Span, Threshold, _standardise_into, _twice_inverse, distances_of, row_range
+from ..newton import COARSEST, MAX_STEPS, NEAR, RESOLUTION, Evaluation, Root, guarded_newton
+from ..rows import FARTHEST, SAMPLE_SIZE, Span, Threshold, distances_of, fill_distances, row_range, twice_inverse
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
-NEAR = 2**-18  # what tells an entry almost at its cap from others, in float32 too
-SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
-COARSEST = 2**-36  # in scales: how far apart the doubles next to t may be for a piece of a compact link between them
 LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
@@ -79,14 +76,14 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, k: Tensor, scale: Tensor, link: Link) -> "_Rows":
-        return cls(x, k, scale, scale.reciprocal(), _twice_inverse(scale, x.dtype), link)
+        return cls(x, k, scale, scale.reciprocal(), twice_inverse(scale, x.dtype), link)
 
     def take(self, rows: Tensor) -> "_Rows":
         return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link)
 
     def sums(self, t: Tensor, buffer: Tensor) -> tuple[TailSums, Tensor]:
         """The sums at t in float64, and m - k."""
-        sums = self.link.tail_sums(_standardise_into(buffer, self.x, t, self.inverse, self.twice_inverse))
+        sums = self.link.tail_sums(fill_distances(buffer, self.x, t, self.inverse, self.twice_inverse))
         sums = TailSums(*(v.double() for v in sums))
         return sums, sums.above - self.k
 

@@ -24,11 +24,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..capped_simplex.search import COARSEST, NEAR, SAMPLE_SIZE, solve_rows
+from .. import capped_simplex
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
-from ..newton import RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
-from ..rows import Span, Threshold, compute_dtype, row_range
+from ..newton import COARSEST, NEAR, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..rows import SAMPLE_SIZE, Span, Threshold, compute_dtype, row_range
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
@@ -91,9 +91,9 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
     return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
-def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> Threshold:
     """Thresholds of the signed mask for a = abs(x), not below 0."""
-    at = solve_rows(a, k, strength, link, span)
+    at = Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False))
     binding = at.anchor + at.offset * strength > 0
     return Threshold(torch.where(binding, at.anchor, 0.0), torch.where(binding, at.offset, 0.0))
 

@@ -30,8 +30,8 @@ def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool
             row = int((span.selected > 0).nonzero()[0])
             raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
         check_contents(x.reshape(-1, n), k, strength, "strength", span)
-    solve = solve_magnitudes if magnitude else solve_signed
-    at = solve(a, k, strength, _found(link), span)
+    found = _found(link)
+    at = solve_magnitudes(a, k, strength, found, span) if magnitude else solve_signed(a, k, strength, found)
     return at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
