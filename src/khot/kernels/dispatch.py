@@ -35,7 +35,10 @@ OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 # holds three or four values of each entry at a time.
 Table = dict[torch.dtype, tuple[tuple[int, int], ...]]
 _DOUBLE = ((128, 1), (512, 4), (1024, 8), (2048, 16))
-FORWARD: Table = {torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)), torch.float64: _DOUBLE}
+FORWARD: Table = {
+    torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)),
+    torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
+}
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: _DOUBLE}
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
@@ -43,7 +46,9 @@ LONGEST_TOURNAMENT = TOURNAMENT[torch.float64][-1][0]  # longer rows would take 
 # The order maps scan rows in float64: soft_sort and the cuts of soft_permutation, and everything else.
 POINTS: Table = {torch.float64: _DOUBLE[:-1]}
 SCANS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}
-TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
+RANK_BACKWARD: Table = {torch.float64: ((128, 1), (512, 8), (1024, 8))}
+TILE = {torch.float32: (4096, 8), torch.float64: (1024, 8)}  # entries and warps, of rows that are read in tiles
+WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}  # the same for the root finder
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
@@ -116,7 +121,7 @@ def plan(rows: int, n: int, dtype: torch.dtype, table: Table = FORWARD) -> Plan:
     for limit, warps in table[dtype]:
         if block <= limit:
             return Plan(block, warps, True, 1)
-    block, warps = TILE[dtype]
+    block, warps = (WIDE_TILE if table is FORWARD else TILE)[dtype]
     splits = min(PROGRAMS // rows, -(-n // block)) if n > SPLIT_ABOVE and rows <= PROGRAMS // 2 else 1
     return Plan(block, warps, False, splits)
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dispatch import RANK_BACKWARD
 from .lapsum_triton import compose_two, to_double, to_dtype
 from .launch_triton import on_device, per_row, row_numbers
 from .sorted_row_triton import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
@@ -73,8 +74,7 @@ def launch_rank_derivative(values: Tensor, order: Tensor, scale: Tensor, grad: T
     """dL/dx like x, and dL/dscale in float64 of the batch shape."""
     rows, places, g = contiguous_rows(values, order, grad)
     grad_x, grad_scale, numbers = torch.empty_like(rows), row_results(rows), row_numbers(scale, values.device)
+    options = scan_options(rows, numbers, RANK_BACKWARD)
     with on_device(values):
-        _rank_bwd[(len(rows),)](
-            rows, places, g, grad_x, grad_scale, *numbers.arguments(rows), rows.shape[1], **scan_options(rows, numbers)
-        )
+        _rank_bwd[(len(rows),)](rows, places, g, grad_x, grad_scale, *numbers.arguments(rows), rows.shape[1], **options)
     return grad_x.reshape(values.shape), grad_scale.reshape(values.shape[:-1])
