@@ -32,6 +32,7 @@ from khot.kernels.forward_mode import with_forward_mode
 from khot.kernels.links import Link
 from khot.kernels.mask import (
     balanced,
+    centred,
     derivative,
     fused_derivative,
     fused_mask,
@@ -104,13 +105,13 @@ def _jvp(
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
-    mean = (share * moved).sum(-1)
+    rest, mean = centred(moved, share)
     shift = mean.double() if dk is None else mean.double() - dk / density
     if ctx.log:
         dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
-        dy = balanced(slope * (moved - mean.unsqueeze(-1)), share)
+        dy = balanced(slope * rest, share)
         if dk is not None:
             dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
     return dy.to(x.dtype), None, shift if dscale is None else shift - offset * (dscale / scale)
