@@ -314,13 +314,20 @@ def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -
         left = len(done) - int(done.sum())
         if remaining and 0 < 2 * left <= len(done) and buffer.numel() > FEW_ITEMS:  # the others have no more work
             part, rest = (~done).nonzero().squeeze(-1), (before - t) + move
-            done &= trivial | ~rows.underflow(sums, excess)
+            done = _sure(rows, sums, excess, trivial, done)
             t[part], rest[part], done[part] = _newton(rows.take(part), t[part], done[part], remaining)
             return t, rest, done
         if not left:
             break
-    # In a gap the tails may have few digits or none, which no step can be judged by.
-    return t, (before - t) + move, done & (trivial | ~rows.underflow(sums, excess))
+    return t, (before - t) + move, _sure(rows, sums, excess, trivial, done)
+
+
+def _sure(rows: _Rows, sums: TailSums, excess: Tensor, trivial: Tensor, done: Tensor) -> Tensor:
+    """Without those in a gap whose tails have few digits or none, which no step can be judged by."""
+    limits = torch.finfo(rows.x.dtype)
+    if not bool((sums.total < limits.tiny / limits.eps).any()):
+        return done
+    return done & (trivial | ~rows.underflow(sums, excess))
 
 
 def _guarded_steps(rows: _Rows, t: Tensor, low: Tensor, high: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
