@@ -171,10 +171,12 @@ def _magnitude_at(
         )  # to make up for the rounding of 1 / q
         u = np.where(inside, (a - at) / s / below + zeta, z.clamp(0, 1).numpy())
         slope = np.where(inside, q * np.where(inside, u, 1.0) ** np.longdouble(q - 1), 0.0)
-        shrunk = a / (1 + s) if q == 1 else np.where(s * root < a / 2, a - s * root, root ** np.longdouble(q))
+        power = root ** np.longdouble(q)  # of a root that is below all doubles, s times it is no number
+        shrunk = a / (1 + s) if q == 1 else np.where(power > a / 2, a - s * root, power)
         y = np.where(kept, shrunk, t * u ** np.longdouble(q))
         lever = np.where(kept, shrunk if q == 1 else root, 0.0)
-        part = np.where(kept, 1 / (1 + s / q * lever / np.where(kept, shrunk, 1.0)), 0.0)
+        steepness = root ** np.longdouble(q - 1)
+        part = np.where(kept, steepness / (steepness + s / q), 0.0)
         ratio = np.where(t > 0, s * np.where(t > 0, t, 1.0) ** np.longdouble(1 / q - 1), 1.0)  # sigma / t
         weights = slope.sum(-1, keepdims=True) + ratio * np.where(inside, u ** np.longdouble(q), 0.0).sum(
             -1, keepdims=True

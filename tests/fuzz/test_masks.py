@@ -208,6 +208,48 @@ def test_values_at_integer_sums(dtype):
             check_values(case, rows, case.map(rows.x, rows.k, rows.softness), at)
 
 
+FOUND = {  # rows that a long run has found, by what was wrong with them
+    "root_hit_where_slopes_vanish": (
+        *("normal", torch.float32, 2.0, 1.4431273345452588e-10),
+        *([5747811328.0, 5747808768.0, 5747809280.0], [-1.0, 2.0, 0.5]),
+    ),
+    "tails_of_few_digits": (
+        *("normal", torch.float64, 1.0, 4.659990582886786e-10),
+        *([-0.17071578654600839, -0.17071582240141933], [1.63137873048079, -0.45299048978152134]),
+    ),
+}
+
+
+def member(name: str) -> FuzzCase:
+    return next(case for case in CASES if case.name == name)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_rows_that_were_wrong(name):
+    case, dtype, k, softness, x, weight = FOUND[name]
+    numbers = (torch.tensor([v], dtype=torch.float64) for v in (k, softness))
+    run(
+        member(case),
+        Rows(torch.tensor([x], dtype=dtype), *numbers, torch.tensor([weight], dtype=dtype)),
+        True,
+        Counter(),
+    )
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "transport", "cauchy", "sparse_2", "sparse_1.33"])
+def test_nearly_equal_cotangents(name):
+    noise = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 256, 3, generator=noise)
+    ones = torch.ones(256, dtype=torch.float64)
+    run(member(name), Rows(x, 1.2 * ones, 2.0 * ones, 1 + 1e-4 * weight), True, Counter())
+
+
+def test_small_sums_far_from_0():
+    x = 437740 + 2e-5 * torch.rand(256, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ones = torch.ones(256, dtype=torch.float64)
+    run(member("sparse_1.7"), Rows(x, 1e-9 * ones, 2.0 * ones, torch.ones_like(x)), False, Counter())
+
+
 @pytest.mark.slow
 @each_case
 @each_dtype

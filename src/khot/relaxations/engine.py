@@ -24,7 +24,7 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, derivative, local_shape, mask_values
+from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold
@@ -95,13 +95,13 @@ def _jvp(
     if dscale is not None:
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
-    mean = (share * moved).sum(-1)
+    rest, mean = centred(moved, share)
     shift = mean.double() if dk is None else mean.double() - dk / density
     if ctx.log:
         dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
-        dy = balanced(slope * (moved - mean.unsqueeze(-1)), share)
+        dy = balanced(slope * rest, share)
         if dk is not None:
             dy = dy + share * dk.to(z.dtype).unsqueeze(-1)
     return dy.to(x.dtype), None, shift if dscale is None else shift - offset * (dscale / scale)

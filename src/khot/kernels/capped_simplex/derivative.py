@@ -61,6 +61,14 @@ def balanced(values: Tensor, share: Tensor) -> Tensor:
     return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
+def centred(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Values less their mean, weighted by the shares, and the mean: twice, as nearly equal values lose digits once."""
+    mean = (values * share).sum(-1)
+    rest = values - mean.unsqueeze(-1)
+    left = (rest * share).sum(-1)
+    return rest - left.unsqueeze(-1), mean + left
+
+
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
     shrink, root = 2.0**-32 if z.dtype == torch.float32 else 2.0**-64, scale.sqrt()
@@ -94,13 +102,15 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
         total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
     elif _underflow(total):
         share, _ = _underflowing(x, scale, at, link, False)
-        grad_k = (grad * share).sum(-1)
-        return balanced(slope.mul_(grad - grad_k.unsqueeze(-1)), share), grad_k
+        rest, grad_k = centred(grad, share)
+        return balanced(slope.mul_(rest), share), grad_k
     grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
-    rest = grad - grad_k.unsqueeze(-1)
+    grad_z = (grad - grad_k.unsqueeze(-1)).mul_(slope)
+    left = grad_z.sum(-1) / total  # by the rounding of the mean, as large as what is left of nearly equal cotangents
+    grad_z.addcmul_(slope, left.unsqueeze(-1), value=-1)
     if bool((slope.amax(-1) > DOMINANT * total).any()):
-        return balanced(rest.mul_(slope), slope), grad_k
-    return rest.mul_(slope), grad_k
+        grad_z = balanced(grad_z, slope)
+    return grad_z, grad_k + left
 
 
 def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
@@ -136,8 +146,8 @@ def derivative(
         total = direct.sum(-1)
         grad_z, grad_k = balanced(direct - share * total.unsqueeze(-1), share), total.double() / density
     elif grad_y is not None:
-        mean = (grad_y * share).sum(-1)
-        grad_z, grad_k = balanced(slope * (grad_y - mean.unsqueeze(-1)), share), mean.double()
+        rest, mean = centred(grad_y, share)
+        grad_z, grad_k = balanced(slope * rest, share), mean.double()
     if grad_offset is not None:
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset / density

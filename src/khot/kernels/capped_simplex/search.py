@@ -37,6 +37,7 @@ FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to t
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
+SHORT = 2**-30  # of a step of that kind, relative to the distance from t of the items that make up the sum
 LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
@@ -107,8 +108,10 @@ class _Rows(NamedTuple):
             rounding = (1 + self.link.condition) * torch.finfo(self.x.dtype).eps
             found = residual.abs() <= rounding * (sums.total + excess.abs())
             step = step.masked_fill(found, 0.0) * self.scale  # a kink is where it is to be seen, not a step further
-            # Where the doubles are too far apart for that, a step to between them that crosses no kink.
+            # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short,
+            # relative to the items above t, that what it leaves shows in no sum.
             between = torch.minimum(RESOLUTION * t.abs(), COARSEST * self.scale)
+            between = torch.minimum(between, SHORT * self.scale * (sums.total / sums.slope))
             return step, residual, found | ((step.abs() <= between) & (sums.slope * excess < 0))
         gap = self.underflow(sums, excess)
         found = gap | (residual == 0) | (step.abs() <= self.tolerance())
@@ -135,18 +138,28 @@ def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -
     """A few unguarded steps, enough for almost all rows; returns t, what its rounding took, and which rows are done."""
     buffer, tolerance = torch.empty_like(rows.x), rows.tolerance()
     for remaining in reversed(range(steps)):
-        step = rows.link.newton_step(*rows.sums(t, buffer))
+        sums, excess = rows.sums(t, buffer)
+        step = rows.link.newton_step(sums, excess)
         before, move = t, step * rows.scale
         t = before + move
         done = trivial | (step.abs() <= tolerance)
         left = len(done) - int(done.sum())
         if remaining and 0 < 2 * left <= len(done) and buffer.numel() > FEW_ITEMS:  # the others have no more work
             part, rest = (~done).nonzero().squeeze(-1), (before - t) + move
+            done = _sure(rows, sums, excess, trivial, done)
             t[part], rest[part], done[part] = _newton(rows.take(part), t[part], done[part], remaining)
             return t, rest, done
         if not left:
             break
-    return t, (before - t) + move, done
+    return t, (before - t) + move, _sure(rows, sums, excess, trivial, done)
+
+
+def _sure(rows: _Rows, sums: TailSums, excess: Tensor, trivial: Tensor, done: Tensor) -> Tensor:
+    """Without those in a gap whose tails have few digits or none, which no step can be judged by."""
+    limits = torch.finfo(rows.x.dtype)
+    if not bool((sums.total < limits.tiny / limits.eps).any()):
+        return done
+    return done & (trivial | ~rows.underflow(sums, excess))
 
 
 def _guarded_steps(rows: _Rows, t: Tensor, low: Tensor, high: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,7 +287,7 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
         torch.sub(z, offset.to(z.dtype)[:, None], out=buffer)
         _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(buffer))
         step = torch.atanh(signed / total) * total / slope
-        return step, signed, signed.isnan() | (step.abs() <= resolution * (right - left))
+        return step, signed, signed.isnan() | (signed == 0) | (step.abs() <= resolution * (right - left))
 
     resolution, one = torch.finfo(x.dtype).eps, torch.ones_like(left)
     offset = guarded_newton(evaluate, 0.5 * (left + right), (left, right), (one, -one), ~gap).t

@@ -9,7 +9,7 @@ costs the others no digit, and beyond ``FAR`` scales it makes no difference how 
 in z, too, so that nothing overflows.
 
 A cumulative sum of :math:`e^{z_i} v_i`, divided by :math:`e^{z_j}`, gives the sums in O(n) while no exponential over-
-or underflows: in double precision as long as the items spread over no more than 1200 scales. Beyond that, and on
+or underflows: in double precision as long as the items spread over no more than 256 scales. Beyond that, and on
 accelerators without Triton, where looking at the spread would stall, the sums double their reach log2(n) times with
 products of the decays :math:`e^{-h_j} \le 1`, which no gap can harm.
 

@@ -9,7 +9,7 @@ from . import Points
 from . import decayed_sums as sums_around
 from .reference import number_of_points
 
-SAFE_EXPONENT = 600.0  # exp of it leaves a factor of 1e47 for the length of the row and the size of v
+SAFE_EXPONENT = 128.0  # an exponential shows what z rounds: up to here 2^-47
 FAR = 1600.0  # scales; exp(-FAR / 2) is 0 in double precision
 
 
