@@ -1,0 +1,186 @@
+"""Every operator in every backend that runs here, against its reference, the definition."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import khot.kernels
+import khot.laws
+from khot.kernels import backend, registry
+from khot.kernels.capped_simplex import reference as simplex
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.order import reference as order
+from khot.kernels.order_draw import rank_centre
+from khot.kernels.ordered_duels import kinds
+from khot.kernels.philox import FIRST
+from khot.kernels.registry import OPERATORS
+from tests.inputs import normal
+
+DOUBLE = torch.float64
+SEED = torch.tensor([0x123456789ABCDEF])
+SPARSE = clipped_power(1.5)
+
+for _package in (khot.kernels, khot.laws):  # all operators there are, whatever was imported before
+    for _module in pkgutil.walk_packages(_package.__path__, f"{_package.__name__}."):
+        if "triton" not in _module.name:
+            importlib.import_module(_module.name)
+
+
+def rows(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (3, 40), sums and scales."""
+    return (
+        normal(3, 40, seed=seed),
+        torch.tensor([2.0, 7.5, 30.0], dtype=DOUBLE),
+        torch.tensor([0.3, 1.0, 2.0]).double(),
+    )
+
+
+def mask_gradient(log: bool) -> tuple[Any, ...]:
+    x, k, scale = rows()
+    at = simplex.threshold(x, k, scale, LOGISTIC.key, "scale", True)
+    return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, log, True
+
+
+def odd_gradient(magnitude: bool) -> tuple[Any, ...]:
+    x, k, strength = rows()
+    at = OPERATORS["odd_threshold"].reference(x, k, strength, SPARSE.key, magnitude, True)
+    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, magnitude, True
+
+
+def sorted_rows() -> tuple[Tensor, Tensor, Tensor]:
+    """Half of sorted values, half of their scale as a column, and where they came from."""
+    values, places = normal(2, 12).sort(-1)
+    return values / 2, torch.tensor([[0.2], [0.5]]).double(), places
+
+
+def sums() -> tuple[Tensor, ...]:
+    values, scale, _ = sorted_rows()
+    return *order.sorted_positions(values, scale), normal(2, 12, seed=1), normal(2, 12, seed=2)
+
+
+def slices(seed: int = 1) -> tuple[Any, ...]:
+    values, scale, places = sorted_rows()
+    z, gap = order.sorted_positions(values, scale)
+    offset, anchor, below = order.soft_count_inverse(z, gap, True)
+    return values, scale, places, values.gather(-1, anchor), offset, below
+
+
+def transport(k: int) -> tuple[Any, ...]:
+    return normal(2, 8), torch.tensor([0.2, 0.5], dtype=DOUBLE), k, 1e-13, 1000, True
+
+
+def transport_gradient(k: int) -> tuple[Any, ...]:
+    x, half, *_ = transport(k)
+    t = OPERATORS["sorted_transport"](x, half, k, 1e-14, 1000, True)[1]
+    return x, half, t, normal(2, k, 8, seed=1), True
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    p = normal(20, 3).sigmoid()
+    return torch.stack((1 - p, p)), torch.tensor([2, 5, 6])
+
+
+def law(count: int) -> tuple[Tensor, ...]:
+    x = normal(6, 2, 3).abs()
+    return x if count == 0 else normal(count, 3, seed=1), x
+
+
+def balanced(k: Tensor) -> Tensor:
+    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), LOGISTIC.key, False, "", False)[0]
+
+
+def duels() -> tuple[Tensor, ...]:
+    take, first = normal(2, 9).sigmoid(), (torch.arange(9) == 0).expand(2, 9)
+    return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
+
+
+SIZES = torch.tensor([3, 4])
+ISOTONIC = (normal(2, 40), normal(2, 40, seed=1).abs(), torch.tensor([0.5, 1.0]).double())
+CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
+    "capped_simplex_threshold": [
+        lambda: (*rows(), LOGISTIC.key, "scale", True),
+        lambda: (*rows(), SPARSE.key, "s", True),
+    ],
+    "capped_simplex_mask": [
+        lambda: (*rows(), LOGISTIC.key, False, "scale", True),
+        lambda: (*rows(), LOGISTIC.key, True, "scale", True),
+        lambda: (*rows(), SPARSE.key, False, "scale", True),
+    ],
+    "capped_simplex_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
+    "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
+    "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
+    "odd_map_derivative": [lambda: odd_gradient(False), lambda: odd_gradient(True)],
+    "isotonic": [
+        lambda: (*ISOTONIC, 2.0, False, False, 0, "s,w"),
+        lambda: (*ISOTONIC, 2.0, True, False, 0, "s,w"),
+        lambda: (*ISOTONIC, 1.5, True, True, 5000, "s,w"),
+        lambda: (*ISOTONIC, 1.5, False, False, 0, ""),
+    ],
+    "sorted_positions": [lambda: sorted_rows()[:2]],
+    "decayed_sums": [sums],
+    "soft_count_inverse": [lambda: (*sums()[:2], False), lambda: (*sums()[:2], True)],
+    "slice_weights": [lambda: (*slices(), DOUBLE)],
+    "slice_weights_derivative": [lambda: (*slices()[:-1], normal(2, 12, 12, seed=3))],
+    "sorted_transport": [lambda: transport(3), lambda: transport(8)],
+    "sorted_transport_derivative": [lambda: transport_gradient(3), lambda: transport_gradient(8)],
+    "pair_merge": [lambda: (normal(6, 2, 3).abs(), 2, 5), lambda: (normal(50, 2, 3).abs(), 0, 99)],
+    "pair_split": [lambda: (normal(5, 3, seed=1), normal(6, 2, 3), 2)],
+    "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
+    "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
+    "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
+    "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
+    "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
+    "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
+}
+# Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
+OF_LAWS = {"covariance_solve", "solve_logits"}
+CALLS = [
+    pytest.param(name, make, choice, id=f"{name}-{i}-{choice}")
+    for name, makes in CASES.items()
+    for i, make in enumerate(makes)
+    for choice in [option.name for option in OPERATORS[name].registered] or ["reference"]
+]
+
+
+def test_every_operator_has_a_case():
+    assert set(OPERATORS) == set(CASES) | OF_LAWS
+
+
+@pytest.mark.parametrize(("name", "make", "choice"), CALLS)
+def test_is_what_the_reference_defines(name, make, choice):
+    operator, arguments = OPERATORS[name], make()
+    if choice == "reference":
+        found = operator.plain(*arguments)
+    else:
+        option = next(option for option in operator.registered if option.name == choice)
+        obstacle = registry.PLATFORMS[choice].obstacle(torch.device("cpu"))
+        if obstacle:
+            pytest.skip(obstacle)
+        asked = arguments[:1] if isinstance(operator, registry.DrawOperator) else arguments
+        taken = option.takes(asked[0], 3) if isinstance(operator, registry.DrawOperator) else option.takes(*asked)
+        if not taken:
+            pytest.skip(f"{choice} takes other calls of {name}")
+        found = option.load()(*arguments)
+    expected = operator.reference(*arguments)
+    if name == "capped_simplex_threshold" or name == "odd_threshold":  # t, however it is split
+        scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
+        found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
+    elif name in ("capped_simplex_mask", "odd_map"):
+        found, expected = found[0], expected[0]
+    elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
+        z = arguments[0]
+        found, expected = ((z.gather(-1, anchor) + offset, below) for offset, anchor, below in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_backends_are_forced_for_every_operation():
+    with backend("torch"):
+        for name, makes in CASES.items():
+            operator, arguments = OPERATORS[name], makes[0]()
+            assert operator.implementation(*arguments) is operator.plain
