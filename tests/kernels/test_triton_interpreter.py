@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 OF_KERNELS = [
+    "kernels/test_operators.py",
     "kernels/test_triton.py",
     "kernels/test_triton_draws.py",
     "kernels/test_triton_order.py",
