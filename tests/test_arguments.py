@@ -37,6 +37,7 @@ WRONG: dict[str, list[Any]] = {
     "fraction": [*NUMBERS, -0.1, 1.0, math.nan, torch.tensor([0.5, 0.6])],
     "positive": [*NUMBERS, 0.0, -1.0, math.nan, math.inf],
     "count": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
+    "degrees": [*NUMBERS, 2.0, 0, 3, -1, torch.tensor(2)],
     "counts": [*NUMBERS, 1.5, 0, -1, [1.5], ["wrong"], [0]],
     "dim": [*NUMBERS, 1.5, 2, -3, torch.tensor([0, 1])],
     "flag": [*TYPES, 1, 0.0, [True], torch.tensor([True, False])],
@@ -163,6 +164,7 @@ CALLS = {
         {**ISOTONIC, "p": "exponent", "strength": "softness", "kind": "choice", "max_iter": "count"},
     ),
     "Logistic": Call(khot.Logistic, {}, {}),
+    "StudentT": Call(khot.StudentT, {"df": 2}, {"df": "degrees"}),
     "fenchel_young_topk_loss": Call(
         khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, {"x": "scores", "target": "target", **LOSS}
     ),

@@ -93,6 +93,7 @@ OWN_TESTS = {
     "infer": {"KHotReparam": "test_infer.py"},
     "relaxations": {
         "Logistic": "kernels/test_links.py",
+        "StudentT": "kernels/test_links.py",
         "isotonic_l2": "relaxations/test_isotonic.py",
         "isotonic_lp": "relaxations/test_isotonic.py",
         "permutahedron_projection": "relaxations/test_permutahedron.py",

@@ -80,7 +80,7 @@ def fused(x: Tensor, link: Link, log: bool = False) -> bool:
 
 
 def _has_kernel(link: Link, log: bool) -> bool:
-    return link.kernel is not None and (not log or link.kernel in ("logistic", "laplace"))
+    return link.kernel is not None and (link.kernel_has_log or not log)
 
 
 def use_triton(x: Tensor, link: Link, log: bool = False) -> bool:

@@ -2,6 +2,7 @@
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import Logistic
+from khot.kernels.links.student_t import StudentT
 
 from .capped_softmax import capped_softmax
 from .engine import capped_simplex_map
@@ -24,6 +25,7 @@ from .transport import transport_topk
 __all__ = [
     "Link",
     "Logistic",
+    "StudentT",
     "capped_simplex_map",
     "capped_softmax",
     "isotonic_l2",

@@ -64,7 +64,7 @@ def launch_checked(
     from .triton_forward import launch_forward
 
     check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
-    y, anchor, offset, sound = launch_forward(x, k, scale, str(link.kernel), link.q, log, with_y, check)
+    y, anchor, offset, sound = launch_forward(x, k, scale, link, log, with_y, check)
     if sound is not None and not bool(sound.all()):
         rows = x.to(compute_dtype(x)).reshape(-1, x.shape[-1])
         k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
@@ -127,7 +127,7 @@ def fused_derivative(
     if use_triton(x, found, log):
         from .triton_backward import launch_backward
 
-        return launch_backward(x, scale, at, grad, str(found.kernel), found.q, log)
+        return launch_backward(x, scale, at, grad, found, log)
     grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad, None, found, log)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
 

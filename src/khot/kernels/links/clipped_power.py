@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Link, TailSums
+from .base import Link, Moments, TailSums
 
 
 class ClippedPower(Link, name="clipped_power"):
@@ -35,9 +35,9 @@ class ClippedPower(Link, name="clipped_power"):
         return "clip" if self.q == 1 else "clip_power"
 
     @property
-    def moments(self) -> tuple[float, float]:  # type: ignore[override]
+    def moments(self) -> Moments:  # type: ignore[override]
         q = self.q
-        return q / (q + 1), q / ((q + 1) ** 2 * (q + 2))
+        return Moments(mean=q / (q + 1), variance=q / ((q + 1) ** 2 * (q + 2)))
 
     def value(self, z: Tensor) -> Tensor:
         return z.clamp(0, 1).pow_(self.q)

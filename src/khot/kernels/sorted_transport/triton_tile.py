@@ -10,8 +10,7 @@ however small the weights that some of them have.
 import triton
 import triton.language as tl
 
-from ..capped_simplex.triton_root import split_threshold
-from ..links.tails_triton import add2
+from ..triton_tools import add2, split_threshold
 
 FAR = tl.constexpr(1e6)  # as good as infinite for z
 LARGEST_STEP = tl.constexpr(1e18)
