@@ -85,13 +85,22 @@ def _capped_simplex_fwd(
             tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)  # again, rather than to hold it through all that
     _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
     if HAS_Y:
-        inv_scale = inverse_scale(scale, DTYPE)
-        if IN_REGISTERS:
-            store_tile(y_ptr, value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0, n, BLOCK)
-        else:
-            for start in range(0, n, BLOCK):
-                x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-                store_tile(y_ptr, value(distances(x, high, off, inv_scale), q, LINK, LOG), start, n, BLOCK)
+        _store_values(x_ptr, y_ptr, tile, n, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
+
+
+@triton.jit
+def _store_values(
+    x_ptr, y_ptr, tile, n, high, off, factor, scale, q,
+    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """y of a row: of the tile in registers, or of all tiles in memory."""
+    inv_scale = inverse_scale(scale, DTYPE)
+    if IN_REGISTERS:
+        store_tile(y_ptr, value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0, n, BLOCK)
+    else:
+        for start in range(0, n, BLOCK):
+            x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+            store_tile(y_ptr, value(distances(x, high, off, inv_scale), q, LINK, LOG), start, n, BLOCK)
 
 
 @triton.jit

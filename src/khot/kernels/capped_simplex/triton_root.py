@@ -330,10 +330,32 @@ def _next_anchor(anchor, off, first, final, rounds, scale, factor, far, DTYPE: t
 
 
 @triton.jit
-def _widened(end, anchor, width, scale, far, SIGN: tl.constexpr):
-    """An end of a bracket in t as an offset from an anchor, with room for rounding."""
-    end = _clamp((end - anchor) / scale, far)
-    return end + SIGN * (tl.abs(end) * ROOM + width)
+def _first_bracket(lowest, highest, p, complement, scale, q, LINK: tl.constexpr):
+    """The ends of where the root is, in t, and how many scales beyond the items that reaches."""
+    quantile = LINK.quantile(tl.maximum(p, LEAST_FRACTION), tl.maximum(complement, HALF_EPS), q, LINK)
+    width = tl.abs(quantile) * (1.0 + ROOM) + 1.0
+    lowest, highest = lowest.to(tl.float64), highest.to(tl.float64)
+    low = lowest - width * scale - tl.abs(lowest) * COARSELY
+    return low, highest + width * scale + tl.abs(highest) * COARSELY, width
+
+
+@triton.jit
+def _bracket_around(anchor, first, final, width, scale, far):
+    """A bracket in t as one in offsets from an anchor, with room for rounding."""
+    low, high = _clamp((first - anchor) / scale, far), _clamp((final - anchor) / scale, far)
+    return low - (tl.abs(low) * ROOM + width), high + (tl.abs(high) * ROOM + width)
+
+
+@triton.jit
+def _judge_row(
+    x_ptr, n, anchor, off, k_whole, k_rest, scale, factor, q,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """:func:`judge` of a row in memory, with float64 for anchor and offset."""
+    above, signed, total, slope = row_sums(
+        x_ptr, n, anchor.to(DTYPE), off.to(DTYPE), factor, inverse_scale(scale, DTYPE), q, LINK, BLOCK, DTYPE
+    )
+    return judge(above, signed, total, slope, k_whole, k_rest, q.to(tl.float64), LINK, DTYPE)
 
 
 @triton.jit
@@ -346,16 +368,12 @@ def search(
     The first round runs in t; where two neighbouring doubles do not tell the root, those after it in the offset from an
     anchor, until that is the number next to the root.
     """
-    k, far, inv_scale = k_whole.to(tl.float64) + k_rest, farthest(DTYPE), inverse_scale(scale, DTYPE)
-    quantile = LINK.quantile(tl.maximum(p, LEAST_FRACTION), tl.maximum(complement, HALF_EPS), q, LINK)
-    width = tl.abs(quantile) * (1.0 + ROOM) + 1.0
-    low = lowest.to(tl.float64) - width * scale - tl.abs(lowest.to(tl.float64)) * COARSELY
-    high = highest.to(tl.float64) + width * scale + tl.abs(highest.to(tl.float64)) * COARSELY
+    k, far = k_whole.to(tl.float64) + k_rest, farthest(DTYPE)
+    low, high, width = _first_bracket(lowest, highest, p, complement, scale, q, LINK)
+    first, final, last, older = low, high, high - low, high - low  # first and final: low and high when t ends
     r_low, r_high = n - k, -k
     t = tl.where((t >= low) & (t <= high), t, 0.5 * low + 0.5 * high)
-    last, older = high - low, high - low
     anchor, off, unit = 0.0 * t, 0.0 * t, scale
-    first, final = low, high  # of the bracket in t, when that has closed
     done, special = tl.full((), 0, tl.int1), tl.full((), 0, tl.int1)
     steps, local, rounds = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     while (steps < MAX_STEPS) & (~done):
@@ -364,30 +382,23 @@ def search(
             off = _clamp((t - anchor) / scale, far)
         else:
             off = t
-        above, signed, total, slope = row_sums(
-            x_ptr, n, anchor.to(DTYPE), off.to(DTYPE), factor, inv_scale, q, LINK, BLOCK, DTYPE
-        )
-        step, residual, found, special = judge(
-            above, signed, total, slope, k_whole, k_rest, q.to(tl.float64), LINK, DTYPE
+        step, residual, done, special = _judge_row(
+            x_ptr, n, anchor, off, k_whole, k_rest, scale, factor, q, LINK, BLOCK, DTYPE
         )
         low, r_low = tl.where(residual > 0, t, low), tl.where(residual > 0, residual, r_low)
         high, r_high = tl.where(residual < 0, t, high), tl.where(residual < 0, residual, r_high)
-        following, size = _propose(t, step * unit, low, high, r_low, r_high, older, local)
-        older, last = last, size
-        off = tl.where(found & (tl.abs(step) < float("inf")), off + step, off)
+        t, size = _propose(t, step * unit, low, high, r_low, r_high, older, local)
+        older, last, local, steps = last, size, local + 1, steps + 1
+        off = tl.where(done & (tl.abs(step) < float("inf")), off + step, off)
         closed = _ordinal(low) >= _ordinal(high) - 1  # their difference may overflow
-        t, local, done = following, local + 1, found
-        if (closed & (~found)) | (found & (rounds > 0)):  # on to the next round, if its anchor is nearer
+        if (closed & (~done)) | (done & (rounds > 0)):  # on to the next round, if its anchor is nearer
             first, final = tl.where(rounds == 0, low, first), tl.where(rounds == 0, high, final)
             new, start, nearer = _next_anchor(anchor, off, first, final, rounds, scale, factor, far, DTYPE)
             done = ~nearer
             if nearer:
                 anchor, t, unit = new, start, 0.0 * start + 1.0
-                low = _widened(first, new, width, scale, far, -1)
-                high = _widened(final, new, width, scale, far, 1)
-                last, older = high - low, high - low
-                local, rounds = local * 0, rounds + 1
-        steps += 1
+                low, high = _bracket_around(new, first, final, width, scale, far)
+                older, last, local, rounds = high - low, high - low, 0 * local, rounds + 1
     return anchor, off, special & done
 
 

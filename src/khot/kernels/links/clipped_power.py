@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .base import Link, Moments, TailSums
+from .names import as_constant
 
 
 class ClippedPower(Link, name="clipped_power"):
@@ -90,5 +91,5 @@ _kept_clipped_power = lru_cache(maxsize=None)(ClippedPower)
 def clipped_power(p: float) -> ClippedPower:
     """The link of this p."""
     if torch.compiler.is_compiling():
-        return ClippedPower(next(iter({p})))  # what is hashed becomes a constant of the graph, even if it was an input
+        return ClippedPower(as_constant(p))
     return _kept_clipped_power(p)
