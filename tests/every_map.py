@@ -82,6 +82,7 @@ MAPS = [
     AnyMap("transport_topk", lambda x, s: khot.transport_topk(x, 2, s)),
     AnyMap("capped_softmax", lambda x, s: khot.capped_softmax(x, 2.5, s)),
     AnyMap("capped_simplex_map", lambda x, s: khot.capped_simplex_map(x, 2.5, s, link=NamedCauchy(0.7))),
+    AnyMap("capped_simplex_map_student_t", lambda x, s: khot.capped_simplex_map(x, 2.5, s, link=khot.StudentT(2))),
     AnyMap("sparse_topk_two", lambda x, s: khot.sparse_topk(x, 2.5, s)),
     AnyMap("sparse_topk_any_p", lambda x, s: khot.sparse_topk(x, 3, s, p=1.5)),
     AnyMap("sparse_topk_magnitude_two", lambda x, s: khot.sparse_topk_magnitude(x, 2.5, s)),

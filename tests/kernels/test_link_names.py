@@ -188,6 +188,7 @@ OUTSIDE = Steep(3.0)
 TENSOR = Steep(torch.tensor(2.0, dtype=torch.float64))
 INSIDE = {
     "built in": lambda x, a: capped_simplex_map(x, 3, a, link=Logistic()),
+    "student t": lambda x, a: capped_simplex_map(x, 3, a, link=StudentT(4)),
     "clipped power": lambda x, a: capped_simplex_map(x, 3, link=ClippedPower(1.5)),
     "sparse": lambda x, a: sparse_topk(x, 2.5, p=1 + a),
     "parameter": lambda x, a: capped_simplex_map(x, 3, link=Steep(2.0)),

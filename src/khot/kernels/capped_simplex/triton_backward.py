@@ -48,9 +48,13 @@ def _grad_scale(lever, scale, LOG: tl.constexpr):
 
 
 @triton.jit
-def _tile_terms(x, z, g, nearest, q, LINK: tl.constexpr, LOG: tl.constexpr):
-    """w and d of a tile, relative to ``nearest``; infinite entries, of which are those beyond the row, have no w."""
-    w = tl.where(tl.abs(x) == float("inf"), 0.0, slopes(z, nearest, q, LINK))
+def _tile_terms(x, z, g, start, n, nearest, q, LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr):
+    """w and d of a tile, relative to ``nearest``."""
+    w = slopes(z, nearest, q, LINK)
+    if LINK.heavy:  # no slope of an infinite entry, of which are those beyond the row; tails of others vanish there
+        w = tl.where(tl.abs(x) == float("inf"), 0.0, w)
+    else:
+        w = tl.where(start + tl.arange(0, BLOCK) < n, w, 0.0)
     if LOG:
         d = tl.where(x > -float("inf"), g * log_derivative(z, LINK), 0.0)
     else:
@@ -113,7 +117,7 @@ def _chunk_sums(
         z = bounded(distances(x, high, off, inv_scale), LINK)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
         there = nearest_of(z, LINK)
-        w, d = _tile_terms(x, z, g, there, q, LINK, LOG)
+        w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
         more_weight, more_direct = tl.reduce((w, d), 0, add2)
         nearest, weight, direct = _merge(nearest, weight, direct, there, more_weight, more_direct, LINK, LOG)
     return nearest, weight, direct
@@ -130,7 +134,7 @@ def _chunk_grad(
         x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
         z = distances(x, high, off, inv_scale)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
-        w, d = _tile_terms(x, bounded(z, LINK), g, nearest, q, LINK, LOG)
+        w, d = _tile_terms(x, bounded(z, LINK), g, start, n, nearest, q, LINK, LOG, BLOCK)
         store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, n, BLOCK)
         lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     return lever
@@ -153,7 +157,7 @@ def _capped_simplex_bwd(
     row = tl.program_id(0).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
-    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
+    unit, q = inv_scale * factor.to(DTYPE), tl.full((), q_number, DTYPE)  # 1 / scale
     x_ptr += row * stride_x
     g_ptr += row * stride_g
     grad_x_ptr += row * stride_out
@@ -161,7 +165,7 @@ def _capped_simplex_bwd(
         x, g = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE), _load_cotangent(g_ptr, 0, n, BLOCK, DTYPE)
         z = distances(x, high, off, inv_scale)
         nearest = nearest_of(bounded(z, LINK), LINK)
-        w, d = _tile_terms(x, bounded(z, LINK), g, nearest, q, LINK, LOG)
+        w, d = _tile_terms(x, bounded(z, LINK), g, 0, n, nearest, q, LINK, LOG, BLOCK)
         weight, direct = tl.reduce((w, d), 0, add2)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
         store_tile(grad_x_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), 0, n, BLOCK)
@@ -209,7 +213,7 @@ def _split_bwd(
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
-    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
+    unit, q = inv_scale * factor.to(DTYPE), tl.full((), q_number, DTYPE)  # 1 / scale
 
     parts = tl.arange(0, SPLITS)
     there = parts < splits

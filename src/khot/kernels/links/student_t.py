@@ -70,7 +70,7 @@ class StudentT(Link, name="student_t"):
         return f"student_t_{self.df}"
 
     def value(self, z: Tensor) -> Tensor:
-        return (_step(z) - self._tail(_size(z))).abs()  # 1 - tail above 0, tail below
+        return _step(z).sub_(self._tail(_size(z))).abs_()  # 1 - tail above 0, tail below
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)

@@ -119,10 +119,12 @@ def _log_tail(a, tail, LINK: tl.constexpr):
 
 @triton.jit
 def _log_derivative(z, LINK: tl.constexpr):
+    """C / r^(df + 1) / (1 - F(-z)) above 0, C / (r T) below."""
     a = tl.abs(z)
     inverse = 1.0 / _radius(a, LINK)
-    tail, slope = LINK.tails(a, LINK)
-    return tl.where(z > 0, slope / (1.0 - tail), LINK.density * inverse / _scaled_tail(a, inverse, LINK))
+    scaled, power = _scaled_tail(a, inverse, LINK), _power(inverse, LINK)
+    ratio = tl.where(z > 0, power, 1.0) / tl.where(z > 0, 1.0 - scaled * power, scaled)
+    return LINK.density * inverse * ratio
 
 
 @triton.jit
