@@ -25,7 +25,8 @@ from khot import (
     sparse_topk_signed,
     transport_topk,
 )
-from khot.relaxations import Link
+from khot.relaxations import Link, StudentT
+from khot.relaxations.engine import relaxed_mask
 
 
 def behind(member: Any) -> Any:
@@ -168,6 +169,22 @@ RELAXATIONS = [
     sparse("sparse_topk", p=2),
     sparse("sparse_topk_any_p", p=1.7, interpreted=True),
 ]
+
+
+def student_t(df: int, interpreted: bool = False) -> RelaxationCase:
+    link = StudentT(df)
+    return RelaxationCase(
+        f"student_t_{df}",
+        partial(capped_simplex_map, link=link),
+        scipy.stats.t(df).cdf,
+        softness="scale",
+        log=lambda x, k, scale=1.0, dim=-1: relaxed_mask(x, k, scale, dim, link=link, name="scale", log=True),
+        interpreted=interpreted,
+    )
+
+
+# Links to be named in ``capped_simplex_map``: as maps they are one.
+LINKED = [student_t(2), student_t(1), student_t(4, interpreted=True)]
 
 ODD_MAPS = [
     RelaxationCase(

@@ -39,6 +39,7 @@ WRONG: dict[str, list[Any]] = {
     "fraction": [*NUMBERS, -0.1, 1.0, math.nan, torch.tensor([0.5, 0.6])],
     "positive": [*NUMBERS, 0.0, -1.0, math.nan, math.inf],
     "count": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
+    "degrees": [*NUMBERS, 2.0, 0, 3, -1, torch.tensor(2)],
     "counts": [*NUMBERS, 1.5, 0, -1, [1.5], ["wrong"], [0]],
     "dim": [*NUMBERS, 1.5, 2, -3, torch.tensor([0, 1])],
     "flag": [*TYPES, 1, 0.0, [True], torch.tensor([True, False])],
@@ -105,6 +106,7 @@ KINDS = {
     "reduction": "choice",
     "adjust": "optional_choice",
     "link": "link",
+    "df": "degrees",
     "relaxation": "function",
     "f": "function",
     "logits": "logits",
@@ -161,6 +163,7 @@ CALLS |= {
         khot.isotonic_lp, {"s": LOGITS, "w": LOGITS.abs(), "p": 1.5, "strength": 1.0}, s="vector", w="vector"
     ),
     "Logistic": call(khot.Logistic, {}),
+    "StudentT": call(khot.StudentT, {"df": 2}),
     "fenchel_young_topk_loss": call(khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, target="target"),
     "FenchelYoungTopKLoss": call(khot.FenchelYoungTopKLoss, {"k": 2}, used(khot.FenchelYoungTopKLoss, LOGITS, TARGET)),
     "topk_cross_entropy": call(khot.topk_cross_entropy, {**X, "target": CLASSES, "p_k": [0.5, 0.5]}, target="classes"),

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,13 +55,6 @@ FOREIGN = {
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }
 # Modules that still break a rule, to be emptied: one that no longer does fails here.
-NOT_YET = {
-    "khot.kernels.order_draw.triton_backend": "device functions of the capped simplex",
-    "khot.kernels.sorted_transport.triton_backward": "device functions of the capped simplex",
-    "khot.kernels.sorted_transport.triton_forward": "device functions of the capped simplex",
-    "khot.kernels.sorted_transport.triton_tile": "device functions of the capped simplex",
-}
-NOT_YET_ONE_WAY: set[tuple[str, str]] = set()
 FILES = sorted((SOURCE / "khot").rglob("*.py"))
 
 
@@ -164,13 +156,7 @@ def may_know(module: str, target: str) -> bool:
     return here not in SHARED_BY_OPERATIONS and target in PACKAGES
 
 
-def unless_not_yet(file: Path) -> Any:
-    module = module_name(file)
-    marks = [pytest.mark.xfail(reason=NOT_YET[module], strict=True)] if module in NOT_YET else []
-    return pytest.param(file, id=module, marks=marks)
-
-
-@pytest.mark.parametrize("file", [unless_not_yet(file) for file in FILES])
+@pytest.mark.parametrize("file", FILES, ids=module_name)
 def test_imports_run_one_way(file):
     assert violations(file.read_text(), module_name(file), is_package(file)) == []
 
@@ -203,8 +189,6 @@ def test_no_modules_import_each_other():
         module, tree = module_name(file), without_types(ast.parse(file.read_text()))
         targets = {target for target, _, _ in imports(tree, module, is_package(file))}
         graph[module] = targets & MODULES - {module}
-    for module, target in NOT_YET_ONE_WAY:
-        graph[module].remove(target)
     assert circle(graph) == []
 
 

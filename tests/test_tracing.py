@@ -111,7 +111,7 @@ def test_maps(name):
 
 def test_maps_by_name():
     """Every public map stands above."""
-    public = {name for name in khot.relaxations.__all__ if name not in ("Link", "Logistic")}
+    public = {name for name in khot.relaxations.__all__ if name not in ("Link", "Logistic", "StudentT")}
     assert not {name for name in public if not any(name in tested for tested in MAPS)}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from khot import (
+    StudentT,
     capped_simplex_map,
     capped_softmax,
     lapsum_topk,
@@ -24,6 +25,7 @@ from khot import (
     sparse_topk,
     transport_topk,
 )
+from khot.relaxations.engine import relaxed_mask
 from tests.fuzz import reference
 from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
@@ -56,6 +58,13 @@ def _sparse(p: float, q: float) -> FuzzCase:
     return FuzzCase(f"sparse_{p:.3g}", lambda x, k, s: sparse_topk(x, k, s, p), reference.clipped_power(q))
 
 
+def _student_t(df: int, log: bool = False) -> FuzzCase:
+    def function(x: Tensor, k: Tensor, s: Tensor) -> Tensor:
+        return relaxed_mask(x, k, s, -1, link=StudentT(df), name="scale", log=log)
+
+    return FuzzCase(f"{'log_' if log else ''}student_t_{df}", function, reference.student_t(df), log=log)
+
+
 CASES = [
     FuzzCase("sigmoid", sigmoid_topk, reference.LOGISTIC),
     FuzzCase("log_sigmoid", log_sigmoid_topk, reference.LOGISTIC, log=True),
@@ -65,6 +74,9 @@ CASES = [
     FuzzCase("transport", transport_topk, reference.LOGISTIC, factor=0.5),
     FuzzCase("capped_softmax", capped_softmax, reference.CAPPED_EXPONENTIAL, integers=False),
     FuzzCase("cauchy", partial(capped_simplex_map, link=Cauchy()), reference.CAUCHY),
+    *(_student_t(df) for df in (1, 2, 4)),
+    _student_t(2, log=True),
+    _student_t(4, log=True),
     _sparse(2.0, 1.0),
     _sparse(1.7, 1 / 0.7),
     _sparse(4 / 3, 3.0),
@@ -100,11 +112,17 @@ def compare(
         )
 
 
+def log_values(at: Mask, dtype: torch.dtype) -> Tensor:
+    """log y; -inf where z, of which it is a function, is beyond the dtype."""
+    return torch.where(at.z < -torch.finfo(dtype).max, -torch.inf, at.log_y)
+
+
 def check_values(case: FuzzCase, rows: Rows, y: Tensor, at: Mask) -> None:
     eps, everything = torch.finfo(y.dtype).eps, torch.ones_like(rows.k, dtype=torch.bool)
-    assert bool((y.isfinite() | ((rows.x == -torch.inf) & case.log) | (at.log_y < -1e37)).all()), case.name
+    log_y = log_values(at, y.dtype)
+    assert bool((y.isfinite() | (((rows.x == -torch.inf) | (log_y < -1e37)) & case.log)).all()), case.name
     if case.log:
-        compare(case, rows, "log y", y, at.log_y, TIER * eps * (1 + at.log_y.abs()), ~at.limit)
+        compare(case, rows, "log y", y, log_y, TIER * eps * (1 + log_y.abs()), ~at.limit)
     else:
         compare(case, rows, "y", y, at.y, torch.tensor(TIER * eps), everything)
         check_sums(case, rows, y, at)
@@ -170,7 +188,8 @@ def run(
     used = at.kink > KINK[rows.x.dtype]
     counts.update(rows=len(used), left_out=int((~used).sum()))
     if case.log:  # -inf where log y is beyond the dtype, and no derivative to speak of
-        used &= torch.where(hidden, 0.0, at.log_y).amin(-1) > -torch.finfo(rows.x.dtype).max / 16
+        log_y = log_values(at, rows.x.dtype)
+        used &= torch.where(hidden, 0.0, log_y).amin(-1) > -torch.finfo(rows.x.dtype).max / 16
     check_values(case, rows, y.detach().cpu(), at)
     assert not bool(grads[0][hidden].any())
     check_derivatives(case, rows._replace(weight=cotangent), grads, at, used, cancelling)

@@ -12,8 +12,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
+from khot.kernels import triton_tools
 from khot.kernels.capped_simplex import triton_root as threshold_triton
-from khot.kernels.links import tails_triton as links_triton
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
 from khot.kernels.product_tree import triton_forest
@@ -46,11 +46,7 @@ def pytest_runtest_call(item):
 # An operation takes the interpreter about as long for a thousand entries as for one.
 triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
-SUMS = [
-    links_triton.add2,
-    links_triton.add3,
-    links_triton.add4,
-]
+SUMS = [triton_tools.add2, triton_tools.add3, triton_tools.add4]
 EACH = {threshold_triton._merge_spans: (np.sum, np.sum, np.sum, np.min, np.max)}
 _one_by_one = ReduceOps.generic_reduce
 

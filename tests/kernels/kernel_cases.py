@@ -13,17 +13,14 @@ from khot.kernels.capped_simplex.derivative import derivative, mask_values
 from khot.kernels.capped_simplex.triton_backward import launch_backward
 from khot.kernels.capped_simplex.triton_forward import launch_forward
 from khot.kernels.links.base import Link
-from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
-from khot.kernels.links.clipped_power import clipped_power
-from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.links.normal import NORMAL
 from khot.kernels.rows import Threshold
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_transport import transports
 from tests.kernels.cases_tree import trees
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
+from tests.kernels.kernel_links import LINKS
 
 # One of each way through a row; 1000 leaves lanes unused, 1 and 33 most of them.
 SHAPES = [(3, 1), (2, 33), (2, 1000), (1, 20_000), (1, 70_000)]
@@ -46,7 +43,7 @@ def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    y, anchor, offset, _ = launch_forward(x, k, scale, str(link.kernel), link.q, log)
+    y, anchor, offset, _ = launch_forward(x, k, scale, link, log)
     return y, anchor + offset * scale
 
 
@@ -56,7 +53,7 @@ def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link
 
 
 def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    return launch_backward(x, scale, threshold_of(x, k, scale, link), grad, str(link.kernel), link.q, log)
+    return launch_backward(x, scale, threshold_of(x, k, scale, link), grad, link, log)
 
 
 def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
@@ -69,14 +66,11 @@ def masks() -> list[KernelCase]:
     double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
     largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]
     entries: list[KernelCase] = []
-    for link, log in (
-        (LOGISTIC, False), (LOGISTIC, True), (LAPLACE, False), (LAPLACE, True), (NORMAL, False),
-        (clipped_power(2.0), False), (clipped_power(1.5), False), (CAPPED_EXPONENTIAL, False),
-    ):  # fmt: skip
+    for link, log in [(link, log) for link in LINKS for log in (False, True) if link.kernel_has_log or not log]:
         name = f"{link.kernel}{'_log' if log else ''}"
         whole = link is LOGISTIC and not log
         compiled = [*everywhere, ((64, 4096), HALF), *long_rows, *double] if whole else largest
-        options = (str(link.kernel), link.q, log)
+        options = (link, log)
         for kind, kernel, reference, launch in (
             ("mask", mask_kernel, mask_reference, lambda x, k, s, o=options: launch_forward(x, k, s, *o)),
             (

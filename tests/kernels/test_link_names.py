@@ -16,6 +16,7 @@ from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
+from khot.kernels.links.student_t import StudentT
 from tests.inputs import normal
 from tests.maps import Cauchy
 
@@ -57,6 +58,7 @@ BUILT_IN = {
     "laplace": LAPLACE,
     "normal": NORMAL,
     "capped_exponential": CAPPED_EXPONENTIAL,
+    "student_t(df=2)": StudentT(2),
     "clipped_power(q=1)": clipped_power(2),
     "clipped_power(q=3)": clipped_power(4 / 3),
     f"clipped_power(q={1 / (1.7 - 1)!r})": clipped_power(1.7),
@@ -74,9 +76,9 @@ def test_built_in_links_are_called_by_their_value(name, link):
 def test_the_names_are_those_of_another_process():
     """Where other links were made first, in another order."""
     code = """
-from khot.kernels.clipped_power import ClippedPower
+from khot.kernels.links.clipped_power import ClippedPower
 others = [ClippedPower(p) for p in (1.1, 2.0, 1.9)]
-from khot.kernels.links import Link
+from khot.kernels.links.base import Link
 print([Link.find(name).key for name in %r])
 """
     names = [*BUILT_IN, clipped_power(1.0000001).key]
@@ -186,6 +188,7 @@ OUTSIDE = Steep(3.0)
 TENSOR = Steep(torch.tensor(2.0, dtype=torch.float64))
 INSIDE = {
     "built in": lambda x, a: capped_simplex_map(x, 3, a, link=Logistic()),
+    "student t": lambda x, a: capped_simplex_map(x, 3, a, link=StudentT(4)),
     "clipped power": lambda x, a: capped_simplex_map(x, 3, link=ClippedPower(1.5)),
     "sparse": lambda x, a: sparse_topk(x, 2.5, p=1 + a),
     "parameter": lambda x, a: capped_simplex_map(x, 3, link=Steep(2.0)),

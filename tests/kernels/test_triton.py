@@ -251,5 +251,5 @@ def test_long_rows_sum_to_k():
     x = torch.randn(1, 70_000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for row, softness in ((x, 1.0), (x.exp().pow(4), 1e-2)):
         k = torch.tensor([1000.25], dtype=torch.float64, device=DEVICE)
-        y, _, _, _ = launch_forward(row, k, torch.full_like(k, softness), "logistic", 1.0)
+        y, _, _, _ = launch_forward(row, k, torch.full_like(k, softness), LOGISTIC)
         assert abs(y.double().sum().item() - 1000.25) <= 1e-6 * 1000.25

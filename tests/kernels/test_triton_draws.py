@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.order_draw.triton_backend import _exp_noise
+from khot.kernels.order_draw.triton_backend import NOISES
 from khot.kernels.philox import FIRST, draw_seed, uniform
 from khot.kernels.philox_triton import uniform_and_rest, uniform_double
 from khot.kernels.tournament import pivotal_draw
-from khot.laws import conditional_poisson
+from khot.laws import conditional_poisson, order_sampling
 
 
 def draw(theta, k, draws=1, noise="logistic", seed=7):
@@ -92,11 +92,15 @@ def _noise_of(high_ptr, low_ptr, out_ptr, double_ptr, NOISE: tl.constexpr, BLOCK
     place = tl.arange(0, BLOCK)
     high, low = tl.load(high_ptr + place).to(tl.uint32), tl.load(low_ptr + place).to(tl.uint32)
     u, rest = uniform_and_rest(high, low)
-    tl.store(out_ptr + place, _exp_noise(u, rest, NOISE))
+    tl.store(out_ptr + place, NOISE(u, rest))
     tl.store(double_ptr + place, uniform_double(high, low))
 
 
-@pytest.mark.parametrize("noise", ["logistic", "log_exponential", "log_uniform"])
+def test_every_noise_has_its_exponential():
+    assert NOISES.keys() == order_sampling.NOISES.keys()
+
+
+@pytest.mark.parametrize("noise", NOISES)
 def test_both_tails_of_the_noise(noise):
     """Bits next to none and next to all: the smallest and the largest noise, to float32's relative accuracy."""
     ends = [0, 1, 2, 2**20, 2**27, 2**28 - 1, 2**31]
@@ -104,7 +108,7 @@ def test_both_tails_of_the_noise(noise):
     high, low = (v.flatten() for v in torch.meshgrid(ends, ends, indexing="ij"))
     out = torch.empty(256, device=DEVICE)
     double = torch.empty(256, device=DEVICE, dtype=torch.float64)
-    _noise_of[(1,)](high.to(DEVICE), low.to(DEVICE), out, double, NOISE=noise, BLOCK=256)
+    _noise_of[(1,)](high.to(DEVICE), low.to(DEVICE), out, double, NOISE=NOISES[noise], BLOCK=256)
     bits = [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)]
     u, rest = (
         torch.tensor([v * 2.0**-64 for v in values]).double()

@@ -10,6 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .rows import FARTHEST
+
+FARTHEST_32, FARTHEST_64 = (tl.constexpr(FARTHEST[dtype]) for dtype in (torch.float32, torch.float64))
+LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+
 
 @triton.jit
 def per_row(pointer, number, row, stride, IS_TENSOR: tl.constexpr):
@@ -18,6 +23,42 @@ def per_row(pointer, number, row, stride, IS_TENSOR: tl.constexpr):
         return tl.load(pointer + row * stride)
     else:
         return tl.full((), number, tl.float64)
+
+
+@triton.jit
+def load_tile(x_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    return tl.load(x_ptr + cols, mask=cols < n, other=-float("inf")).to(DTYPE)  # (BLOCK,)
+
+
+@triton.jit
+def standardise(x, high, low, inv_scale):
+    return ((x - high) - low) * inv_scale
+
+
+@triton.jit
+def split_threshold(t, DTYPE: tl.constexpr):
+    """A float64 t as high + low in DTYPE."""
+    high = t.to(DTYPE)
+    return high, (t - high.to(tl.float64)).to(DTYPE)
+
+
+@triton.jit
+def inverse_scale(scale, DTYPE: tl.constexpr):
+    """1 / scale, finite, of a float64 scale."""
+    if DTYPE == tl.float64:
+        return tl.minimum(1.0 / scale, LARGEST_64)
+    else:
+        return tl.minimum(1.0 / scale, LARGEST_32).to(DTYPE)
+
+
+@triton.jit
+def farthest(DTYPE: tl.constexpr):
+    """In scales, as good as infinite."""
+    if DTYPE == tl.float64:
+        return FARTHEST_64
+    else:
+        return FARTHEST_32
 
 
 @triton.jit
@@ -65,3 +106,24 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def arithmetic(x: Tensor) -> tuple[torch.dtype, tl.dtype]:
     return (torch.float64, tl.float64) if x.dtype == torch.float64 else (torch.float32, tl.float32)
+
+
+@triton.jit
+def add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def horner4(p, u, a, b, c, d):
+    """Four more coefficients of a polynomial in u, of which p are those before."""
+    return (((p * u + a) * u + b) * u + c) * u + d

@@ -16,6 +16,7 @@ What holds for all of them, unless a docstring says otherwise:
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import Logistic
+from khot.kernels.links.student_t import StudentT
 
 from .capped_softmax import capped_softmax
 from .engine import capped_simplex_map
@@ -38,6 +39,7 @@ from .transport import transport_topk
 __all__ = [
     "Link",
     "Logistic",
+    "StudentT",
     "capped_simplex_map",
     "capped_softmax",
     "isotonic_l2",

@@ -33,7 +33,7 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _has_kernel(link: str, log: bool) -> bool:
     found = Link.find(link)
-    return found.kernel is not None and (not log or found.kernel in ("logistic", "laplace"))
+    return found.kernel is not None and (found.kernel_has_log or not log)
 
 
 threshold = Operator("capped_simplex_threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))

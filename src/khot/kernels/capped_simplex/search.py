@@ -304,7 +304,8 @@ def _first_guess(x: Tensor, fraction: Tensor, scale: Tensor, offset: Tensor, lin
         return at.anchor + at.offset * scale
     centre = x.mean(-1).double()
     variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - centre.square()).clamp(min=0)
-    mean, own = link.moments[0] * scale, link.moments[1] * scale.square()
+    middle, spread = link.start(x.device)
+    mean, own = middle * scale, spread * scale.square()
     # -t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide.
     share = variance / (variance + own)
     quantile = torch.lerp((offset - mean) / own.sqrt(), torch.special.ndtri(fraction), share)

@@ -17,30 +17,26 @@ import triton.language as tl
 from torch import Tensor
 
 from ..links.base import Link
-from ..links.tails_triton import add2, is_compact, is_power, is_smooth, log_slope_ratio, shift_factor, slopes
+from ..links.base_triton import bounded, limit_of, log_derivative, nearest_of, slopes, triton_link
 from ..rows import Threshold
 from ..tiles import DOUBLE, Plan, Table, plan
-from ..triton_tools import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .triton_root import distances, load_shrunk, load_threshold
+from ..triton_tools import RowNumbers, add2, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from .triton_root import TINY_32, TINY_64, distances, load_shrunk, load_threshold
 
 # Three or four values of each entry at a time.
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: DOUBLE}
-FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0
+FARTHEST_LEVER = tl.constexpr(1e307)  # where a z of a logarithm all but overflows
+SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)  # what such a lever is shrunk by on the way
 
 
 @triton.jit
-def _bounded(z):
-    return tl.minimum(tl.maximum(z, -1e18), 1e18)
-
-
-@triton.jit
-def _lever(grad, z, LOG: tl.constexpr):
+def _lever(grad, z, LINK: tl.constexpr, LOG: tl.constexpr):
     """sum_i z_i dL/dz_i of a tile in float64; times 2^-32 for a logarithm, with slopes where z all but overflows."""
     if LOG:
-        far = tl.minimum(tl.maximum(z.to(tl.float64), -1e307), 1e307)
-        return tl.sum(grad.to(tl.float64) * (far * 2.3283064365386963e-10), 0)
+        far = tl.minimum(tl.maximum(z.to(tl.float64), -FARTHEST_LEVER), FARTHEST_LEVER)
+        return tl.sum(grad.to(tl.float64) * (far * SHRUNK), 0)
     else:
-        return tl.sum(grad * _bounded(z), 0).to(tl.float64)
+        return tl.sum(grad * bounded(z, LINK), 0).to(tl.float64)
 
 
 @triton.jit
@@ -48,30 +44,21 @@ def _grad_scale(lever, scale, LOG: tl.constexpr):
     """dL/dscale from :func:`_lever`."""
     if LOG:
         root = tl.sqrt(scale)
-        return -lever / root * 4294967296.0 / root
+        return -lever / root * GROWN / root
     else:
         return -lever / scale
 
 
 @triton.jit
-def _nearest(z, LINK: tl.constexpr):
-    """The smallest abs(z) of a tile; 0 where slopes cannot underflow."""
-    if is_power(LINK):
-        return tl.zeros((), z.dtype)
-    elif LINK == "exp":
-        return tl.min(tl.where(z < 0, -z, FAR), 0)
-    else:
-        tl.static_assert(is_smooth(LINK), "unknown link")
-        return tl.min(tl.abs(z), 0)
-
-
-@triton.jit
 def _tile_terms(x, z, g, start, n, nearest, q, LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr):
     """w and d of a tile, relative to ``nearest``."""
-    there = start + tl.arange(0, BLOCK) < n
-    w = tl.where(there, slopes(z, nearest, q, LINK), 0.0)
+    w = slopes(z, nearest, q, LINK)
+    if LINK.heavy:  # no slope of an infinite entry, of which are those beyond the row; tails of others vanish there
+        w = tl.where(tl.abs(x) == float("inf"), 0.0, w)
+    else:
+        w = tl.where(start + tl.arange(0, BLOCK) < n, w, 0.0)
     if LOG:
-        d = tl.where(x > -float("inf"), g * log_slope_ratio(z, LINK), 0.0)
+        d = tl.where(x > -float("inf"), g * log_derivative(z, LINK), 0.0)
     else:
         d = g * w
     return w, d
@@ -83,16 +70,22 @@ def _grad(w, d, g, mean, nearest, unit, LINK: tl.constexpr, LOG: tl.constexpr):
     if LOG:
         return (d - w * mean) * unit
     else:
-        return (w * (shift_factor(nearest, LINK) * unit)) * (g - mean)
+        return (w * (_common_factor(nearest, LINK) * unit)) * (g - mean)
+
+
+@triton.jit
+def _common_factor(nearest, LINK: tl.constexpr):
+    """What the slopes of a row are divided by."""
+    return LINK.decay(nearest, 0.0 * nearest, LINK)
 
 
 @triton.jit
 def _means(weight, direct, nearest, LINK: tl.constexpr, LOG: tl.constexpr):
     """D / W as dL/dx needs it, and as dL/dk."""
-    least = 2.2250738585072014e-308 if weight.dtype == tl.float64 else 1.1754944e-38
+    least = TINY_64 if weight.dtype == tl.float64 else TINY_32
     mean = direct / tl.maximum(weight, least)
     if LOG:
-        return mean, direct / tl.maximum(weight * shift_factor(nearest, LINK), least)
+        return mean, direct / tl.maximum(weight * _common_factor(nearest, LINK), least)
     else:
         return mean, mean
 
@@ -101,12 +94,7 @@ def _means(weight, direct, nearest, LINK: tl.constexpr, LOG: tl.constexpr):
 def _merge(nearest, weight, direct, other, more_weight, more_direct, LINK: tl.constexpr, LOG: tl.constexpr):
     """Sums relative to two values of ``nearest``, added up relative to the smaller."""
     least = tl.minimum(nearest, other)
-    if LINK == "normal":
-        mine = tl.exp(-0.5 * (nearest - least) * (nearest + least))
-        theirs = tl.exp(-0.5 * (other - least) * (other + least))
-    else:  # 1, where both are 0
-        tl.static_assert(is_smooth(LINK) or is_compact(LINK), "unknown link")
-        mine, theirs = tl.exp(least - nearest), tl.exp(least - other)
+    mine, theirs = LINK.decay(nearest, least, LINK), LINK.decay(other, least, LINK)
     weight = weight * mine + more_weight * theirs
     if LOG:
         direct = direct + more_direct
@@ -121,15 +109,16 @@ def _chunk_sums(
     LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Smallest abs(z), W and D of n entries in memory."""
-    nearest = tl.full((), FAR, DTYPE)
-    if is_power(LINK):
+    if LINK.compact and LINK.reaches_zero:
         nearest = tl.zeros((), DTYPE)
+    else:
+        nearest = tl.full((), limit_of(LINK, DTYPE), DTYPE)
     weight, direct = tl.zeros((), DTYPE), tl.zeros((), DTYPE)
     for start in range(0, n, BLOCK):
         x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-        z = _bounded(distances(x, high, off, inv_scale))
+        z = bounded(distances(x, high, off, inv_scale), LINK)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
-        there = _nearest(z, LINK)
+        there = nearest_of(z, LINK)
         w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
         more_weight, more_direct = tl.reduce((w, d), 0, add2)
         nearest, weight, direct = _merge(nearest, weight, direct, there, more_weight, more_direct, LINK, LOG)
@@ -147,9 +136,9 @@ def _chunk_grad(
         x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
         z = distances(x, high, off, inv_scale)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
-        w, d = _tile_terms(x, _bounded(z), g, start, n, nearest, q, LINK, LOG, BLOCK)
+        w, d = _tile_terms(x, bounded(z, LINK), g, start, n, nearest, q, LINK, LOG, BLOCK)
         store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, n, BLOCK)
-        lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LOG)
+        lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     return lever
 
 
@@ -170,19 +159,19 @@ def _capped_simplex_bwd(
     row = tl.program_id(0).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
-    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
+    unit, q = inv_scale * factor.to(DTYPE), tl.full((), q_number, DTYPE)  # 1 / scale
     x_ptr += row * stride_x
     g_ptr += row * stride_g
     grad_x_ptr += row * stride_out
     if IN_REGISTERS:
         x, g = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE), _load_cotangent(g_ptr, 0, n, BLOCK, DTYPE)
         z = distances(x, high, off, inv_scale)
-        nearest = _nearest(_bounded(z), LINK)
-        w, d = _tile_terms(x, _bounded(z), g, 0, n, nearest, q, LINK, LOG, BLOCK)
+        nearest = nearest_of(bounded(z, LINK), LINK)
+        w, d = _tile_terms(x, bounded(z, LINK), g, 0, n, nearest, q, LINK, LOG, BLOCK)
         weight, direct = tl.reduce((w, d), 0, add2)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
         store_tile(grad_x_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), 0, n, BLOCK)
-        lever = _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LOG)
+        lever = _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     else:
         nearest, weight, direct = _chunk_sums(x_ptr, g_ptr, n, high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
@@ -226,12 +215,12 @@ def _split_bwd(
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
-    unit, q = (1.0 / scale).to(DTYPE), tl.full((), q_number, DTYPE)
+    unit, q = inv_scale * factor.to(DTYPE), tl.full((), q_number, DTYPE)  # 1 / scale
 
     parts = tl.arange(0, SPLITS)
     there = parts < splits
     base = partial_ptr + 3 * (row * splits + parts)
-    theirs = tl.load(base, mask=there, other=1e18)
+    theirs = tl.load(base, mask=there, other=limit_of(LINK, DTYPE))
     nearest = tl.min(theirs, 0)
     weights = tl.load(base + 1, mask=there, other=0.0)
     directs = tl.load(base + 2, mask=there, other=0.0)
@@ -250,7 +239,7 @@ def _split_bwd(
 
 
 def launch_backward(
-    x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: str, q: float, log: bool = False
+    x: Tensor, scale: Tensor, at: Threshold, grad_y: Tensor, link: Link, log: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx like x, dL/dk and dL/dscale in float64 of the batch shape, from dL/dy (or dL/d log y) = ``grad_y``."""
     rows, grad = rows_of(x), rows_of(grad_y)
@@ -262,12 +251,12 @@ def launch_backward(
     numbers = row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:
-            grad_scale = _launch_split(rows, grad, at, grad_x, grad_k, numbers, link, q, log, how, dtype)
+            grad_scale = _launch_split(rows, grad, at, grad_x, grad_k, numbers, link, log, how, dtype)
         else:
             _capped_simplex_bwd[(len(rows),)](
-                rows, grad, *at, grad_x, grad_k, grad_scale, *numbers.arguments(at.offset), q,
+                rows, grad, *at, grad_x, grad_k, grad_scale, *numbers.arguments(at.offset), float(link.q),
                 rows.stride(0), grad.stride(0), grad_x.stride(0), rows.shape[1],
-                SCALE_TENSOR=numbers.tensor is not None, LOG=log, LINK=link, BLOCK=how.block,
+                SCALE_TENSOR=numbers.tensor is not None, LOG=log, LINK=triton_link(link), BLOCK=how.block,
                 IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
             )  # fmt: skip
     batch = x.shape[:-1]
@@ -275,7 +264,7 @@ def launch_backward(
 
 
 def _launch_split(
-    x: Tensor, g: Tensor, at: Threshold, grad_x: Tensor, grad_k: Tensor, scale: RowNumbers, link: str, q: float,
+    x: Tensor, g: Tensor, at: Threshold, grad_x: Tensor, grad_k: Tensor, scale: RowNumbers, link: Link,
     log: bool, how: Plan, dtype: tl.dtype,
 ) -> Tensor:  # fmt: skip
     rows, n = x.shape
@@ -284,10 +273,10 @@ def _launch_split(
     partial = torch.empty(rows, splits, 3, dtype=kind, device=x.device)
     lever = torch.empty(rows, splits, dtype=torch.float64, device=x.device)
     common = {
-        "SCALE_TENSOR": scale.tensor is not None, "LOG": log, "LINK": link, "BLOCK": how.block, "DTYPE": dtype,
-        "num_warps": how.warps,
+        "SCALE_TENSOR": scale.tensor is not None, "LOG": log, "LINK": triton_link(link), "BLOCK": how.block,
+        "DTYPE": dtype, "num_warps": how.warps,
     }  # fmt: skip
-    numbers = (*scale.arguments(at.offset), q, x.stride(0), g.stride(0))
+    numbers = (*scale.arguments(at.offset), float(link.q), x.stride(0), g.stride(0))
     _split_bwd_sums[(splits, rows)](x, g, *at, partial, *numbers, n, splits, chunk, **common)
     _split_bwd[(splits, rows)](
         x, g, *at, partial, grad_x, grad_k, lever, *numbers, grad_x.stride(0), n, splits, chunk,
@@ -300,4 +289,4 @@ def mask_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = Link.find(link)
-    return launch_backward(x, scale, Threshold(anchor, offset), grad, str(found.kernel), found.q, log)
+    return launch_backward(x, scale, Threshold(anchor, offset), grad, found, log)

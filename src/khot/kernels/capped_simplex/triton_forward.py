@@ -19,16 +19,25 @@ from torch import Tensor
 
 from ..contents import check_rows
 from ..links.base import Link
-from ..links.tails_triton import add4, value
+from ..links.base_triton import link_numbers, triton_link, value
 from ..rows import Threshold
 from ..tiles import Plan, Table, plan
-from ..triton_tools import RowNumbers, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from ..triton_tools import (
+    RowNumbers,
+    add4,
+    arithmetic,
+    inverse_scale,
+    on_device,
+    per_row,
+    row_numbers,
+    rows_of,
+    store_tile,
+)
 from .triton_root import (
     FIRST_STEPS,
     advance,
     distances,
     finish_row,
-    inverse_scale,
     load_shrunk,
     load_threshold,
     normal_scale,
@@ -49,33 +58,13 @@ GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr
 
 @triton.jit
 def _capped_simplex_fwd(
-    x_ptr,
-    y_ptr,
-    anchor_ptr,
-    offset_ptr,
-    sound_ptr,
-    k_ptr,
-    k_number: tl.float64,
-    stride_k,
-    scale_ptr,
-    scale_number: tl.float64,
-    stride_scale,
-    q_number: tl.float64,
-    stride_x,
-    stride_y,
-    n,
-    sample_step,
-    K_TENSOR: tl.constexpr,
-    SCALE_TENSOR: tl.constexpr,
-    HAS_Y: tl.constexpr,
-    CHECK: tl.constexpr,
-    LOG: tl.constexpr,
-    LINK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HARD_BLOCK: tl.constexpr,
-    IN_REGISTERS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    x_ptr, y_ptr, anchor_ptr, offset_ptr, sound_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr,
+    scale_number: tl.float64, stride_scale, q_number: tl.float64, centre: tl.float64, spread: tl.float64,
+    stride_x, stride_y, n, sample_step,
+    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, HAS_Y: tl.constexpr, CHECK: tl.constexpr, LOG: tl.constexpr,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, HARD_BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """One row."""
     row = tl.program_id(0).to(tl.int64)
     k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
@@ -86,25 +75,38 @@ def _capped_simplex_fwd(
     y_ptr += row * stride_y
     if IN_REGISTERS:
         tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)
-        high, off, done, special, sound = tile_root(tile, k, scale, factor, q, LINK, BLOCK, DTYPE)
+        high, off, done, special, sound = tile_root(
+            tile, k, scale, factor, q, centre, spread, LINK, BLOCK, DTYPE
+        )  # fmt: skip
         if CHECK:
             tl.store(sound_ptr + row, sound & normal)
     else:
         tile = tl.load(x_ptr + tl.arange(0, BLOCK) * sample_step).to(DTYPE) * factor.to(DTYPE)
-        high, off, done, special = row_root(x_ptr, tile, n, k, scale, factor, q, LINK, BLOCK, DTYPE)
+        high, off, done, special = row_root(
+            x_ptr, tile, n, k, scale, factor, q, centre, spread, LINK, BLOCK, DTYPE
+        )  # fmt: skip
     if special | (~done):
         high, off = finish_row(x_ptr, n, k, scale, factor, q, high, off, done, special, LINK, HARD_BLOCK, DTYPE)
         if IN_REGISTERS:
             tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)  # again, rather than to hold it through all that
     _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
     if HAS_Y:
-        inv_scale = inverse_scale(scale, DTYPE)
-        if IN_REGISTERS:
-            store_tile(y_ptr, value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0, n, BLOCK)
-        else:
-            for start in range(0, n, BLOCK):
-                x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-                store_tile(y_ptr, value(distances(x, high, off, inv_scale), q, LINK, LOG), start, n, BLOCK)
+        _store_values(x_ptr, y_ptr, tile, n, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
+
+
+@triton.jit
+def _store_values(
+    x_ptr, y_ptr, tile, n, high, off, factor, scale, q,
+    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """y of a row: of the tile in registers, or of all tiles in memory."""
+    inv_scale = inverse_scale(scale, DTYPE)
+    if IN_REGISTERS:
+        store_tile(y_ptr, value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0, n, BLOCK)
+    else:
+        for start in range(0, n, BLOCK):
+            x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+            store_tile(y_ptr, value(distances(x, high, off, inv_scale), q, LINK, LOG), start, n, BLOCK)
 
 
 @triton.jit
@@ -116,31 +118,17 @@ def _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor):
 
 @triton.jit
 def _split_start(
-    x_ptr,
-    state_ptr,
-    k_ptr,
-    k_number: tl.float64,
-    stride_k,
-    scale_ptr,
-    scale_number: tl.float64,
-    stride_scale,
-    q_number: tl.float64,
-    stride_x,
-    n,
-    sample_step,
-    K_TENSOR: tl.constexpr,
-    SCALE_TENSOR: tl.constexpr,
-    LINK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    x_ptr, state_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr, scale_number: tl.float64, stride_scale,
+    q_number: tl.float64, stride_x, n, centre: tl.float64, spread: tl.float64, sample_step,
+    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """The root of a sample of each row."""
     row = tl.program_id(0).to(tl.int64)
     k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR) * (BLOCK / n.to(tl.float64))
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     factor, q = shrinkage(scale, DTYPE), tl.full((), q_number, DTYPE)
     tile = tl.load(x_ptr + row * stride_x + tl.arange(0, BLOCK) * sample_step).to(DTYPE) * factor.to(DTYPE)
-    high, off, _, _, _ = tile_root(tile, k, scale * factor, factor, q, LINK, BLOCK, DTYPE)
+    high, off, _, _, _ = tile_root(tile, k, scale * factor, factor, q, centre, spread, LINK, BLOCK, DTYPE)
     _store_state(state_ptr + 3 * row, high, off, GOING)
 
 
@@ -258,18 +246,11 @@ def _split_map(
 
 
 def launch_forward(
-    x: Tensor,
-    k: Tensor,
-    scale: Tensor,
-    link: str,
-    q: float,
-    log: bool = False,
-    with_y: bool = True,
-    check: bool = False,
+    x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool = False, with_y: bool = True, check: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """y (or log y; empty if not wanted), anchors, offsets, and with ``check`` whether each row is in order.
 
-    x is (..., n), k and scale (...); for rows that are not held in registers the last is False, for ignorance.
+    x is (..., n), k and scale (...). Only rows that are held in registers are checked, of the others the last is False.
     """
     rows = rows_of(x)
     y = torch.empty(rows.shape if with_y else (0, 1), dtype=x.dtype, device=x.device)
@@ -280,29 +261,29 @@ def launch_forward(
     sizes = row_numbers(k, x.device), row_numbers(scale, x.device)
     with on_device(x):
         if how.splits > 1:
-            _launch_split(rows, y, at, *sizes, link, q, log, how, dtype)
+            _launch_split(rows, y, at, *sizes, link, log, how, dtype)
         else:
-            _launch_rows(rows, y, at, sound, *sizes, link, q, log, how, dtype)
+            _launch_rows(rows, y, at, sound, *sizes, link, log, how, dtype)
     anchor, offset = (v.reshape(x.shape[:-1]) for v in at)
     return y.reshape(x.shape if with_y else 0), anchor, offset, sound
 
 
 def _launch_rows(
-    x: Tensor, y: Tensor, at: Threshold, sound: Tensor | None, k: RowNumbers, scale: RowNumbers, link: str,
-    q: float, log: bool, how: Plan, dtype: tl.dtype,
+    x: Tensor, y: Tensor, at: Threshold, sound: Tensor | None, k: RowNumbers, scale: RowNumbers, link: Link,
+    log: bool, how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     n = x.shape[1]
     _capped_simplex_fwd[(len(x),)](
-        x, y, *at, at.anchor if sound is None else sound, *k.arguments(at.anchor), *scale.arguments(at.anchor), q,
-        x.stride(0), y.stride(0), n, max(1, n // how.block),
+        x, y, *at, at.anchor if sound is None else sound, *k.arguments(at.anchor), *scale.arguments(at.anchor),
+        *link_numbers(link), x.stride(0), y.stride(0), n, max(1, n // how.block),
         K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,
-        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=link, BLOCK=how.block, HARD_BLOCK=32 * how.warps,
-        IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
+        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=triton_link(link), BLOCK=how.block,
+        HARD_BLOCK=32 * how.warps, IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
     )  # fmt: skip
 
 
 def _launch_split(
-    x: Tensor, y: Tensor, at: Threshold, k: RowNumbers, scale: RowNumbers, link: str, q: float, log: bool,
+    x: Tensor, y: Tensor, at: Threshold, k: RowNumbers, scale: RowNumbers, link: Link, log: bool,
     how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     (rows, n), steps = x.shape, FIRST_STEPS.value
@@ -310,13 +291,13 @@ def _launch_split(
     state = torch.empty(steps, rows, 3, dtype=torch.float64, device=x.device)
     partial = torch.empty(steps, rows, splits, 4, dtype=torch.float64, device=x.device)
     common = {
-        "SCALE_TENSOR": scale.tensor is not None, "LINK": link, "BLOCK": how.block, "DTYPE": dtype,
+        "SCALE_TENSOR": scale.tensor is not None, "LINK": triton_link(link), "BLOCK": how.block, "DTYPE": dtype,
         "num_warps": how.warps,
     }  # fmt: skip
     solve = {**common, "K_TENSOR": k.tensor is not None}
-    placeholder = at.anchor
+    placeholder, (q, *start) = at.anchor, link_numbers(link)
     numbers = (*k.arguments(placeholder), *scale.arguments(placeholder), q, x.stride(0), n)
-    _split_start[(rows,)](x, state, *numbers, n // how.block, **solve)
+    _split_start[(rows,)](x, state, *numbers, *start, n // how.block, **solve)
     solve["SPLITS"] = triton.next_power_of_2(splits)
     for step in range(steps):
         _split_step[(splits, rows)](x, state, partial, *numbers, rows, step, splits, chunk, **solve)
@@ -343,7 +324,7 @@ def _checked(
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = Link.find(link)
     check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
-    y, anchor, offset, sound = launch_forward(x, k, scale, str(found.kernel), found.q, log, with_y, check)
+    y, anchor, offset, sound = launch_forward(x, k, scale, found, log, with_y, check)
     if sound is not None and not bool(sound.all()):
         check_rows(x, k, scale, softness)
     return y, anchor, offset

@@ -10,74 +10,72 @@ A row and its scale are shrunk by a power of two, ``factor``, for which see :fun
 For the first steps a row is in registers, ``tile`` (IN_REGISTERS), or is read from ``x_ptr`` in tiles of BLOCK at every
 evaluation; for the others always the latter, since float64 numbers and a row together do not fit. Lanes beyond a row
 hold -inf.
+
+``LINK`` is the record of a link, see :mod:`khot.kernels.links.base_triton`, and ``q`` its parameter.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
+import torch
 import triton
 import triton.language as tl
 
-from ..links.tails_triton import is_compact, is_power, is_smooth, shifted_tails, tail_sums
+from ..links.base_triton import bounded, limit_of, tail_sums
+from ..links.normal_triton import normal_quantile
+from ..newton import NEAR
+from ..triton_tools import farthest, inverse_scale, load_tile
+from .search import COARSE, LARGE_SCALE, SHRINKAGE
 
 FIRST_STEPS = tl.constexpr(6)
 NEWTON_STEPS = tl.constexpr(36)  # of each search, before it bisects the doubles
 ROUNDS = tl.constexpr(4)  # searches: the first in t, the others in the offset from an anchor
 MAX_STEPS = tl.constexpr(102 * 4)
 GAP_STEPS = tl.constexpr(6)
-NEAR = tl.constexpr(2.0**-18)
-COARSE = tl.constexpr(2.0**-50)  # relative, a few doubles
-REACH = tl.constexpr(800.0)  # of smooth links; 40 would do for the normal one
+
+ALMOST_ALL = tl.constexpr(1.0 - NEAR)
+ALMOST_NONE = tl.constexpr(NEAR)
+COARSELY = tl.constexpr(COARSE)
+ROOM = tl.constexpr(2.0**-10)  # relative, that a bracket leaves to rough quantiles and to rounding
+NEARER = tl.constexpr(0.9)  # by how much an anchor has to be, not to go back and forth
+LEAST_SHARE = tl.constexpr(0.02)  # of a bracket that a cut takes off
+LEAST_FRACTION = tl.constexpr(1e-300)  # k / n, below which quantiles tell no more than from there
+HALF_EPS = tl.constexpr(2.0**-53)
+SERIES_OF_ATANH = tl.constexpr(1e-3)  # up to which r^2 three terms are exact in float32
+
+_SINGLE, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
+EPS_32, EPS_64 = tl.constexpr(_SINGLE.eps), tl.constexpr(_DOUBLE.eps)
+UNDERFLOW_32, UNDERFLOW_64 = tl.constexpr(_SINGLE.tiny / _SINGLE.eps), tl.constexpr(_DOUBLE.tiny / _DOUBLE.eps)
+TOLERANCE_32, TOLERANCE_64 = tl.constexpr(0.5 * _SINGLE.eps**0.5), tl.constexpr(0.5 * _DOUBLE.eps**0.5)
+TINY_32, TINY_64 = tl.constexpr(_SINGLE.tiny), tl.constexpr(_DOUBLE.tiny)
+MAX_32, MAX_64 = tl.constexpr(_SINGLE.max), tl.constexpr(_DOUBLE.max)
+LARGE_32, LARGE_64 = tl.constexpr(LARGE_SCALE[torch.float32]), tl.constexpr(LARGE_SCALE[torch.float64])
+SHRINKAGE_32, SHRINKAGE_64 = tl.constexpr(SHRINKAGE[torch.float32]), tl.constexpr(SHRINKAGE[torch.float64])
 
 
 @triton.jit
 def _eps(DTYPE: tl.constexpr):
     if DTYPE == tl.float64:
-        return 2.220446049250313e-16
+        return EPS_64
     else:
-        return 1.1920929e-07
+        return EPS_32
 
 
 @triton.jit
 def _underflow(DTYPE: tl.constexpr):
     """The smallest normal number divided by eps."""
     if DTYPE == tl.float64:
-        return 1.0020841800044864e-292
+        return UNDERFLOW_64
     else:
-        return 9.860761e-32
+        return UNDERFLOW_32
 
 
 @triton.jit
 def _tolerance(DTYPE: tl.constexpr):
-    """Half the square root of eps: a last step, in scales, after which quadratic convergence leaves about eps."""
+    """A last step, in scales, after which quadratic convergence leaves about eps."""
     if DTYPE == tl.float64:
-        return 7.450580596923828e-09
+        return TOLERANCE_64
     else:
-        return 1.7263349e-04
-
-
-@triton.jit
-def standardise(x, high, low, inv_scale):
-    return ((x - high) - low) * inv_scale
-
-
-@triton.jit
-def split_threshold(t, DTYPE: tl.constexpr):
-    """A float64 t as high + low in DTYPE."""
-    high = t.to(DTYPE)
-    return high, (t - high.to(tl.float64)).to(DTYPE)
-
-
-@triton.jit
-def inverse_scale(scale, DTYPE: tl.constexpr):
-    """1 / scale, finite, of a float64 scale."""
-    limit = 1.7e308 if DTYPE == tl.float64 else 3.4e38
-    return tl.minimum(1.0 / scale, limit).to(DTYPE)
-
-
-@triton.jit
-def load_tile(x_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
-    cols = start + tl.arange(0, BLOCK)
-    return tl.load(x_ptr + cols, mask=cols < n, other=-float("inf")).to(DTYPE)  # (BLOCK,)
+        return TOLERANCE_32
 
 
 @triton.jit
@@ -85,27 +83,18 @@ def shrinkage(scale, DTYPE: tl.constexpr):
     """1/2, so that differences do not overflow, and much less where t might: then what it takes from x is nothing."""
     half = tl.full((), 0.5, tl.float64)
     if DTYPE == tl.float64:
-        return tl.where(scale > 3.2733906078961419e150, half * 4.8198397302057678e-181, half)  # 2^500 and 2^-599
+        return tl.where(scale > LARGE_64, half * (2.0 * SHRINKAGE_64), half)
     else:
-        return tl.where(scale > 1.8446744073709552e19, half * 1.5777218104420236e-30, half)  # 2^64 and 2^-99
+        return tl.where(scale > LARGE_32, half * (2.0 * SHRINKAGE_32), half)
 
 
 @triton.jit
 def largest(factor, DTYPE: tl.constexpr):
     """The largest number of a dtype, shrunk; an anchor is no larger."""
     if DTYPE == tl.float64:
-        return (1.7976931348623157e308 * factor).to(DTYPE)
+        return (factor * MAX_64).to(DTYPE)
     else:
-        return (3.4028234663852886e38 * factor).to(DTYPE)
-
-
-@triton.jit
-def _farthest(DTYPE: tl.constexpr):
-    """In scales, as good as infinite."""
-    if DTYPE == tl.float64:
-        return 1e306
-    else:
-        return 1e37
+        return (factor * MAX_32).to(DTYPE)
 
 
 @triton.jit
@@ -145,7 +134,8 @@ def row_sums(x_ptr, n, high, off, factor, inv_scale, q, LINK: tl.constexpr, BLOC
 @triton.jit
 def _atanh(r):
     square = r * r
-    return tl.where(square < 1e-3, r * (1.0 + square * (1.0 / 3.0 + 0.2 * square)), 0.5 * tl.log((1.0 + r) / (1.0 - r)))
+    series = r * (1.0 + square * (1.0 / 3.0 + 0.2 * square))
+    return tl.where(square < SERIES_OF_ATANH, series, 0.5 * tl.log((1.0 + r) / (1.0 - r)))
 
 
 @triton.jit
@@ -156,58 +146,47 @@ def judge(above, signed, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, D
     """
     excess = (above - k_whole).to(signed.dtype) - k_rest
     residual = signed + excess
-    size = total + tl.abs(excess)
-    if is_compact(LINK):
-        if LINK == "clip":
-            step = residual / tl.maximum(slope, 1.0)
-            condition = 1.0
-        elif LINK == "exp":
-            k = k_whole.to(signed.dtype) + k_rest
-            step = tl.where(excess < 0, tl.log(total / -excess), tl.log(1.0 + residual / k))
-            condition = 1.0
-        else:
-            tl.static_assert(LINK == "clip_power", "unknown link")
-            ratio = tl.maximum(-excess, 0.0) / total
-            root = tl.exp2(tl.log2(ratio) / q)
-            step = tl.where(excess <= 0, q * total * (1.0 - root), residual) / slope
-            step = tl.where(slope > 0, step, residual)
-            condition = q
-        found = tl.abs(residual) <= (2.0 + condition) * _eps(DTYPE) * size
-        leaving = (excess == 0) & (slope > 0)
-        reaching = condition * total >= slope * (1.0 - NEAR)
-        reaching = reaching & (excess < 0) & (tl.abs(residual) <= total * NEAR)
-        special = (leaving | reaching) & (k_rest == 0)
-        step = tl.where(found, 0.0, step)  # a kink is where it is to be seen, not a step further
-        found = found | ((tl.abs(step) <= _eps(DTYPE)) & (slope > 0) & (excess < 0))
-        if LINK == "exp":  # its tail leaves the threshold no freedom
-            special = special & False
+    if LINK.compact:
+        step, found, special = _judge_compact(residual, excess, total, slope, k_whole, k_rest, q, LINK, DTYPE)
     else:
-        tl.static_assert(is_smooth(LINK), "unknown link")
-        ratio = residual / size
-        step = _atanh(ratio) * (1.0 - ratio * ratio) / (1.0 - ratio * (signed / total)) * (size / slope)
-        special = (excess == 0) & (total < _underflow(DTYPE))
-        step = tl.where(special, float("nan"), step)
-        found = special | (residual == 0) | (tl.abs(step) <= _tolerance(DTYPE))
+        step, found, special = _judge_smooth(residual, excess, signed, total, slope, DTYPE)
     return step, residual, found, special
 
 
 @triton.jit
+def _judge_compact(
+    residual, excess, total, slope, k_whole, k_rest, q, LINK: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """Of a link whose kinks make the residual the measure, not the step; q is also its ``condition``."""
+    step = LINK.newton_step(residual, excess, total, slope, k_whole.to(total.dtype) + k_rest, q, LINK)
+    found = tl.abs(residual) <= (2.0 + q) * _eps(DTYPE) * (total + tl.abs(excess))
+    if LINK.reaches_zero:
+        leaving = (excess == 0) & (slope > 0)
+        reaching = q * total >= slope * ALMOST_ALL
+        reaching = reaching & (excess < 0) & (tl.abs(residual) <= total * ALMOST_NONE)
+        special = (leaving | reaching) & (k_rest == 0)
+    else:
+        special = found & False  # its tail leaves the threshold no freedom
+    step = tl.where(found, 0.0, step)  # a kink is where it is to be seen, not a step further
+    return step, found | ((tl.abs(step) <= _eps(DTYPE)) & (slope > 0) & (excess < 0)), special
+
+
+@triton.jit
+def _judge_smooth(residual, excess, signed, total, slope, DTYPE: tl.constexpr):
+    """Newton's method on log(A / B) = 2 atanh(R / (A + B)); in a gap that all tails cross with underflow, no step."""
+    size = total + tl.abs(excess)
+    ratio = residual / size
+    step = _atanh(ratio) * (1.0 - ratio * ratio) / (1.0 - ratio * (signed / total)) * (size / slope)
+    gap = (excess == 0) & (total < _underflow(DTYPE))
+    step = tl.where(gap, float("nan"), step)
+    return step, gap | (residual == 0) | (tl.abs(step) <= _tolerance(DTYPE)), gap
+
+
+@triton.jit
 def newton(
-    x_ptr,
-    tile,
-    n,
-    high,
-    off,
-    k_whole,
-    k_rest,
-    scale,
-    factor,
-    q,
-    LINK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    IN_REGISTERS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    x_ptr, tile, n, high, off, k_whole, k_rest, scale, factor, q,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """A few unguarded steps; returns the threshold, whether it is the root, and ``special``."""
     done, special = tl.full((), 0, tl.int1), tl.full((), 0, tl.int1)
     steps, inv_scale = tl.zeros((), tl.int32), inverse_scale(scale, DTYPE)
@@ -280,54 +259,21 @@ def row_span(x_ptr, n, factor, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _normal_quantile(p, complement):
-    """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
-    r = tl.sqrt(-2.0 * tl.log(tl.minimum(p, complement)))
-    size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
-    return tl.where(p < complement, -size, size)
+def first_guess(
+    x, total, count, lowest, highest, p, complement, scale, q, centre, spread, LINK: tl.constexpr
+):  # fmt: skip
+    """Where the tile's mean and variance put the threshold, see the reference; in the tile's dtype.
 
-
-@triton.jit
-def _quantile(p, complement, q, LINK: tl.constexpr):
-    """Inverse of F at p = 1 - complement, roughly."""
-    if LINK == "logistic":
-        return tl.log(p / complement)
-    elif LINK == "laplace":
-        return tl.where(p < complement, tl.log(2.0 * p), -tl.log(2.0 * complement))
-    elif LINK == "normal":
-        return _normal_quantile(p, complement)
-    elif LINK == "exp":
-        return tl.log(p)
-    elif LINK == "clip":
-        return p
-    else:
-        tl.static_assert(LINK == "clip_power", "unknown link")
-        return tl.exp2(tl.log2(p) / q)
-
-
-@triton.jit
-def first_guess(x, total, count, lowest, highest, p, complement, scale, q, LINK: tl.constexpr):
-    """Where the tile's mean and variance put the threshold, see the reference; in the tile's dtype."""
-    if LINK == "logistic":
-        centre, spread = 0.0, 3.289868133696453
-    elif LINK == "laplace":
-        centre, spread = 0.0, 2.0
-    elif LINK == "normal":
-        centre, spread = 0.0, 1.0
-    elif LINK == "exp":
-        centre, spread = -1.0, 1.0
-    else:
-        tl.static_assert(is_power(LINK), "unknown link")
-        centre = q / (q + 1.0)
-        spread = q / ((q + 1.0) * (q + 1.0) * (q + 2.0))
+    ``centre`` and ``spread`` are those of ``Link.start``.
+    """
     mean = total / count.to(x.dtype)
     deviation = tl.where(tl.abs(x) < float("inf"), x - mean, 0.0)
     variance = tl.sum(deviation * deviation, 0) / count.to(x.dtype)
     own = spread * scale * scale
-    offset = _quantile(p, complement, q, LINK) * scale
+    offset = LINK.quantile(p, complement, q, LINK) * scale
     share = variance / (variance + own)
     shape = (offset - centre * scale) / tl.sqrt(own)
-    quantile = shape + share * (_normal_quantile(p, complement) - shape)
+    quantile = shape + share * (normal_quantile(p, complement) - shape)
     guess = mean - centre * scale - quantile * tl.sqrt(variance + own)
     guess = tl.where(tl.abs(guess) < float("inf"), guess, mean)
     guess = tl.minimum(tl.maximum(guess, lowest - offset), highest - offset)
@@ -361,37 +307,74 @@ def _nearest(t, factor, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _propose(t, step, low, high, r_low, r_high, older, local):
+    """Newton's next point, or a cut of the bracket where that is not to be trusted, and how far it may have gone."""
+    proposal, size = t + step, tl.abs(step)
+    share = tl.minimum(tl.maximum(r_low / (r_low - r_high), LEAST_SHARE), 1.0 - LEAST_SHARE)
+    cut = tl.where(local % 2 == 0, (1.0 - share) * low + share * high, 0.5 * low + 0.5 * high)
+    cut = tl.where(local < NEWTON_STEPS, cut, _ordinal_mean(low, high))
+    trusted = (proposal > low) & (proposal < high) & (size <= 0.5 * older) & (local < NEWTON_STEPS)
+    return tl.where(trusted, proposal, cut), tl.where(trusted, size, high - low)
+
+
+@triton.jit
+def _next_anchor(anchor, off, first, final, rounds, scale, factor, far, DTYPE: tl.constexpr):
+    """The anchor of the next round, where in offsets from it that starts, and whether it is near enough to be one."""
+    beyond = (tl.abs(off) > far) & (rounds > 0)
+    new, start = anchor, 0.0 * off
+    if rounds > 0:
+        root = tl.where(beyond, tl.where(off > 0, final, first), anchor + off * scale)
+        new = _nearest(root, factor, DTYPE)
+        start = tl.where(beyond, start, (anchor - new) / scale + off)
+    nearer = (tl.abs(start) < tl.abs(off) * NEARER) | beyond
+    return new, start, (rounds == 0) | (nearer & (rounds < ROUNDS))
+
+
+@triton.jit
+def _first_bracket(lowest, highest, p, complement, scale, q, LINK: tl.constexpr):
+    """The ends of where the root is, in t, and how many scales beyond the items that reaches."""
+    quantile = LINK.quantile(tl.maximum(p, LEAST_FRACTION), tl.maximum(complement, HALF_EPS), q, LINK)
+    width = tl.abs(quantile) * (1.0 + ROOM) + 1.0
+    lowest, highest = lowest.to(tl.float64), highest.to(tl.float64)
+    low = lowest - width * scale - tl.abs(lowest) * COARSELY
+    return low, highest + width * scale + tl.abs(highest) * COARSELY, width
+
+
+@triton.jit
+def _bracket_around(anchor, first, final, width, scale, far):
+    """A bracket in t as one in offsets from an anchor, with room for rounding."""
+    low, high = _clamp((first - anchor) / scale, far), _clamp((final - anchor) / scale, far)
+    return low - (tl.abs(low) * ROOM + width), high + (tl.abs(high) * ROOM + width)
+
+
+@triton.jit
+def _judge_row(
+    x_ptr, n, anchor, off, k_whole, k_rest, scale, factor, q,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """:func:`judge` of a row in memory, with float64 for anchor and offset."""
+    above, signed, total, slope = row_sums(
+        x_ptr, n, anchor.to(DTYPE), off.to(DTYPE), factor, inverse_scale(scale, DTYPE), q, LINK, BLOCK, DTYPE
+    )
+    return judge(above, signed, total, slope, k_whole, k_rest, q.to(tl.float64), LINK, DTYPE)
+
+
+@triton.jit
 def search(
-    x_ptr,
-    n,
-    t,
-    lowest,
-    highest,
-    p,
-    complement,
-    k_whole,
-    k_rest,
-    scale,
-    factor,
-    q,
-    LINK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    x_ptr, n, t, lowest, highest, p, complement, k_whole, k_rest, scale, factor, q,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """:func:`khot.kernels.newton.guarded_newton` for one row: anchor, offset and ``special``, in float64.
 
     The first round runs in t; where two neighbouring doubles do not tell the root, those after it in the offset from an
     anchor, until that is the number next to the root.
     """
-    k, far = k_whole.to(tl.float64) + k_rest, _farthest(DTYPE)
-    width = tl.abs(_quantile(tl.maximum(p, 1e-300), tl.maximum(complement, 1e-16), q, LINK)) + 1.0
-    low = lowest.to(tl.float64) - width * scale - tl.abs(lowest.to(tl.float64)) * COARSE
-    high = highest.to(tl.float64) + width * scale + tl.abs(highest.to(tl.float64)) * COARSE
+    k, far = k_whole.to(tl.float64) + k_rest, farthest(DTYPE)
+    low, high, width = _first_bracket(lowest, highest, p, complement, scale, q, LINK)
+    first, final, last, older = low, high, high - low, high - low  # first and final: low and high when t ends
     r_low, r_high = n - k, -k
     t = tl.where((t >= low) & (t <= high), t, 0.5 * low + 0.5 * high)
-    last, older = high - low, high - low
     anchor, off, unit = 0.0 * t, 0.0 * t, scale
-    first, final = low, high  # of the bracket in t, when that has closed
     done, special = tl.full((), 0, tl.int1), tl.full((), 0, tl.int1)
     steps, local, rounds = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     while (steps < MAX_STEPS) & (~done):
@@ -400,45 +383,23 @@ def search(
             off = _clamp((t - anchor) / scale, far)
         else:
             off = t
-        above, signed, total, slope = row_sums(
-            x_ptr, n, anchor.to(DTYPE), off.to(DTYPE), factor, inverse_scale(scale, DTYPE), q, LINK, BLOCK, DTYPE
-        )
-        step, residual, found, special = judge(
-            above, signed, total, slope, k_whole, k_rest, q.to(tl.float64), LINK, DTYPE
+        step, residual, done, special = _judge_row(
+            x_ptr, n, anchor, off, k_whole, k_rest, scale, factor, q, LINK, BLOCK, DTYPE
         )
         low, r_low = tl.where(residual > 0, t, low), tl.where(residual > 0, residual, r_low)
         high, r_high = tl.where(residual < 0, t, high), tl.where(residual < 0, residual, r_high)
-        proposal, size = t + step * unit, tl.abs(step * unit)
-        share = tl.minimum(tl.maximum(r_low / (r_low - r_high), 0.02), 0.98)
-        cut = tl.where(local % 2 == 0, (1.0 - share) * low + share * high, 0.5 * low + 0.5 * high)
-        cut = tl.where(local < NEWTON_STEPS, cut, _ordinal_mean(low, high))
-        trusted = (proposal > low) & (proposal < high) & (size <= 0.5 * older) & (local < NEWTON_STEPS)
-        older, last = last, tl.where(trusted, size, high - low)
-        off = tl.where(found & (tl.abs(step) < float("inf")), off + step, off)
+        t, size = _propose(t, step * unit, low, high, r_low, r_high, older, local)
+        older, last, local, steps = last, size, local + 1, steps + 1
+        off = tl.where(done & (tl.abs(step) < float("inf")), off + step, off)
         closed = _ordinal(low) >= _ordinal(high) - 1  # their difference may overflow
-        done = found
-        if (closed & (~found)) | (found & (rounds > 0)):  # on to the next round, if its anchor is nearer
-            beyond = (tl.abs(off) > far) & (rounds > 0)
-            new, start = anchor, 0.0 * t
-            if rounds == 0:
-                first, final = low, high
-            else:
-                root = tl.where(beyond, tl.where(off > 0, final, first), anchor + off * scale)
-                new = _nearest(root, factor, DTYPE)
-                start = tl.where(beyond, start, (anchor - new) / scale + off)
-            nearer = (rounds == 0) | (((tl.abs(start) < 0.9 * tl.abs(off)) | beyond) & (rounds < ROUNDS))
+        if (closed & (~done)) | (done & (rounds > 0)):  # on to the next round, if its anchor is nearer
+            first, final = tl.where(rounds == 0, low, first), tl.where(rounds == 0, high, final)
+            new, start, nearer = _next_anchor(anchor, off, first, final, rounds, scale, factor, far, DTYPE)
             done = ~nearer
             if nearer:
-                anchor, t, unit = new, start, 0.0 * t + 1.0
-                low, high = _clamp((first - new) / scale, far), _clamp((final - new) / scale, far)
-                low -= tl.abs(low) * 0.0009765625 + width
-                high += tl.abs(high) * 0.0009765625 + width
-                last, older = high - low, high - low
-                local, rounds = local * 0, rounds + 1
-        else:
-            t = tl.where(trusted, proposal, cut)
-            local += 1
-        steps += 1
+                anchor, t, unit = new, start, 0.0 * start + 1.0
+                low, high = _bracket_around(new, first, final, width, scale, far)
+                older, last, local, rounds = high - low, high - low, 0 * local, rounds + 1
     return anchor, off, special & done
 
 
@@ -476,15 +437,15 @@ def leave_kink(x_ptr, n, anchor, off, k_whole, scale, factor, BLOCK: tl.constexp
 @triton.jit
 def _tile_balance(x, high, off, nearest, inv_scale, LINK: tl.constexpr):
     """Sums of signed tails, tails and slopes of a tile, divided by about the largest tail."""
-    z = tl.minimum(tl.maximum(distances(x, high, off, inv_scale), -1e18), 1e18)
-    tail, slope = shifted_tails(tl.abs(z), nearest, LINK)
+    z = bounded(distances(x, high, off, inv_scale), LINK)
+    tail, slope = LINK.shifted_tails(tl.abs(z), nearest, LINK)
     return tl.sum(tl.where(z > 0, -tail, tail), 0), tl.sum(tail, 0), tl.sum(slope, 0)
 
 
 @triton.jit
 def balance_gap(x_ptr, n, anchor, off, scale, factor, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
     """The root in a gap where all tails underflow: they balance, seen up to a common factor."""
-    inv_scale, far = inverse_scale(scale, DTYPE), _farthest(DTYPE)
+    inv_scale, far = inverse_scale(scale, DTYPE), farthest(DTYPE)
     left, right, _ = _neighbours(x_ptr, n, anchor.to(DTYPE), off.to(DTYPE), factor, inv_scale, 0.0, BLOCK, DTYPE)
     anchor = (0.5 * left + 0.5 * right).to(DTYPE).to(tl.float64)
     left_end, right_end = _clamp((left - anchor) / scale, far), _clamp((right - anchor) / scale, far)
@@ -493,7 +454,7 @@ def balance_gap(x_ptr, n, anchor, off, scale, factor, LINK: tl.constexpr, BLOCK:
     while steps < GAP_STEPS:
         low = off.to(DTYPE)
         nearest = tl.minimum(right_end - off, off - left_end).to(DTYPE)
-        nearest = tl.minimum(tl.maximum(nearest, 0.0), 1e18)
+        nearest = tl.minimum(tl.maximum(nearest, 0.0), limit_of(LINK, DTYPE))
         signed, total, slope = tl.zeros((), DTYPE), tl.zeros((), DTYPE), tl.zeros((), DTYPE)
         for start in range(0, n, BLOCK):
             x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
@@ -509,7 +470,9 @@ def balance_gap(x_ptr, n, anchor, off, scale, factor, LINK: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def tile_root(tile, k, scale, factor, q, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+def tile_root(
+    tile, k, scale, factor, q, centre, spread, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
     """The root of a tile, shrunk like its scale, by unguarded steps from the first guess.
 
     Returns what :func:`newton` does, and whether contents but the scale are in order.
@@ -517,18 +480,11 @@ def tile_root(tile, k, scale, factor, q, LINK: tl.constexpr, BLOCK: tl.constexpr
     total, count, selected, lowest, highest = tile_span(tile)
     p, complement, none, everything = fractions(k, count, selected)
     least = _eps(DTYPE) * _eps(DTYPE)
+    centre, spread = tl.full((), centre, DTYPE), tl.full((), spread, DTYPE)
     guess = first_guess(
-        tile,
-        total,
-        tl.maximum(count, 1),
-        lowest,
-        highest,
-        tl.maximum(p, least).to(DTYPE),
-        tl.maximum(complement, least).to(DTYPE),
-        scale.to(DTYPE),
-        q,
-        LINK,
-    )
+        tile, total, tl.maximum(count, 1), lowest, highest, tl.maximum(p, least).to(DTYPE),
+        tl.maximum(complement, least).to(DTYPE), scale.to(DTYPE), q, centre, spread, LINK,
+    )  # fmt: skip
     whole, rest = split_k(k)
     high, off, done, special = newton(
         tile, tile, BLOCK, guess, 0.0 * guess, whole, rest.to(DTYPE), scale, factor, q, LINK, BLOCK, True, DTYPE
@@ -541,15 +497,19 @@ def tile_root(tile, k, scale, factor, q, LINK: tl.constexpr, BLOCK: tl.constexpr
 def normal_scale(scale, DTYPE: tl.constexpr):
     """Whether a scale is a normal number of the dtype."""
     if DTYPE == tl.float64:
-        return (scale >= 2.2250738585072014e-308) & (scale <= 1.7976931348623157e308)
+        return (scale >= TINY_64) & (scale <= MAX_64)
     else:
-        return (scale >= 1.1754943508222875e-38) & (scale <= 3.4028234663852886e38)
+        return (scale >= TINY_32) & (scale <= MAX_32)
 
 
 @triton.jit
-def row_root(x_ptr, sample, n, k, scale, factor, q, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+def row_root(
+    x_ptr, sample, n, k, scale, factor, q, centre, spread,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """The root of a row in memory by unguarded steps, from that of a sample of BLOCK of its entries."""
-    high, off, _, _, _ = tile_root(sample, k * (BLOCK / n.to(tl.float64)), scale, factor, q, LINK, BLOCK, DTYPE)
+    share = BLOCK / n.to(tl.float64)
+    high, off, _, _, _ = tile_root(sample, k * share, scale, factor, q, centre, spread, LINK, BLOCK, DTYPE)
     whole, rest = split_k(k)
     high, off, done, special = newton(
         x_ptr, sample, n, high, off, whole, rest.to(DTYPE), scale, factor, q, LINK, BLOCK, False, DTYPE
@@ -575,20 +535,9 @@ def fractions(k, count, selected):
 
 @triton.jit
 def finish_row(
-    x_ptr,
-    n,
-    k,
-    scale,
-    factor,
-    q,
-    high,
-    low,
-    done,
-    special,
-    LINK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    x_ptr, n, k, scale, factor, q, high, low, done, special,
+    LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """The threshold of a row that the unguarded steps have not ``done`` or have left on a kink or in a gap."""
     k_whole, k_rest = split_k(k)
     anchor, off = high.to(tl.float64), low.to(tl.float64)
@@ -596,11 +545,8 @@ def finish_row(
         count, selected, lowest, highest = row_span(x_ptr, n, factor, BLOCK, DTYPE)
         lowest, highest = tl.where(count > 0, lowest, 0.0), tl.where(count > 0, highest, 0.0)
         p, complement, none, everything = fractions(k, count, selected)
-        if none | everything:
-            if is_power(LINK):
-                reach = tl.full((), 1.0, tl.float64)
-            else:
-                reach = tl.full((), REACH, tl.float64)
+        if none | everything:  # beyond the last item, as far as F needs
+            reach = tl.full((), LINK.reach, tl.float64)
             anchor = tl.where(none, highest, lowest).to(tl.float64)
             off = tl.where(none, reach, -reach)
             special = tl.full((), 0, tl.int1)
@@ -610,7 +556,7 @@ def finish_row(
                 LINK, BLOCK, DTYPE,
             )  # fmt: skip
     if special:
-        if is_compact(LINK):
+        if LINK.compact:
             anchor, off = leave_kink(x_ptr, n, anchor, off, k_whole, scale, factor, BLOCK, DTYPE)
         else:
             anchor, off = balance_gap(x_ptr, n, anchor, off, scale, factor, LINK, BLOCK, DTYPE)

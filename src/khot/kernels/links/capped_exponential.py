@@ -6,7 +6,7 @@ argmax of <x, y> - s sum y log y over the capped simplex has log y_i = min(0, (x
 import torch
 from torch import Tensor
 
-from .base import Link, TailSums
+from .base import Link, Moments, TailSums
 
 
 class CappedExponential(Link, name="capped_exponential"):
@@ -15,7 +15,7 @@ class CappedExponential(Link, name="capped_exponential"):
     compact = True
     reaches_zero = False
     reach = 800.0  # exp(-800) is 0 in double precision
-    moments = (-1.0, 1.0)
+    moments = Moments(mean=-1.0, variance=1.0)
     kernel = "exp"
 
     def value(self, z: Tensor) -> Tensor:

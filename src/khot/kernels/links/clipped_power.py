@@ -9,7 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Link, TailSums
+from .base import Link, Moments, TailSums
+from .names import as_constant
 
 
 class ClippedPower(Link, name="clipped_power"):
@@ -35,9 +36,9 @@ class ClippedPower(Link, name="clipped_power"):
         return "clip" if self.q == 1 else "clip_power"
 
     @property
-    def moments(self) -> tuple[float, float]:  # type: ignore[override]
+    def moments(self) -> Moments:  # type: ignore[override]
         q = self.q
-        return q / (q + 1), q / ((q + 1) ** 2 * (q + 2))
+        return Moments(mean=q / (q + 1), variance=q / ((q + 1) ** 2 * (q + 2)))
 
     def value(self, z: Tensor) -> Tensor:
         return z.clamp(0, 1).pow_(self.q)
@@ -90,5 +91,5 @@ _kept_clipped_power = lru_cache(maxsize=None)(ClippedPower)
 def clipped_power(p: float) -> ClippedPower:
     """The link of this p."""
     if torch.compiler.is_compiling():
-        return ClippedPower(next(iter({p})))  # what is hashed becomes a constant of the graph, even if it was an input
+        return ClippedPower(as_constant(p))
     return _kept_clipped_power(p)

@@ -1,21 +1,25 @@
-"""TODO khot.kernels.links.laplace."""
+r"""The link of LapSum top-k: the distribution function of the Laplace law.
+
+Its tails are exponentials all the way to the middle, where its density has a kink. The short tail u = exp(-abs(z)) / 2
+is the density, too: F' = u.
+"""
 
 import torch
 from torch import Tensor
 
-from .base import LOG_2, Link, TailSums, _exp_
+from .base import LOG_2, Link, Moments, TailSums, _exp_, _step
 
 
 class Laplace(Link, name="laplace"):
-    """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above: the link of LapSum."""
+    """F(z) = exp(z) / 2 for z <= 0 and 1 - exp(-z) / 2 above."""
 
     reach = 800.0
-    moments = (0.0, 2.0)
-    kernel = "laplace"
+    moments = Moments(mean=0.0, variance=2.0)
+    kernel, kernel_has_log = "laplace", True
 
     def value(self, z: Tensor) -> Tensor:
         tail = z.abs().mul_(-1 / LOG_2).sub_(1).exp2_()
-        return z.detach().sign().relu_().sub_(tail).abs_()  # |[z > 0] - tail|: on a CPU `where` costs far more
+        return _step(z).sub_(tail).abs_()  # 1 - tail above 0, tail below
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)

@@ -1,16 +1,23 @@
-"""TODO khot.kernels.links.logistic."""
+r"""The link of sigmoid top-k and of unsorted SOFT top-k: the logistic function.
+
+argmax of <x, y> + s sum H_b(y) over the capped simplex, H_b(y) = -y log y - (1 - y) log(1 - y) the binary entropy, has
+log(y_i / (1 - y_i)) = (x_i - t) / s. With u = F(-abs(z)) the short tail, F' = u - u^2: one exponential for both.
+"""
+
+import math
 
 import torch
 from torch import Tensor
 
-from .base import Link, TailSums
+from .base import Link, Moments, TailSums
 
 
 class Logistic(Link, name="logistic"):
-    """F(z) = 1 / (1 + exp(-z)): the link of sigmoid top-k and of unsorted SOFT top-k."""
+    """F(z) = 1 / (1 + exp(-z))."""
 
     reach = 800.0  # exp(-800) is 0 in double precision
-    kernel = "logistic"
+    moments = Moments(mean=0.0, variance=math.pi**2 / 3)
+    kernel, kernel_has_log = "logistic", True
 
     def value(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)

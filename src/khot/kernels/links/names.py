@@ -107,8 +107,12 @@ def _literal(value: Any) -> str | None:
         return repr(value)
     if type(value) not in (int, float) or value != value:
         return None
-    value = next(iter({value}))  # what is hashed becomes a constant of the compiled graph, even if it was an input
-    return repr(value).replace("inf", _INFINITY)
+    return repr(as_constant(value)).replace("inf", _INFINITY)
+
+
+def as_constant(number: float) -> float:
+    """The number; to Dynamo, which has to know what is hashed, a constant of the graph, even if it was an input."""
+    return next(iter({number}))
 
 
 def find_link(name: str) -> "Link":

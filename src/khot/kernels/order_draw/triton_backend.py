@@ -18,11 +18,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..capped_simplex.triton_root import load_tile, split_threshold, standardise
-from ..links.tails_triton import add3
 from ..philox_triton import place_of, random_words, uniform_and_rest
 from ..tiles import Table, plan
-from ..triton_tools import arithmetic, on_device, rows_of, store_tile, without_expansion
+from ..triton_tools import (
+    add3,
+    arithmetic,
+    load_tile,
+    on_device,
+    rows_of,
+    split_threshold,
+    standardise,
+    store_tile,
+    without_expansion,
+)
 
 DRAW: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16))}  # ranks, of positions of any dtype
 REACH = tl.constexpr(40.0)  # of theta - t; e^40 times any noise has room in float32, e^-40 is nothing
@@ -33,16 +41,24 @@ DEVIATIONS = tl.constexpr(1.2)  # between the guesses
 
 
 @triton.jit
-def _exp_noise(u, rest, NOISE: tl.constexpr):
-    """The exponential of the noise from u and 1 - u."""
-    if NOISE == "logistic":
-        return u / rest
-    elif NOISE == "log_exponential":  # -log u, by its series where that is next to 0
-        series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * 0.2))))
-        return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
-    else:
-        tl.static_assert(NOISE == "log_uniform", "unknown noise")
-        return u
+def _odds(u, rest):
+    return u / rest
+
+
+@triton.jit
+def _exponential(u, rest):
+    """-log u, by its series where that is next to 0."""
+    series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * 0.2))))
+    return tl.where(rest < 0.03125, series, -0.6931472 * tl.log2(u))
+
+
+@triton.jit
+def _uniform(u, rest):
+    return u
+
+
+# The exponential of a noise from a uniform u and 1 - u, by the name of the noise.
+NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
 
 
 @triton.jit
@@ -65,7 +81,7 @@ def _tile_keys(
     a, b, c, d = random_words(seed, draw, row, (start + first_unit) // 2 + tl.arange(0, BLOCK // 2))
     u, rest = uniform_and_rest(tl.interleave(a, c), tl.interleave(b, d))
     centred = standardise(theta, high, low, 1.0).to(tl.float32)
-    rank = _exp_noise(u, rest, NOISE) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
+    rank = NOISE(u, rest) * tl.exp(-tl.minimum(tl.maximum(centred, -REACH), REACH))
     key = tl.minimum(rank.to(tl.int32, bitcast=True) & LARGEST, INFINITE)  # NaN is excluded
     return tl.where(theta == float("inf"), 0, tl.where(theta == -float("inf"), INFINITE, key))
 
@@ -209,7 +225,7 @@ def order_draw(
     with on_device(theta):
         _order_draw[(draws * count,)](
             rows, x, t, seed, sizes, rows.stride(0), x.stride(0), t.stride(0), sizes.stride(0), count, batch,
-            n, *first,
-            NOISE=noise, BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
+            n, *first, NOISE=NOISES[noise], BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1],
+            num_warps=how.warps,
         )  # fmt: skip
     return x.to(dtype).reshape(shape)

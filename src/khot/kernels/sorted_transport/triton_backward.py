@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..capped_simplex.triton_root import inverse_scale
 from ..registry import MAX_N
-from ..triton_tools import arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from ..triton_tools import arithmetic, inverse_scale, on_device, per_row, row_numbers, rows_of, store_tile
 from .triton_tile import (
     add_weights,
     all_weights,

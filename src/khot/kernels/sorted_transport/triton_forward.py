@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..capped_simplex.triton_root import inverse_scale
-from ..triton_tools import arithmetic, on_device, per_row, row_numbers, rows_of
+from ..triton_tools import arithmetic, inverse_scale, on_device, per_row, row_numbers, rows_of
 from .solver import check_contents, warn_of_errors
 from .triton_tile import (
     add_weights,

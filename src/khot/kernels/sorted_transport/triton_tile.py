@@ -13,9 +13,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..capped_simplex.triton_root import split_threshold
-from ..links.tails_triton import add2
 from ..registry import MAX_N
+from ..triton_tools import add2, split_threshold
 
 # Up to what length of the row how many warps. Each thread has one item of a tile at all places, up to 16 float32 or 8
 # float64 entries of the plan.

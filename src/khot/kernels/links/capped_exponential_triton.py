@@ -1,0 +1,37 @@
+"""The link of capped softmax in Triton: F(z) = F'(z) = exp(z) below the cap, 0."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from .base_triton import CompactLink, exponential_decay
+from .capped_exponential import CappedExponential
+
+
+@triton.jit
+def _uncapped(z, q, LINK: tl.constexpr):
+    tail = tl.where(z < 0.0, tl.exp(tl.minimum(z, 0.0)), 0.0)
+    return tail, tail
+
+
+@triton.jit
+def _newton_step(residual, excess, total, slope, k, q, LINK: tl.constexpr):
+    return tl.where(excess < 0, tl.log(total / -excess), tl.log(1.0 + residual / k))
+
+
+@triton.jit
+def _quantile(p, complement, q, LINK: tl.constexpr):
+    return tl.log(p)
+
+
+CAPPED_EXPONENTIAL = CompactLink(
+    name="exp",
+    of=CappedExponential,
+    quantile=_quantile,
+    decay=exponential_decay,
+    cap=0.0,
+    uncapped=_uncapped,
+    newton_step=_newton_step,
+)
+KERNELS = {CAPPED_EXPONENTIAL.name: CAPPED_EXPONENTIAL}

@@ -1,0 +1,72 @@
+"""The normal link in Triton: F(-a) = exp(-a^2 / 2) times Mills' ratio, F'(a) = exp(-a^2 / 2) / sqrt(2 pi)."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from ..triton_tools import horner4
+from .base_triton import SmoothLink
+from .normal import INV_SQRT_2PI, Normal
+
+DENSITY_AT_0 = tl.constexpr(INV_SQRT_2PI)
+
+
+@triton.jit
+def _mills(a):
+    """Mills' ratio over sqrt(2 pi), exp(a^2 / 2) F(-a) for a >= 0: s times a polynomial in s = c / (c + a).
+
+    Interpolated at Chebyshev points; the relative error is 1.3e-8 in float32 and 7e-17 in float64.
+    """
+    if a.dtype == tl.float64:
+        s = 5.0 / (5.0 + a)
+        u = 2.0 * s - 1.0
+        p = (-1.6332385249361177e-10 * u - 1.0074604252267033e-10) * u + 1.8893655039595838e-9
+        p = horner4(p, u, 1.0031299879479652e-9, -1.3565110626631534e-8, -7.1636801030382531e-9, 8.6805251896651399e-8)
+        p = horner4(p, u, 6.6213961430482516e-8, -5.5386757420880948e-7, -7.9558252811861061e-7, 3.3362198231727101e-6)
+        p = horner4(p, u, 9.9523542379584201e-6, -1.1875134657297736e-5, -0.000108979766180186, -0.00015957388189616127)
+        p = horner4(p, u, 0.00059867534764464399, 0.0041590133601883231, 0.013823727741762866, 0.033004073234068563)
+        p = horner4(p, u, 0.062706631334242753, 0.099061123193995358, 0.13307650057801154, 0.15383860995001259)
+    else:
+        s = 3.5 / (3.5 + a)
+        u = 2.0 * s - 1.0
+        p = (-1.42191112e-5 * u - 9.89577166e-6) * u + 0.00012934112
+        p = horner4(p, u, 0.000119362457, -0.000908281686, -0.00184720974, 0.00497315964)
+        p = horner4(p, u, 0.0331568701, 0.0901214451, 0.161589117, 0.212690307)
+    return s * p
+
+
+@triton.jit
+def _decay(a, b, LINK: tl.constexpr):
+    return tl.exp(-0.5 * (a - b) * (a + b))  # factored so that no square overflows first
+
+
+@triton.jit
+def _tails(a, LINK: tl.constexpr):
+    density = tl.exp(-0.5 * a * a)
+    return density * _mills(a), density * DENSITY_AT_0
+
+
+@triton.jit
+def _shifted_tails(a, nearest, LINK: tl.constexpr):
+    density = LINK.decay(a, nearest, LINK)
+    return density * _mills(a), density * DENSITY_AT_0
+
+
+@triton.jit
+def normal_quantile(p, complement):
+    """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
+    r = tl.sqrt(-2.0 * tl.log(tl.minimum(p, complement)))
+    size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
+    return tl.where(p < complement, -size, size)
+
+
+@triton.jit
+def _quantile(p, complement, q, LINK: tl.constexpr):
+    return normal_quantile(p, complement)
+
+
+NORMAL = SmoothLink(
+    name="normal", of=Normal, quantile=_quantile, decay=_decay, tails=_tails, shifted_tails=_shifted_tails
+)
+KERNELS = {NORMAL.name: NORMAL}
