@@ -54,7 +54,6 @@ FOREIGN = {
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }
-# Modules that still break a rule, to be emptied: one that no longer does fails here.
 FILES = sorted((SOURCE / "khot").rglob("*.py"))
 
 

@@ -1,4 +1,4 @@
-"""The links that have a Triton piece; ``test_triton_links.py`` sees to it that none is missing."""
+"""The links that have a Triton piece; ``test_link_functions.py`` sees to it that none is missing."""
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL

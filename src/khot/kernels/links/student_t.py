@@ -53,7 +53,7 @@ class StudentT(Link, name="student_t"):
 
     Example:
         >>> capped_simplex_map(torch.tensor([3.0, 1.0, 0.0]), 1, link=StudentT(1))
-        tensor([0.6795, 0.1909, 0.1296])
+        tensor([0.6749, 0.1988, 0.1263])
     """
 
     kernel_has_log = True
