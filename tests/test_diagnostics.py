@@ -51,7 +51,7 @@ def test_default_estimators_on_a_linear_loss():
     assert all(row.bias <= 5.5 * row.bias_error + 1e-12 for (name, _), row in rows.items() if name in unbiased)
 
 
-@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("num_samples", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_moments_of_the_score_function(num_samples):
     """Its law is known, the mean of loss times score: each moment within gof.Z_LIMIT of its own standard errors."""
     torch.manual_seed(0)

@@ -352,6 +352,7 @@ def test_docstrings_of_relaxations_run_without_pyro():
     """)
 
 
+@pytest.mark.slow
 def test_relaxations_work_without_pyro_and_triton():
     run_python("""
         import sys

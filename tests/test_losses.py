@@ -154,6 +154,7 @@ class TestFenchelYoungDetails:
         with pytest.raises(ValueError, match="0 where `x` is -inf"):
             fenchel_young_topk_loss(x, torch.tensor([0.0, 1, 1, 0]).double(), 2)
 
+    @pytest.mark.one_of(3)
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("p", [2.0, 1.5])
     @pytest.mark.parametrize("kind", KINDS)

@@ -50,7 +50,7 @@ WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.3, 0.0, 1.0], dtype=torch.float64)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.trace.*` is deprecated:DeprecationWarning"),
-    pytest.mark.one_of(5),
+    pytest.mark.one_of(8),
 ]
 
 

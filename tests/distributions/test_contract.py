@@ -16,6 +16,8 @@ from tests.inputs import normal
 from tests.maps import members, only_for
 from tests.registry import DESIGNS, DesignCase
 
+pytestmark = pytest.mark.one_of(2)
+
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
 LOGITS = torch.tensor(
     [[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]], dtype=torch.float64

@@ -9,6 +9,8 @@ from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford, Seque
 from tests import gof
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.one_of(2)
+
 
 def k_hot(subsets, n):
     return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)

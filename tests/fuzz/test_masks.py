@@ -39,7 +39,7 @@ TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is k
 SUM = {torch.float32: 1e-6, torch.float64: 1e-12}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
 LEVERAGE = 1e-3  # of an item far away with next to no derivative, in that of the softness
-QUICK_ROWS, SLOW_ROWS = 600, 8000
+QUICK_ROWS, SLOW_ROWS = 200, 8000
 
 
 @dataclass(frozen=True)

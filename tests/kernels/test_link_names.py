@@ -201,7 +201,7 @@ INSIDE = {
 
 @pytest.mark.parametrize(
     "function",
-    [pytest.param(f, id=name, marks=[] if name == "built in" else [pytest.mark.slow]) for name, f in INSIDE.items()],
+    [pytest.param(f, id=name, marks=pytest.mark.slow) for name, f in INSIDE.items()],
 )
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_links_compile_wherever_they_are_made(function, dynamic):

@@ -101,7 +101,7 @@ def duels() -> tuple[Tensor, ...]:
 
 
 SIZES = torch.tensor([3, 4])
-ISOTONIC = (normal(2, 40), normal(2, 40, seed=1).abs(), torch.tensor([0.5, 1.0]).double())
+ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "capped_simplex_threshold": [
         lambda: (*rows(), LOGISTIC.key, "scale", True),

@@ -11,6 +11,8 @@ from khot.kernels.order_draw import noises
 from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
+pytestmark = pytest.mark.one_of(2)
+
 NOISES = {"logistic": noises.LOGISTIC, "log_exponential": noises.LOG_EXPONENTIAL, "log_uniform": noises.LOG_UNIFORM}
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
 smooth_noise = pytest.mark.parametrize("noise", [noises.LOGISTIC, noises.LOG_EXPONENTIAL], ids=list(NOISES)[:2])

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+OF_EVERY_BACKEND = ["kernels/test_operators.py"]
 OF_KERNELS = [
-    "kernels/test_operators.py",
     "kernels/test_triton.py",
     "kernels/test_triton_draws.py",
     "kernels/test_triton_order.py",
@@ -55,6 +55,7 @@ def check_passes(*arguments: str) -> None:
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_some_kernels():
     """By their ids, so that pytest refuses one that is not there."""
     compared = ("mask_logistic-2x33", "gradient_clip-1x20000", "tournament-3x1", "order_gradient_sort-2x33")
@@ -64,7 +65,7 @@ def test_some_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", OF_KERNELS)
+@pytest.mark.parametrize("file", OF_KERNELS + OF_EVERY_BACKEND)
 def test_kernels(file):
     check_passes(f"tests/{file}")
 

@@ -42,10 +42,16 @@ def register(cls: "type[Link]", name: str | None) -> None:
         raise TypeError(f"`name` of a link must be a str, but got {name!r}")
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`name` of a link must be an identifier, or several with dots between, but got {name!r}")
-    if name in _registered:
+    if name in _registered and not _is_made_again(cls, _registered[name]):
         raise ValueError(f"`name` of a link must be its own, but {name!r} is the name of {_registered[name]!r}")
     cls.class_name = name
     _registered[name] = cls
+    _make.cache_clear()
+
+
+def _is_made_again(cls: type, before: type) -> bool:
+    """Whether the same definition runs once more, as in a cell of a notebook or a module that is reloaded."""
+    return (cls.__module__, cls.__qualname__) == (before.__module__, before.__qualname__)
 
 
 def remember(link: "Link") -> None:

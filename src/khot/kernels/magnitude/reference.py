@@ -12,7 +12,7 @@ from ..links.base import Link
 from ..links.clipped_power import ClippedPower
 from ..rows import Threshold
 
-HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
+HALVINGS = 100  # of a bracket, until its ends are neighbouring doubles
 
 
 class _Shape(NamedTuple):

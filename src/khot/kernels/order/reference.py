@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
+HALVINGS = 100  # of a bracket, until its ends are neighbouring doubles
 REACH = 50.0  # scales beyond the items, where no count changes any more
 
 

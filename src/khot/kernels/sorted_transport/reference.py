@@ -8,7 +8,7 @@ with anchors :math:`a_j = k - j`, a sum of 1 for each item and each of the k pla
 import torch
 from torch import Tensor
 
-ITERATIONS = 20_000
+ITERATIONS = 5_000
 
 
 def places(k: int, n: int) -> int:
