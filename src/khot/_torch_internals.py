@@ -29,7 +29,6 @@ __all__ = [
     "nested_forward_mode",
     "outside_trace",
     "overrides_torch_functions",
-    "standard_gamma",
     "writes_program",
 ]
 
@@ -143,8 +142,3 @@ def nested_forward_mode() -> AbstractContextManager[Any]:
 def all_true(condition: Tensor) -> bool:
     """Whether a condition holds everywhere; inside a vmap for all of the batch, which it has a rule for."""
     return bool(torch._is_all_true(condition))
-
-
-def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Gamma variables, differentiable in the concentration."""
-    return torch._standard_gamma(concentration, generator=generator)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from khot.kernels.product_tree import forest
+from khot.kernels.product_tree import forest, roots_shape
 from khot.kernels.product_tree import tree as product_tree
 from khot.kernels.product_tree.tree import ProductTree
 from khot.laws import conditional_poisson as cps
@@ -33,7 +33,7 @@ def one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_derivatives(n: int, levels: int, bound: int) -> None:
     plan = torch.tensor([1, bound]), bound, levels
     leaf, u = uniform(2, 2, n, 2)
-    g = uniform(*forest._shape(leaf, bound, levels), seed=1)
+    g = uniform(*roots_shape(leaf, bound, levels), seed=1)
     cases = ((forest.roots, (leaf,)), (forest.outsides, (leaf, g)), (forest.bends, (leaf, u, g)))
     for f, inputs in cases:
         inputs = tuple(x.clone().requires_grad_() for x in inputs)
@@ -57,7 +57,7 @@ def test_transforms() -> None:
 def test_operators() -> None:
     leaf, k = uniform(2, 7, 3), torch.tensor([1, 2, 3])
     for levels in (2, 3):
-        g = uniform(*forest._shape(leaf, 3, levels), seed=1)
+        g = uniform(*roots_shape(leaf, 3, levels), seed=1)
         torch.library.opcheck(OPERATORS.forest_roots.default, (leaf, k, 3, levels))
         torch.library.opcheck(OPERATORS.forest_outsides.default, (leaf, g, k, 3, levels))
         torch.library.opcheck(OPERATORS.forest_bends.default, (leaf, leaf.flip(0), g, k, 3, levels, True))

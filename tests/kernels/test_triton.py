@@ -242,7 +242,7 @@ def test_operators():
     arguments = (x, k, scale, LOGISTIC.key, False, "temperature", False)
     torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
     _, anchor, offset = torch.ops.khot.capped_simplex_mask(*arguments)
-    arguments = (x, scale, anchor, offset, grad, LOGISTIC.key, False)
+    arguments = (x, scale, anchor, offset, grad, LOGISTIC.key, False, True)
     torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
 
 

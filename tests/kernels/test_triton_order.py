@@ -7,11 +7,10 @@ from tests.kernels.device import DEVICE, kernel_marks
 
 pytestmark = kernel_marks()
 
-from khot.kernels.order.slices import slice_weights, slice_weights_derivative
 
 import khot.kernels
 from khot import soft_permutation, soft_rank, soft_sort
-from khot.kernels.order import LONGEST_ON_CHIP, torch_sums, triton_maps
+from khot.kernels.order import LONGEST_ON_CHIP, slice_weights, slice_weights_derivative, torch_sums, triton_maps
 from khot.kernels.order import soft_rank as soft_rank_backends
 from khot.kernels.order import triton_scans as lapsum_triton
 from tests.inputs import normal

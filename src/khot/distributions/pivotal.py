@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import check_generator
+from khot._validation import check_generator, checked_shape
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.tournament import pivotal_draw
 from khot.laws import pivotal as law
@@ -79,7 +79,7 @@ class Pivotal(SamplingDesign):
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
-        draws = math.prod(sample_shape)
+        draws = math.prod(checked_shape("sample_shape", sample_shape))
         with torch.no_grad():
             if self.order == "fixed":
                 return self._draw_by_rows(law.draw_in_order, sample_shape, generator)

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from torch.nn import Parameter
 
-from khot._torch_internals import is_tracing, is_transformed, nested_forward_mode
+from khot._torch_internals import is_plain, is_tracing, is_transformed, nested_forward_mode
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -57,9 +56,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
 
 def _is_plain_call(args: Sequence[Any]) -> bool:
     """Whether a Function of these is nothing but its forward and, perhaps, a node in a graph of autograd."""
-    return not (is_transformed() or is_tracing()) and all(
-        type(x) in (Tensor, Parameter) for x in args if isinstance(x, Tensor)
-    )
+    return not (is_transformed() or is_tracing()) and all(map(is_plain, args))
 
 
 def _wants_derivative(args: Sequence[Any]) -> bool:

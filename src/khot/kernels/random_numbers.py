@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._torch_internals import standard_gamma
 from khot._validation import has_contents
 
 Generator = torch.Generator | None
@@ -41,7 +40,7 @@ def exponential(
 
 def gamma(concentration: Tensor, generator: Generator = None) -> Tensor:
     """Gamma variables of scale 1, positive."""
-    drawn = standard_gamma(concentration, generator)
+    drawn = torch._standard_gamma(concentration, generator=generator)
     return drawn.clamp(min=torch.finfo(drawn.dtype).tiny)
 
 

@@ -103,7 +103,9 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
     elif _underflow(total):
         share, _ = _underflowing(x, scale, at, link, False)
         rest, grad_k = centred(grad, share)
-        return balanced(slope.mul_(rest), share), grad_k
+        grad_z = slope.mul_(rest)
+        del rest  # before others are made
+        return balanced(grad_z, share), grad_k
     grad_k = (grad * slope).sum(-1) / total  # not vecdot, which autocast would round
     grad_z = (grad - grad_k.unsqueeze(-1)).mul_(slope)
     left = grad_z.sum(-1) / total  # by the rounding of the mean, as large as what is left of nearly equal cotangents

@@ -170,6 +170,10 @@ def _capped_simplex_bwd(
         w, d = _tile_terms(x, bounded(z, LINK), g, 0, n, nearest, q, LINK, LOG, BLOCK)
         weight, direct = tl.reduce((w, d), 0, add2)
         mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+        if not LOG:  # once more for what is left of nearly equal cotangents
+            g = g - mean
+            mean, left = _means(weight, tl.sum(w * g, 0), nearest, LINK, LOG)
+            grad_k += left
         store_tile(grad_x_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), 0, n, BLOCK)
         lever = _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     else:
