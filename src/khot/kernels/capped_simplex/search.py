@@ -277,6 +277,7 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     above = distances_of(x, at, scale) > 0
     left = torch.where(above, -torch.inf, x).amax(-1).double()
     right = torch.where(above, x, torch.inf).amin(-1).double()
+    del above  # before others are made
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
     z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
     buffer = torch.empty_like(z)

@@ -44,7 +44,8 @@ class Normal(Link, name="normal"):
         return -0.5 * z * z + math.log(INV_SQRT_2PI)
 
     def log_tail(self, z: Tensor) -> Tensor:
-        return torch.special.log_ndtr(z.abs().neg_())
+        below = z.abs().neg_()
+        return torch.special.log_ndtr(below, out=below)
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         # Relative to the largest, where |z| = m: exp((m^2 - z^2) / 2), factored so that no square overflows first.
@@ -52,6 +53,12 @@ class Normal(Link, name="normal"):
         nearest = distance.detach().amin(-1, keepdim=True)
         weight = torch.exp(-0.5 * (distance - nearest) * (distance + nearest))
         return weight / weight.sum(-1, keepdim=True)
+
+    def normalised_slope_(self, z: Tensor) -> Tensor:
+        distance = z.abs_()
+        nearest = distance.amin(-1, keepdim=True)
+        weight = (distance - nearest).mul_(distance.add_(nearest)).mul_(-0.5).exp_()
+        return weight.div_(weight.sum(-1, keepdim=True))
 
     def slope_(self, z: Tensor) -> Tensor:
         return _exp_(z.mul_(z).mul_(-0.5)).mul_(INV_SQRT_2PI)
