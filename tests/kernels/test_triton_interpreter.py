@@ -71,9 +71,9 @@ def test_kernels(file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", MARKED)
-def test_marked(file):
-    check_passes(f"tests/{file}", "-m", "interpreted and not slow and not gpu")
+@pytest.mark.parametrize("files", [MARKED[::2], MARKED[1::2]], ids=["even", "odd"])
+def test_marked(files):
+    check_passes(*(f"tests/{file}" for file in files), "-m", "interpreted and not slow and not gpu")
 
 
 @pytest.mark.parametrize(
