@@ -10,6 +10,9 @@ from torch.distributions import Distribution
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
 
+LONGEST = ("test_triton_interpreter.py", "test_triton_aot.py")  # first, or one process would wait for the other
+
+
 @pytest.fixture(autouse=True)
 def _validation_as_before() -> Iterator[None]:
     """torch.compile turns the validation of all distributions off, for good."""
@@ -70,6 +73,7 @@ class EachFileRuns:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test of a member that calls itself slow is slow; of a test marked ``one_of(n)`` all cases but each n-th are."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     seen: Counter[str] = Counter()
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -56,15 +56,6 @@ def check_passes(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_some_kernels():
-    """By their ids, so that pytest refuses one that is not there."""
-    compared = ("mask_logistic-2x33", "gradient_clip-1x20000", "tournament-3x1", "order_gradient_sort-2x33")
-    tests = [f"test_against_reference[{case}]" for case in compared]
-    tests += ["test_gap_and_kink", "test_a_wrong_kernel_is_rejected"]
-    check_passes(*(f"tests/kernels/test_triton.py::{test}" for test in tests))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("file", OF_KERNELS + OF_EVERY_BACKEND)
 def test_kernels(file):
     check_passes(f"tests/{file}")
@@ -93,11 +84,10 @@ def test_every_file_with_such_tests_is_run(files, sign):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("tests/kernels/test_links.py", "-m", "interpreted"),
         ("tests/kernels/test_triton.py::test_gap_and_kink", "tests/kernels/test_forest.py", "-k", "gap"),
         ("tests/kernels/test_triton.py::test_against_reference[no_kernel-2x33]",),
     ],
-    ids=["no_test", "none_in_one_of_two_files", "no_such_kernel"],
+    ids=["none_in_one_of_two_files", "no_such_kernel"],
 )
 @pytest.mark.slow
 def test_a_run_of_nothing_fails(arguments):
