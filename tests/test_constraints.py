@@ -238,7 +238,7 @@ def test_nuts_recovers_a_known_posterior():
     def model():
         pyro.sample("y", BetaSlice())
 
-    mcmc = MCMC(NUTS(model), num_samples=1000, warmup_steps=100, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=500, warmup_steps=100, disable_progbar=True)
     mcmc.run()
     y = mcmc.get_samples()["y"]
     assert capped_simplex(1.4).check(y).all()
