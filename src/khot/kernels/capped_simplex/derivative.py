@@ -16,6 +16,7 @@ from torch import Tensor
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype, distances, distances_of
 
+CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
 
@@ -128,7 +129,16 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
     grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
     if bool((weight.amax(-1) > DOMINANT * norm).any()):
         grad_z = balanced(grad_z, weight)
-    return grad_z, pull / density
+    grad_k = pull / density
+    if x.dtype == torch.float32:
+        lost = grad_z.abs().amax(-1) < CANCELLED * pull.abs()
+        if bool(lost.any()):  # so much that the rounding of z shows
+            some = at.anchor[lost], at.offset[lost]
+            again = _log_mask_gradient(
+                x[lost].double(), scale.expand_as(lost)[lost], Threshold(*some), grad[lost].double(), link
+            )
+            grad_z[lost], grad_k[lost] = (v.to(old.dtype) for v, old in zip(again, (grad_z, grad_k), strict=True))
+    return grad_z, grad_k
 
 
 def derivative(

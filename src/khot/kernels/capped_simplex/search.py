@@ -34,6 +34,7 @@ from ..rows import FARTHEST, SAMPLE_SIZE, Span, Threshold, distances_of, fill_di
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
+ROUGH = 2**-10  # relative, how far a link's inverse may be off where nothing tells that a bracket is too narrow
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
@@ -218,7 +219,7 @@ def _bracket(rows: _Rows, span: Span) -> tuple[Tensor, Tensor, Tensor]:
     Widened until they are, since a link's inverse may be rough; beyond the largest double there is no t.
     """
     fraction = (rows.k - span.selected) / span.finite.clamp(min=1)
-    width = rows.link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53)).abs().nan_to_num(0.0) + 1
+    width = (1 + ROUGH) * rows.link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53)).abs().nan_to_num(0.0) + 1
     buffer, largest = torch.empty_like(rows.x), torch.finfo(torch.float64).max
     for _ in range(WIDENINGS):
         low = (span.lowest - width * rows.scale - COARSE * span.lowest.abs()).clamp(-largest, largest)
