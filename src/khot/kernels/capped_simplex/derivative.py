@@ -127,11 +127,12 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
         weight, density = _underflowing(x, scale, at, link, True)
         norm = torch.ones_like(pull)
     grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
-    if bool((weight.amax(-1) > DOMINANT * norm).any()):
+    largest = weight.amax(-1)
+    if bool((largest > DOMINANT * norm).any()):
         grad_z = balanced(grad_z, weight)
     grad_k = pull / density
     if x.dtype == torch.float32:
-        lost = grad_z.abs().amax(-1) < CANCELLED * pull.abs()
+        lost = grad_z.abs().amax(-1) < CANCELLED * (largest / norm) * pull.abs()
         if bool(lost.any()):  # so much that the rounding of z shows
             some = at.anchor[lost], at.offset[lost]
             again = _log_mask_gradient(
