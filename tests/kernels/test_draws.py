@@ -32,6 +32,15 @@ def test_philox():
     assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
+def test_every_draw_row_and_place_has_numbers_of_its_own():
+    words = random_words(SEED, 3, 4, 5, FIRST)
+    assert all(word.shape == (3, 4, 5) and len(word.unique()) == 60 for word in words)
+    for i, place in enumerate(([1, 0, 0], [0, 1, 0], [0, 0, 1])):
+        shifted = random_words(SEED, 2, 3, 4, place)
+        ends = [slice(start, start + size) for start, size in zip(place, (2, 3, 4), strict=True)]
+        assert all(torch.equal(part, word[tuple(ends)]) for part, word in zip(shifted, words, strict=True)), i
+
+
 @pytest.mark.parametrize("noise", NOISES)
 def test_law_of_order_sampling(noise):
     draws = order_draw(THETA, K, rank_centre(THETA, K), SEED, FIRST, 20_000, torch.float64, noise)
