@@ -4,10 +4,11 @@ Functions of a seed, a draw, a row and a place, all of them integers; words are 
 from adds the :class:`~khot.kernels.philox.Place` of the call to its own draw, row and place.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def"
 
 import numpy as np
-from numba import njit
+
+from .numba_tools import inlined
 
 U = np.uint64
 _WORD, _HALF = U(0xFFFFFFFF), U(32)
@@ -15,7 +16,7 @@ _FIRST_FACTOR, _SECOND_FACTOR = U(0xD2511F53), U(0xCD9E8D57)
 _FIRST_STEP, _SECOND_STEP = U(0x9E3779B9), U(0xBB67AE85)
 
 
-@njit(nogil=True, error_model="numpy", inline="always")
+@inlined
 def random_words(seed, draw, row, place):
     """Four numbers of 32 random bits."""
     a, b, c, d = U(place), U(row), U(draw), U(0)  # numba takes uint64 and int64 together for floats
@@ -28,7 +29,7 @@ def random_words(seed, draw, row, place):
     return a, b, c, d
 
 
-@njit(nogil=True, error_model="numpy", inline="always")
+@inlined
 def uniform(high, low):
     """A float64 number uniform on [0, 1), of 53 bits."""
     return np.float64((high << U(21)) | (low >> U(11))) * 2.0**-53
