@@ -8,74 +8,72 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_tools import kernel, over_rows, per_row, summed
+from ..numba_tools import inlined, kernel, over_rows, per_row
 from ..philox_numba import random_words, uniform
 from .numba_rows import (
-    LIKELY, block_length, chances, climb, climb_along, empty_law, fill, fill_along, solve_tilt, tilted, windows,
+    LIKELY, ONE, U, begin, block_length, chances, climb, climb_along, copy_row, fill, fill_along, mixed, mixed_along,
+    products, shift_of, solve_tilt, tilted, width_of, windows,
 )  # fmt: skip
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
+SHORT = 32  # units of a row whose windows leave out nothing
 ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
 DRAWS_A_TASK = 64
 
 
 @per_row
 def _plan(p, q, k, first, last, table, marks):
-    """The windows and the table of a row, both in place if they fit; P(B = k), the block length and the tables."""
+    """Lays the windows of a row and makes its table; both arrays are new if they are too small.
+
+    Returns:
+        P(B = k), units of a block, width of a row of the table, and the two arrays.
+    """
     n = p.shape[0]
-    chance = 0.0
-    length = n
-    for whole in (n <= 32, True):
+    chance, length, stride = 0.0, n, U(0)
+    for whole in (n <= SHORT, True):
         widest = windows(p, q, k, whole, first, last)
-        length = block_length(n, widest)
-        if table.shape[0] < length + 1 or table.shape[1] < widest + 2:
-            table = np.empty((length + 1, widest + 2))
-            marks = np.empty(((n - 1) // length + 1, widest + 2))
-        chance = climb(p, q, k, first, last, length, table, marks)
+        length, stride = block_length(n, widest), U(widest + 2)
+        table = _with_rows(table, length + 1, stride)
+        marks = _with_rows(marks, (n - 1) // length + 1, stride)
+        chance = climb(p, q, k, first, last, length, stride, table, marks)
         if whole or chance > LIKELY:
             break
-    return chance, length, table, marks
+    return chance, length, stride, table, marks
 
 
-@summed
-def _outside(f, b0, b1, out, p, q):
-    """P(B = k) given that a unit is 0 and that it is 1; writes the law of the rest with the unit."""
-    zero = one = 0.0
-    for j in range(f.shape[0]):
-        zero += f[j] * b0[j]
-        one += f[j] * b1[j]
-        out[j] = q * b0[j] + p * b1[j]
-    return zero, one
+@inlined
+def _with_rows(x, rows, stride):
+    """The array, or a larger one."""
+    return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
 
 
 @per_row
-def _descend(p, q, k, first, last, length, table, marks, rest, complement, inclusion):
+def _descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
+    """Writes the probabilities, unit by unit from the last one, with the law of what is left for those behind it."""
     n = p.shape[0]
-    empty_law(rest[n % 2])
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
         if stop < n:
-            table[0, :] = marks[start // length]
-            fill(table, p, q, first, last, start, stop - 1)
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
         for i in range(stop - 1, start - 1, -1):
-            shift, width = first[i + 1] - first[i], last[i] - first[i] + 1
-            above, below = rest[(i + 1) % 2], rest[i % 2]
-            zero, one = _outside(
-                table[i - start, 1 : 1 + width], above[1 - shift : 1 - shift + width],
-                above[2 - shift : 2 - shift + width], below[1 : 1 + width], p[i], q[i],
-            )  # fmt: skip
-            below[0] = below[1 + width] = 0.0
+            width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
+            zero, one = products(table, U(i - start) * stride + ONE, rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
             out, included = q[i] * zero, p[i] * one
             complement[i], inclusion[i] = out / (out + included), included / (out + included)
+            above, below = below, above
 
 
 @kernel
-def _solve_rows(begin, end, theta, k, tilts, log_count, complement, inclusion):
+def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclusion):
     n = theta.shape[1]
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, rest = np.empty((0, 0)), np.empty((0, 0)), np.empty((2, 0))
-    for r in range(begin, end):
+    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
+    for r in range(from_row, to_row):
         anchor, offset = solve_tilt(theta[r], k[r])
         tilts[r, 0], tilts[r, 1] = anchor, offset
         if not abs(offset) < np.inf:
@@ -83,11 +81,10 @@ def _solve_rows(begin, end, theta, k, tilts, log_count, complement, inclusion):
             complement[r, :] = inclusion[r, :] = np.nan
             continue
         log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
-        chance, length, table, marks = _plan(p, q, k[r], first, last, table, marks)
+        chance, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
         log_count[r, 0] = math.log(chance)
-        if rest.shape[1] < table.shape[1]:
-            rest = np.empty((2, table.shape[1]))
-        _descend(p, q, k[r], first, last, length, table, marks, rest, complement[r], inclusion[r])
+        rest = _with_rows(rest, 2, stride)
+        _descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
 
 
 def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,68 +114,55 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
             t[i] -= p[i] * q[i] * (total / scale)
 
 
-@summed
-def _outside_along(f, df, b0, b1, db0, db1, out, dout, p, q, t):
-    """:func:`_outside` and its derivative."""
-    zero = one = dzero = done = 0.0
-    for j in range(f.shape[0]):
-        zero += f[j] * b0[j]
-        one += f[j] * b1[j]
-        dzero += df[j] * b0[j] + f[j] * db0[j]
-        done += df[j] * b1[j] + f[j] * db1[j]
-        out[j] = q * b0[j] + p * b1[j]
-        dout[j] = q * db0[j] + p * db1[j] + t * (b1[j] - b0[j])
-    return zero, one, dzero, done
-
-
 @per_row
-def _descend_along(p, q, t, k, first, last, length, table, bent, marks, bent_marks, rest, bent_rest, result):
+def _descend_along(
+    p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
+):
+    """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
     n = p.shape[0]
-    empty_law(rest[n % 2])
-    bent_rest[n % 2, :3] = 0.0
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
+    begin(bent_rest, above, 0.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
         if stop < n:
-            table[0, :] = marks[start // length]
-            bent[0, :] = bent_marks[start // length]
-            fill(table, p, q, first, last, start, stop - 1)
-            fill_along(table, bent, p, q, t, first, last, start, stop - 1)
+            copy_row(marks, U(start // length), table, U(0), stride)
+            copy_row(bent_marks, U(start // length), bent, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
+            fill_along(table, bent, stride, p, q, t, first, last, start, stop - 1)
         for i in range(stop - 1, start - 1, -1):
-            shift, width = first[i + 1] - first[i], last[i] - first[i] + 1
-            above, below = rest[(i + 1) % 2], rest[i % 2]
-            bent_above, bent_below = bent_rest[(i + 1) % 2], bent_rest[i % 2]
-            zero, one, dzero, done = _outside_along(
-                table[i - start, 1 : 1 + width], bent[i - start, 1 : 1 + width],
-                above[1 - shift : 1 - shift + width], above[2 - shift : 2 - shift + width],
-                bent_above[1 - shift : 1 - shift + width], bent_above[2 - shift : 2 - shift + width],
-                below[1 : 1 + width], bent_below[1 : 1 + width], p[i], q[i], t[i],
-            )  # fmt: skip
-            below[0] = below[1 + width] = bent_below[0] = bent_below[1 + width] = 0.0
-            total = q[i] * zero + p[i] * one
-            zero, one, dzero, done = zero / total, one / total, dzero / total, done / total
-            result[i] = t[i] * zero * one + p[i] * q[i] * (done * zero - one * dzero)
+            width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
+            zero, one = products(table, at, rest, source, width)
+            zero_left, one_left = products(bent, at, rest, source, width)
+            zero_right, one_right = products(table, at, bent_rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
+            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], -t[i], width)
+            each = 1 / (q[i] * zero + p[i] * one)
+            zero, one = zero * each, one * each
+            zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
+            result[i] = t[i] * zero * one + p[i] * q[i] * (one_change * zero - one * zero_change)
+            above, below = below, above
 
 
 @kernel
-def _pull_rows(begin, end, theta, k, tilts, complement, inclusion, g, log_odds, result):
+def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g, log_odds, result):
     n = theta.shape[1]
     p, q, t = np.empty(n), np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, rest = np.empty((0, 0)), np.empty((0, 0)), np.empty((2, 0))
-    bent, bent_marks, bent_rest = np.empty((0, 0)), np.empty((0, 0)), np.empty((2, 0))
-    for r in range(begin, end):
+    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
+    bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
+    for r in range(from_row, to_row):
         if not abs(tilts[r, 1]) < np.inf:
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _, length, table, marks = _plan(p, q, k[r], first, last, table, marks)
-        if bent.shape != table.shape or bent_marks.shape != marks.shape:
-            bent, bent_marks = np.empty(table.shape), np.empty(marks.shape)
-            rest, bent_rest = np.empty((2, table.shape[1])), np.empty((2, table.shape[1]))
+        _, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
+        bent, bent_marks = _with_rows(bent, length + 1, stride), _with_rows(bent_marks, (n - 1) // length + 1, stride)
+        rest, bent_rest = _with_rows(rest, 2, stride), _with_rows(bent_rest, 2, stride)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        climb_along(p, q, t, first, last, length, table, bent, marks, bent_marks)
+        climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks)
         _descend_along(
-            p, q, t, k[r], first, last, length, table, bent, marks, bent_marks, rest, bent_rest, result[r]
+            p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
         )
 
 
@@ -188,35 +172,36 @@ def bernoulli_count_derivative(
     rows, n = logits.shape
     result = torch.empty_like(logits)
     arguments = (x.numpy() for x in (logits, k, tilt, complement, inclusion, g))
-    over_rows(_pull_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
+    over_rows(_derivative_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
     return result
 
 
 @per_row
-def _draw_block(table, p, q, first, start, stop, counts, seed, draw, row, unit, out):
+def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row, unit, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws; ``counts`` are those of the units up to there."""
     for d in range(counts.shape[0]):
         m = counts[d]
+        even = odd = 0.0
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
                 words = random_words(seed, draw + d, row, place // 2)
-            u = uniform(words[2], words[3]) if place % 2 else uniform(words[0], words[1])
-            at = 1 + m - first[i]
-            stays, grows = q[i] * table[i - start, at], p[i] * table[i - start, at - 1]
-            one = m > 0 and (m > i or stays == 0 or (u * (stays + grows) < grows))
+                even, odd = uniform(words[0], words[1]), uniform(words[2], words[3])
+            at = U(i - start) * stride + U(m - first[i])
+            stays, grows = q[i] * table[at + ONE], p[i] * table[at]
+            one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
             out[d, i] = one
             m -= one
         counts[d] = m
 
 
 @kernel
-def _draw_tasks(begin, end, parts, theta, k, tilts, seed, first_draw, first_row, first_unit, out):
+def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, first_row, first_unit, out):
     draws, _, n = out.shape
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks = np.empty((0, 0)), np.empty((0, 0))
-    for task in range(begin, end):
+    table, marks = np.empty(0), np.empty(0)
+    for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
@@ -224,16 +209,16 @@ def _draw_tasks(begin, end, parts, theta, k, tilts, seed, first_draw, first_row,
             mine[:, :] = False
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _, length, table, marks = _plan(p, q, k[r], first, last, table, marks)
+        _, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
         counts = np.full(stop_draw - start_draw, k[r])
         for start in range((n - 1) // length * length, -1, -length):
             stop = min(start + length, n)
             if stop < n:
-                table[0, :] = marks[start // length]
-                fill(table, p, q, first, last, start, stop - 1)
+                copy_row(marks, U(start // length), table, U(0), stride)
+                fill(table, stride, p, q, first, last, start, stop - 1)
             _draw_block(
-                table, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r, first_unit,
-                mine,
+                table, stride, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r,
+                first_unit, mine,
             )  # fmt: skip
 
 
@@ -262,9 +247,9 @@ def _miss(theta, anchor, offset, value):
 
 
 @kernel
-def _log_prob_tasks(begin, end, theta, tilts, log_count, value, result):
+def _log_prob_tasks(from_task, to_task, theta, tilts, log_count, value, result):
     rows = theta.shape[0]
-    for task in range(begin, end):
+    for task in range(from_task, to_task):
         s, r = task // rows, task % rows
         result[s, r] = -_miss(theta[r], tilts[r, 0], tilts[r, 1], value[s, r]) - log_count[r, 0] - log_count[r, 1]
 
@@ -277,9 +262,9 @@ def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, va
 
 
 @kernel
-def _log_prob_derivative_rows(begin, end, value, g, complement, inclusion, result):
+def _log_prob_derivative_rows(from_row, to_row, value, g, complement, inclusion, result):
     draws, _, n = value.shape
-    for r in range(begin, end):
+    for r in range(from_row, to_row):
         result[r, :] = 0.0
         for s in range(draws):
             for i in range(n):

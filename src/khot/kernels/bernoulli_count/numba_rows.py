@@ -12,8 +12,10 @@ Of a count only a window is kept. Left out is what k - m or m ones would need, a
 standard deviation of the sum if its mean is k. A row where it is not, as nothing could be solved for, has windows that
 leave out nothing.
 
-A row of a table is as wide as the widest window, and two zeros wider. Only some rows are kept of a long table, those
-between are made again on the way back: the tables of a row fit into a processor's cache.
+A table has a row for every number of units, all of them in one array: as wide as the widest window and two zeros wider,
+one before the window and one after it. Only some rows are kept of a long table, those between are made again on the way
+back: what is made of a row of logits fits into a processor's cache. Indices are unsigned, as with others every access
+would ask whether it counts from the end.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,9 +23,10 @@ between are made again on the way back: the tables of a row fit into a processor
 import math
 
 import numpy as np
+from numba import njit
 
 from ..numba_math import EXP, LOG1P
-from ..numba_tools import inlined, per_row, summed
+from ..numba_tools import ANY_ORDER, inlined, per_row, summed
 
 FAR = 200.0  # e^-100 is nothing beside 1
 CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window is sure below 1/2
@@ -32,6 +35,9 @@ LOG_TAIL = 46.0  # -log of 1e-20
 WHOLE_TABLE = 2**16  # entries of a table that is kept whole
 NEWTON_STEPS = 200  # more than halving takes
 
+U = np.uint64
+ONE, TWO = U(1), U(2)
+inlined_sum = njit(error_model="numpy", fastmath=ANY_ORDER, forceinline=True)
 _exp, _log1p = EXP[np.float64], LOG1P[np.float64]
 
 
@@ -176,76 +182,103 @@ def block_length(n, width):
     return n if n * (width + 2) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
 
 
-@per_row
-def step_up(source, target, p, q, shift, width):
-    """From the law of a count to that with one unit more, whose window is ``width`` wide and begins ``shift`` later."""
-    stays, grows, out = source[1 + shift : 1 + shift + width], source[shift : shift + width], target[1 : 1 + width]
+@inlined
+def mixed(source, at, target, to, a, b, width):
+    """Writes ``a source[j] + b source[j + 1]``: one unit more, of the first or of the others; zeros around it."""
     for j in range(width):
-        out[j] = q * stays[j] + p * grows[j]
-    target[0] = target[1 + width] = 0.0
+        target[to + j] = a * source[at + j] + b * source[at + j + ONE]
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined
+def mixed_along(source, bent, at, target, to, a, b, t, width):
+    """The derivative of :func:`mixed` as a grows and b falls by t, with ``bent`` for that of the source."""
+    for j in range(width):
+        here, next_ = at + j, at + j + ONE
+        target[to + j] = a * bent[here] + b * bent[next_] + t * (source[here] - source[next_])
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined_sum
+def products(f, at, b, from_, width):
+    """The sums of ``f[j] b[j]`` and of ``f[j] b[j + 1]``."""
+    zero = one = 0.0
+    for j in range(width):
+        zero += f[at + j] * b[from_ + j]
+        one += f[at + j] * b[from_ + j + ONE]
+    return zero, one
+
+
+@inlined
+def width_of(first, last, i):
+    return U(last[i] - first[i] + 1)
+
+
+@inlined
+def shift_of(first, i):
+    """Whether the window of one unit more begins later, 0 or 1."""
+    return U(first[i + 1] - first[i])
 
 
 @per_row
-def fill(table, p, q, first, last, start, stop):
+def fill(table, stride, p, q, first, last, start, stop):
     """Makes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
+    at = ONE
     for i in range(start, stop):
-        shift, width = first[i + 1] - first[i], last[i + 1] - first[i + 1] + 1
-        step_up(table[i - start], table[i - start + 1], p[i], q[i], shift, width)
+        mixed(table, at + shift_of(first, i) - ONE, table, at + stride, p[i], q[i], width_of(first, last, i + 1))
+        at += stride
 
 
 @per_row
-def empty_law(row):
-    """Of no units."""
-    row[0] = row[2] = 0.0
-    row[1] = 1.0
+def fill_along(table, bent, stride, p, q, t, first, last, start, stop):
+    """The derivative of :func:`fill`, of a table that is filled."""
+    at = ONE
+    for i in range(start, stop):
+        source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
+        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], t[i], width)
+        at += stride
+
+
+@inlined
+def begin(row, at, chance):
+    """The law of no units, or its derivative."""
+    row[at] = row[at + TWO] = 0.0
+    row[at + ONE] = chance
+
+
+@inlined
+def copy_row(source, at, target, to, stride):
+    for j in range(stride):
+        target[to * stride + j] = source[at * stride + j]
 
 
 @per_row
-def climb(p, q, k, first, last, length, table, marks):
+def climb(p, q, k, first, last, length, stride, table, marks):
     """Makes the table, block by block, and keeps the first row of each; returns P(B = k)."""
     n = p.shape[0]
-    empty_law(table[0])
+    begin(table, U(0), 1.0)
     for start in range(0, n, length):
         stop = min(start + length, n)
-        marks[start // length, :] = table[0]
-        fill(table, p, q, first, last, start, stop)
+        copy_row(table, U(0), marks, U(start // length), stride)
+        fill(table, stride, p, q, first, last, start, stop)
         if stop < n:
-            table[0, :] = table[stop - start]
+            copy_row(table, U(stop - start), table, U(0), stride)
     if not first[n] <= k <= last[n]:
         return 0.0
-    return table[n - (n - 1) // length * length, 1 + k - first[n]]
+    return table[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
 
 
 @per_row
-def step_up_along(source, bent, target, p, q, t, shift, width):
-    """The derivative of :func:`step_up` as p grows and q falls by t, with ``bent`` for that of the source."""
-    stays, grows = source[1 + shift : 1 + shift + width], source[shift : shift + width]
-    stays_bent, grows_bent = bent[1 + shift : 1 + shift + width], bent[shift : shift + width]
-    out = target[1 : 1 + width]
-    for j in range(width):
-        out[j] = q * stays_bent[j] + p * grows_bent[j] + t * (grows[j] - stays[j])
-    target[0] = target[1 + width] = 0.0
-
-
-@per_row
-def fill_along(table, bent, p, q, t, first, last, start, stop):
-    """The derivative of :func:`fill`."""
-    for i in range(start, stop):
-        j, shift, width = i - start, first[i + 1] - first[i], last[i + 1] - first[i + 1] + 1
-        step_up_along(table[j], bent[j], bent[j + 1], p[i], q[i], t[i], shift, width)
-
-
-@per_row
-def climb_along(p, q, t, first, last, length, table, bent, marks, bent_marks):
-    """The derivative of :func:`climb`, of the table that it has filled."""
+def climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks):
+    """The derivative of :func:`climb`, of the table that it has made."""
     n = p.shape[0]
-    bent[0, :3] = 0.0
+    begin(bent, U(0), 0.0)
     for start in range(0, n, length):
         stop = min(start + length, n)
         if n > length:
-            table[0, :] = marks[start // length]
-            fill(table, p, q, first, last, start, stop)
-        bent_marks[start // length, :] = bent[0]
-        fill_along(table, bent, p, q, t, first, last, start, stop)
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop)
+        copy_row(bent, U(0), bent_marks, U(start // length), stride)
+        fill_along(table, bent, stride, p, q, t, first, last, start, stop)
         if stop < n:
-            bent[0, :] = bent[stop - start]
+            copy_row(bent, U(stop - start), bent, U(0), stride)
