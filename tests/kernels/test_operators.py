@@ -100,6 +100,33 @@ def duels() -> tuple[Tensor, ...]:
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
 
 
+def counted() -> tuple[Any, ...]:
+    """Logits, some of them infinite, counts, and what follows from both."""
+    logits = 2 * normal(4, 11)
+    logits[1, 3], logits[1, 5], logits[2, 0] = torch.inf, -torch.inf, 80.0
+    k = torch.tensor([4, 5, 1, 11])
+    return logits, k, *OPERATORS["bernoulli_count"].reference(logits, k)
+
+
+def k_hot(logits: Tensor, k: Tensor) -> Tensor:
+    return (logits.argsort(-1, descending=True).argsort(-1) < k.unsqueeze(-1)).double()
+
+
+def scores(values: Tensor) -> tuple[Tensor, ...]:
+    logits, _, tilt, log_count, _, _ = counted()
+    return logits, tilt, log_count, values
+
+
+def count_gradient(log_odds: bool) -> tuple[Any, ...]:
+    logits, k, tilt, _, complement, inclusion = counted()
+    return logits, k, tilt, complement, inclusion, normal(4, 11, seed=1), log_odds
+
+
+def count_draw() -> tuple[Any, ...]:
+    logits, k, tilt, *_ = counted()
+    return logits, k, tilt, SEED, [1, 2, 4], 50, torch.float32
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -137,6 +164,11 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
     "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
     "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
+    "bernoulli_count": [lambda: counted()[:2]],
+    "bernoulli_count_derivative": [lambda: count_gradient(False), lambda: count_gradient(True)],
+    "bernoulli_count_log_prob": [lambda: scores(k_hot(*counted()[:2])[None]), lambda: scores(normal(3, 4, 11).sigmoid().float())],
+    "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
+    "bernoulli_count_draw": [count_draw],
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}
@@ -165,6 +197,12 @@ def test_every_operator_has_a_case():
     assert set(OPERATORS) == set(CASES) | OF_LAWS
 
 
+def score(arguments: tuple[Any, ...], result: tuple[Tensor, ...]) -> Tensor:
+    logits, k = arguments
+    values = k_hot(logits, k)[None]
+    return OPERATORS["bernoulli_count_log_prob"].reference(logits, *result[:2], values)
+
+
 @pytest.mark.parametrize(("name", "make", "option"), CALLS)
 def test_is_what_the_reference_defines(name, make, option):
     operator, arguments = OPERATORS[name], make()
@@ -178,6 +216,8 @@ def test_is_what_the_reference_defines(name, make, option):
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]
         found, expected = ((z.gather(-1, anchor) + offset, below) for offset, anchor, below in (found, expected))
+    elif name == "bernoulli_count":  # whatever the tilt
+        found, expected = ((score(arguments, result), *result[2:]) for result in (found, expected))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -44,6 +44,14 @@ class Solved(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return *self.batch_shape, self.logits.shape[-1]
 
+    def for_values(self, value: Tensor) -> "Solved":
+        """These rows, repeated where a batch of values ``(..., n)`` has more than one for each."""
+        shape = torch.broadcast_shapes(value.shape, self.shape)[-len(self.shape) :]
+        if shape == self.shape:
+            return self
+        rows = (x.view(*self.batch_shape, *x.shape[1:]).expand(*shape[:-1], *x.shape[1:]) for x in self[1:])
+        return Solved(shape[:-1], *(x.reshape(-1, *x.shape[len(shape) - 1 :]) for x in rows))
+
 
 def takes(logits: Tensor, *others: Any) -> bool:
     """Whether functions of these logits, with other arguments beside them, are made here."""
@@ -65,7 +73,7 @@ def _solve(logits: Tensor, k: int | Tensor) -> Solved:
         size = k.long().expand(batch_shape).reshape(-1)
     else:
         batch_shape = logits.shape[:-1]
-        size = torch.full((batch_shape.numel(),), k)
+        size = torch.full((batch_shape.numel(),), k, device=logits.device)
     rows = logits.double().expand(*batch_shape, logits.shape[-1]).reshape(len(size), -1).contiguous()
     return Solved(batch_shape, rows, size.contiguous(), *bernoulli_count(rows, size.contiguous()))
 
@@ -173,7 +181,7 @@ def _log_prob(value: Tensor, solved: Solved) -> Tensor:
 
 def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
-    solved, recorded = solve(logits, k, kept), torch.is_grad_enabled()
+    solved, recorded = solve(logits, k, kept).for_values(value), torch.is_grad_enabled()
     if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
         return _log_prob(value.detach(), solved)
     result: Tensor = _LogProb.apply(logits, value, solved, by_tree)

@@ -227,7 +227,7 @@ def bernoulli_count_draw(
 ) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)
-    out = torch.empty(draws, rows, n, dtype=torch.bool)
+    out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
     tensors = (logits.reshape(rows, n), k.reshape(rows), tilt.reshape(rows, 2), seed)
     over_rows(_draw_tasks, rows * parts, (rows * parts * 8 + rows * draws) * n, parts, *(x.numpy() for x in tensors), *first, out.numpy())
