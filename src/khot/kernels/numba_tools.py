@@ -12,8 +12,9 @@ without which no compiler takes several at once. None of them assumes that there
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -27,20 +28,50 @@ FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
 
-inlined = njit(error_model="numpy", fastmath=FUSED, forceinline=True)
-per_row = njit(error_model="numpy", fastmath=FUSED)
-summed = njit(error_model="numpy", fastmath=ANY_ORDER)
+_names = threading.local()
 
 
-def kernel(function: Callable[..., None], variant: str = "") -> Callable[..., None]:
-    """Compiles a loop over rows.
+@contextmanager
+def specialised(name: str) -> Iterator[None]:
+    """Inside, compiled functions are those of the specialisation ``name``, such as a link and a dtype.
 
-    Args:
-        function: ``function(first, last, *arguments)``. What a factory closes over is part of the compiled code.
-        variant: What tells it from other functions that the factory makes, such as the name of a link.
+    A factory needs it: numba knows machine code by the qualified name of its function and a number that is unique in
+    this process only. Code from the disk under a name that other code has would be run in its place.
     """
-    compiled = njit(error_model="numpy", fastmath=FUSED, nogil=True)(function)
-    found: Callable[..., None] = kept_on_disk(compiled, variant)
+    before, _names.current = getattr(_names, "current", ""), name
+    try:
+        yield
+    finally:
+        _names.current = before
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    name = getattr(_names, "current", "")
+    if "<locals>" in function.__qualname__:
+        if not name:
+            raise RuntimeError(f"{function.__qualname__} comes from a factory: compile it inside `specialised`")
+        function.__qualname__ += f"[{name}]"
+    return function
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compiles what is done to an item."""
+    return njit(error_model="numpy", fastmath=FUSED, forceinline=True)(_named(function))
+
+
+def per_row(function: Callable[..., Any]) -> Any:
+    """Compiles what is done to a row, in the order that is written down."""
+    return njit(error_model="numpy", fastmath=FUSED)(_named(function))
+
+
+def summed(function: Callable[..., Any]) -> Any:
+    """Compiles sums over the items of a row, in any order."""
+    return njit(error_model="numpy", fastmath=ANY_ORDER)(_named(function))
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Compiles a loop over rows, ``function(first, last, *arguments)``, kept on disk."""
+    found: Callable[..., None] = kept_on_disk(njit(error_model="numpy", fastmath=FUSED, nogil=True)(_named(function)))
     return found
 
 

@@ -17,7 +17,7 @@ from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_o
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
 from ..numba_rows import CHUNK, highest, look, lowest
-from ..numba_tools import inlined, kernel, per_row, summed
+from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
 from .search import SHORT
@@ -53,8 +53,9 @@ def loops_of(link: Link, real: Real, log: bool) -> Loops:
 
 @functools.cache
 def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
-    link, name = numba_link(module, variant, real), f"{variant}, {real.__name__}, {'log' if log else 'value'}"
-    return Loops(kernel(_mask(link, shape, real, log), name), kernel(_derivative(link, shape, real, log), name))
+    with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
+        link = numba_link(module, variant, real)
+        return Loops(kernel(_mask(link, shape, real, log)), kernel(_derivative(link, shape, real, log)))
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
