@@ -401,6 +401,8 @@ def test_first_calls_on_a_cpu_import_nothing_large():
         khot.soft_rank(x).square().sum().backward()
         khot.sorted_transport_topk(x, 2).square().sum().backward()
         loaded = set(sys.modules) - before
-        assert not {name.partition(".")[0] for name in loaded} & {"pyro", "triton", "scipy", "matplotlib", "sympy"}
+        packages = {name.partition(".")[0] for name in loaded}
+        assert not packages & {"pyro", "triton", "matplotlib", "sympy"}
+        assert "scipy" not in packages or "numba" in packages  # which imports SciPy
         assert not [name for name in loaded if name.startswith("torch._dynamo") or name.endswith("_triton")]
     """)
