@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..numba_tools import inlined, kernel, over_rows, per_row
 from ..philox_numba import random_words, uniform
-from .numba_rows import (
+from .numba_recursion import (
     LIKELY, ONE, U, begin, block_length, chances, climb, climb_along, copy_row, fill, fill_along, mixed, mixed_along,
     products, shift_of, solve_tilt, tilted, width_of, windows,
 )  # fmt: skip

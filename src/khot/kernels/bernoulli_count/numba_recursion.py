@@ -23,10 +23,9 @@ would ask whether it counts from the end.
 import math
 
 import numpy as np
-from numba import njit
 
 from ..numba_math import EXP, LOG1P
-from ..numba_tools import ANY_ORDER, inlined, per_row, summed
+from ..numba_tools import inlined, inlined_sum, per_row, summed
 
 FAR = 200.0  # e^-100 is nothing beside 1
 CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window is sure below 1/2
@@ -37,7 +36,6 @@ NEWTON_STEPS = 200  # more than halving takes
 
 U = np.uint64
 ONE, TWO = U(1), U(2)
-inlined_sum = njit(error_model="numpy", fastmath=ANY_ORDER, forceinline=True)
 _exp, _log1p = EXP[np.float64], LOG1P[np.float64]
 
 
