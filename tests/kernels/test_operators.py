@@ -166,7 +166,10 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
     "bernoulli_count": [lambda: counted()[:2]],
     "bernoulli_count_derivative": [lambda: count_gradient(False), lambda: count_gradient(True)],
-    "bernoulli_count_log_prob": [lambda: scores(k_hot(*counted()[:2])[None]), lambda: scores(normal(3, 4, 11).sigmoid().float())],
+    "bernoulli_count_log_prob": [
+        lambda: scores(k_hot(*counted()[:2])[None]),
+        lambda: scores(normal(3, 4, 11).sigmoid().float()),
+    ],
     "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
     "bernoulli_count_draw": [count_draw],
 }

@@ -1,10 +1,11 @@
-"""Conditional Poisson by a recursion over the units, of rows that are short enough where there is a fused kernel for it.
+"""Conditional Poisson by a recursion over the units: of rows that are not long, where there is a fused kernel for it.
 
 Code that runs now, on a CPU, gets here: values, and their first derivatives in reverse mode. Whatever else is asked for
 comes from the product tree: the functions are given ``by_tree``, the same function of the logits (and the value)
 made of it, and differentiate that.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,7 @@ def takes(logits: Tensor, *others: Any) -> bool:
 
 
 def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
+    """What all results of these logits have in common."""
     if kept is not None:
         return kept.result(_solve, logits, k)
     return _solve(logits.detach(), k)
@@ -93,10 +95,11 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases, as one input may be a function of another, which is no part of these derivatives.
-        inputs = [x.view_as(x) if further else x.detach().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
-        asked = [x for x, w in zip(inputs, wanted, strict=True) if w]
+        pairs = zip(inputs, wanted, strict=True)
+        inputs = [x.view_as(x) if further else x.detach().requires_grad_(is_wanted) for x, is_wanted in pairs]
+        asked = list(itertools.compress(inputs, wanted))
         found = iter(torch.autograd.grad(by_tree(*inputs), asked, g, create_graph=further))
-    return [next(found) if w else None for w in wanted]
+    return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
 class _Inclusion(Function):
@@ -175,8 +178,8 @@ def _in_rows(value: Tensor, solved: Solved) -> Tensor:
 
 
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
-    shape = torch.broadcast_shapes(value.shape, solved.shape)
-    return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, _in_rows(value, solved)).view(shape[:-1])
+    shape, values = torch.broadcast_shapes(value.shape, solved.shape), _in_rows(value, solved)
+    return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
 
 
 def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, by_tree: ByTree) -> Tensor:
@@ -188,9 +191,7 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, 
     return result
 
 
-def sample(
-    logits: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None, kept: Kept | None
-) -> Tensor:
+def sample(logits: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None, kept: Kept | None) -> Tensor:
     """Exact draws, bool ``(draws, *batch, n)``."""
     solved, seed = solve(logits, k, kept), draw_seed(logits.device, generator)
     drawn = bernoulli_count_draw(solved.logits, solved.k, solved.tilt, seed, FIRST, draws, torch.bool)

@@ -3,10 +3,10 @@ r"""Independent Bernoulli units, given how many of them are ones, by a recursion
 For logits :math:`\theta` and a count k, units of log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and an
 offset b such that k ones are about what is expected, and B their number:
 
-* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two to its own
-  relative accuracy;
-* ``bernoulli_count_derivative``: :math:`J^T g`, J the Jacobian of these probabilities, which is the covariance of x given
-  B = k, or of their log-odds;
+* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two to its
+  own relative accuracy;
+* ``bernoulli_count_derivative``: :math:`J^T g`, J the Jacobian of these probabilities, which is the covariance of x
+  given B = k, or of their log-odds;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: of values given B = k;
 * ``bernoulli_count_draw``: exact draws given B = k.
 

@@ -11,9 +11,26 @@ from torch import Tensor
 from ..numba_tools import inlined, kernel, over_rows, per_row
 from ..philox_numba import random_words, uniform
 from .numba_recursion import (
-    LIKELY, ONE, U, begin, block_length, chances, climb, climb_along, copy_row, fill, fill_along, mixed, mixed_along,
-    products, shift_of, solve_tilt, tilted, width_of, windows,
-)  # fmt: skip
+    LIKELY,
+    ONE,
+    U,
+    begin,
+    block_length,
+    chances,
+    climb,
+    climb_along,
+    copy_row,
+    fill,
+    fill_along,
+    mixed,
+    mixed_along,
+    products,
+    shift_of,
+    solve_tilt,
+    tilted,
+    width_of,
+    windows,
+)
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
 SHORT = 32  # units of a row whose windows leave out nothing
@@ -115,9 +132,7 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
 
 
 @per_row
-def _descend_along(
-    p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
-):
+def _descend_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result):
     """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
     n = p.shape[0]
     above, below = U(0), stride
@@ -161,9 +176,7 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
         rest, bent_rest = _with_rows(rest, 2, stride), _with_rows(bent_rest, 2, stride)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
         climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks)
-        _descend_along(
-            p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
-        )
+        _descend_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r])
 
 
 def bernoulli_count_derivative(
@@ -230,7 +243,8 @@ def bernoulli_count_draw(
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
     tensors = (logits.reshape(rows, n), k.reshape(rows), tilt.reshape(rows, 2), seed)
-    over_rows(_draw_tasks, rows * parts, (rows * parts * 8 + rows * draws) * n, parts, *(x.numpy() for x in tensors), *first, out.numpy())
+    arguments = (parts, *(x.numpy() for x in tensors), *first, out.numpy())
+    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, *arguments)
     return out.view(draws, *batch, n).to(dtype)
 
 
