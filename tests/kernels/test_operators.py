@@ -127,6 +127,30 @@ def count_draw() -> tuple[Any, ...]:
     return logits, k, tilt, SEED, [1, 2, 4], 50, torch.float32
 
 
+def marked() -> tuple[Tensor, Tensor]:
+    """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
+    scores = 2 * normal(4, 9)
+    scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
+    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, False, "", False)[0]
+    probs[3] = k_hot(scores, k)[3]
+    return probs, k
+
+
+def marked_scores(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    return probs, OPERATORS["marked_count"].reference(probs, k, False)[0], values
+
+
+def marked_gradient(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    return probs, OPERATORS["marked_count"].reference(probs, k, True)[1], values, normal(*values.shape[:-1], seed=1)
+
+
+def some_k_hot() -> Tensor:
+    _, k = marked()
+    return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -172,6 +196,10 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     ],
     "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
     "bernoulli_count_draw": [count_draw],
+    "marked_count": [lambda: (*marked(), True)],
+    "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
+    "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],
+    "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}

@@ -1,4 +1,4 @@
-"""Conditional Poisson by a recursion over the units: of rows that are not long, where there is a fused kernel for it.
+"""Conditional Poisson and Sampford by recursions over the units: of rows that are not long, where kernels do it.
 
 Code that runs now, on a CPU, gets here: values, and their first derivatives in reverse mode. Whatever else is asked for
 comes from the product tree: the functions are given ``by_tree``, the same function of the logits (and the value)
@@ -6,6 +6,7 @@ made of it, and differentiate that.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,10 @@ from khot.kernels.bernoulli_count import (
     bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
+    marked_count,
+    marked_count_draw,
+    marked_count_log_prob,
+    marked_count_log_prob_derivative,
 )
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import TINY
@@ -47,11 +52,21 @@ class Solved(NamedTuple):
 
     def for_values(self, value: Tensor) -> "Solved":
         """These rows, repeated where a batch of values ``(..., n)`` has more than one for each."""
-        shape = torch.broadcast_shapes(value.shape, self.shape)[-len(self.shape) :]
-        if shape == self.shape:
-            return self
-        rows = (x.view(*self.batch_shape, *x.shape[1:]).expand(*shape[:-1], *x.shape[1:]) for x in self[1:])
-        return Solved(shape[:-1], *(x.reshape(-1, *x.shape[len(shape) - 1 :]) for x in rows))
+        return Solved(*_repeated(self.batch_shape, value.shape, *self[1:]))
+
+
+def _broadcast(value: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+    """The shape of values for rows ``(*batch, n)``; torch's function for it takes a hundred times as long."""
+    return value if tuple(value[-len(rows) :]) == tuple(rows) else torch.broadcast_shapes(value, rows)
+
+
+def _repeated(batch_shape: torch.Size, value: Sequence[int], *rows: Tensor) -> tuple[Any, ...]:
+    """The batch that values of a shape ``(..., n)`` have for rows of a batch, and tensors ``(R, ...)`` repeated."""
+    batch = torch.Size(_broadcast(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1])
+    if batch == batch_shape:
+        return batch, *rows
+    expanded = (x.view(*batch_shape, *x.shape[1:]).expand(*batch, *x.shape[1:]) for x in rows)
+    return batch, *(x.reshape(-1, *x.shape[len(batch) :]) for x in expanded)
 
 
 def takes(logits: Tensor, *others: Any) -> bool:
@@ -69,15 +84,21 @@ def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
     return _solve(logits.detach(), k)
 
 
-def _solve(logits: Tensor, k: int | Tensor) -> Solved:
+def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """The shape of the batch, and ``(R, n)`` float64 and ``(R,)`` of parameters and sizes."""
     if isinstance(k, Tensor):
-        batch_shape = torch.broadcast_shapes(logits.shape[:-1], k.shape)
+        batch_shape = torch.broadcast_shapes(x.shape[:-1], k.shape) if k.shape != x.shape[:-1] else k.shape
         size = k.long().expand(batch_shape).reshape(-1)
     else:
-        batch_shape = logits.shape[:-1]
-        size = torch.full((batch_shape.numel(),), k, device=logits.device)
-    rows = logits.double().expand(*batch_shape, logits.shape[-1]).reshape(len(size), -1).contiguous()
-    return Solved(batch_shape, rows, size.contiguous(), *bernoulli_count(rows, size.contiguous()))
+        batch_shape = x.shape[:-1]
+        size = torch.full((batch_shape.numel(),), k, device=x.device)
+    rows = x.double().expand(*batch_shape, x.shape[-1]).reshape(len(size), -1)
+    return batch_shape, rows.contiguous(), size.contiguous()
+
+
+def _solve(logits: Tensor, k: int | Tensor) -> Solved:
+    batch_shape, rows, size = _rows_of(logits, k)
+    return Solved(batch_shape, rows, size, *bernoulli_count(rows, size))
 
 
 def _like(gradient: Tensor, shape: Sequence[int], logits: Tensor) -> Tensor:
@@ -160,7 +181,7 @@ class _LogProb(Function):
             return *_pulled_back(ctx.by_tree, [logits, value], wanted, g), None, None
         grad_logits = grad_value = None
         if wanted[0]:
-            values = _in_rows(value.detach(), solved)
+            values = _in_rows(value.detach(), solved.shape)
             weights = g.reshape(values.shape[:2]).contiguous()
             gradient = bernoulli_count_log_prob_derivative(values, weights, solved.complement, solved.inclusion)
             grad_logits = _like(gradient, solved.shape, logits)
@@ -170,15 +191,16 @@ class _LogProb(Function):
         return grad_logits, grad_value, None, None
 
 
-def _in_rows(value: Tensor, solved: Solved) -> Tensor:
-    """Values as ``(S, R, n)``, in a dtype that kernels know."""
+def _in_rows(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels know."""
     value = value if value.dtype in (torch.float32, torch.float64) else value.double()
-    value = value.expand(torch.broadcast_shapes(value.shape, solved.shape))
-    return value.reshape(-1, *solved.logits.shape).contiguous()
+    value = value.expand(_broadcast(value.shape, shape))
+    return value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
 
 
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
-    shape, values = torch.broadcast_shapes(value.shape, solved.shape), _in_rows(value, solved)
+    shape = _broadcast(value.shape, solved.shape)
+    values = _in_rows(value, solved.shape)
     return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
 
 
@@ -196,3 +218,69 @@ def sample(logits: Tensor, k: int | Tensor, draws: int, generator: torch.Generat
     solved, seed = solve(logits, k, kept), draw_seed(logits.device, generator)
     drawn = bernoulli_count_draw(solved.logits, solved.k, solved.tilt, seed, FIRST, draws, torch.bool)
     return drawn.view(draws, *solved.shape)
+
+
+class Marked(NamedTuple):
+    """What is known of rows of inclusion probabilities of Sampford's design, numbers without a gradient."""
+
+    batch_shape: torch.Size
+    probs: Tensor  # (R, n) float64
+    k: Tensor  # (R,)
+    log_total: Tensor  # (R,)
+    slope: Tensor  # (R, n), if it was asked for
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.batch_shape, self.probs.shape[-1]
+
+    def for_values(self, value: Tensor) -> "Marked":
+        """As :meth:`Solved.for_values`."""
+        return Marked(*_repeated(self.batch_shape, value.shape, *self[1:]))
+
+
+def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
+    batch_shape, rows, size = _rows_of(probs, k)
+    return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope))
+
+
+class _SampfordLogProb(Function):
+    @staticmethod
+    def forward(probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
+        return _sampford_log_prob(value, marked)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        probs, value, ctx.marked, ctx.by_tree = inputs
+        ctx.save_for_backward(probs, value)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (probs, value), marked = ctx.saved_tensors, ctx.marked
+        if _needs_tree(g):
+            return *_pulled_back(ctx.by_tree, [probs, value], ctx.needs_input_grad[:2], g), None, None
+        values = _in_rows(value, marked.shape)
+        weights = g.reshape(values.shape[:2]).contiguous()
+        gradient = marked_count_log_prob_derivative(marked.probs, marked.slope, values, weights)
+        return _like(gradient, marked.shape, probs), None, None, None
+
+
+def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
+    shape, values = _broadcast(value.shape, marked.shape), _in_rows(value, marked.shape)
+    return marked_count_log_prob(marked.probs, marked.log_total, values).view(shape[:-1])
+
+
+def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:
+    """Log-probability of k-hot values, which have no gradient."""
+    differentiable = has_derivative(probs, torch.is_grad_enabled())
+    marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value)
+    if not differentiable:
+        return _sampford_log_prob(value, marked)
+    result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
+    return result
+
+
+def sampford_sample(probs: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
+    """Exact draws, bool ``(draws, *batch, n)``."""
+    batch_shape, rows, size = _rows_of(probs.detach(), k)
+    drawn = marked_count_draw(rows, size, draw_seed(probs.device, generator), FIRST, draws, torch.bool)
+    return drawn.view(draws, *batch_shape, probs.shape[-1])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numba_tools import kernel, over_rows, per_row
-from ..philox_numba import random_words, uniform
+from ..philox_numba import uniform_pair
 from .numba_recursion import (
     ONE,
     U,
@@ -155,8 +155,7 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
-                words = random_words(seed, draw + d, row, place // 2)
-                even, odd = uniform(words[0], words[1]), uniform(words[2], words[3])
+                even, odd = uniform_pair(seed, draw + d, row, place // 2)
             at = U(i - start) * stride + U(m - first[i])
             stays, grows = q[i] * table[at + ONE], p[i] * table[at]
             one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
@@ -192,13 +191,18 @@ def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, fi
             )  # fmt: skip
 
 
+def draw_parts(rows: int, draws: int) -> int:
+    """In how many parts the draws of a row are made, each of which makes the table of the row."""
+    return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
+
+
 def bernoulli_count_draw(
     logits: Tensor, k: Tensor, tilt: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
-    parts = 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
+    parts = draw_parts(rows, draws)
     tensors = (logits.reshape(rows, n), k.reshape(rows), tilt.reshape(rows, 2), seed)
     arguments = (parts, *(x.numpy() for x in tensors), *first, out.numpy())
     over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, *arguments)
