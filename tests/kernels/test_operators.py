@@ -133,17 +133,18 @@ def marked() -> tuple[Tensor, Tensor]:
     scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
     probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, False, "", False)[0]
     probs[3] = k_hot(scores, k)[3]
-    return probs, k
+    return probs.float().double(), k
 
 
 def marked_scores(values: Tensor) -> tuple[Tensor, ...]:
     probs, k = marked()
-    return probs, OPERATORS["marked_count"].reference(probs, k, False)[0], values
+    return *OPERATORS["marked_count"].reference(probs, k, False)[:2], values
 
 
 def marked_gradient(values: Tensor) -> tuple[Tensor, ...]:
     probs, k = marked()
-    return probs, OPERATORS["marked_count"].reference(probs, k, True)[1], values, normal(*values.shape[:-1], seed=1)
+    balanced, _, slope = OPERATORS["marked_count"].reference(probs, k, True)
+    return probs, k, balanced, slope, values, normal(*values.shape[:-1], seed=1)
 
 
 def some_k_hot() -> Tensor:

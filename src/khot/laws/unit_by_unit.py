@@ -123,15 +123,16 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
     return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
+# The Functions have no `setup_context`: no transform of torch.func gets here, and to bind its arguments takes longer
+# than a row of ten units.
+
+
 class _Inclusion(Function):
     @staticmethod
-    def forward(logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
-        return _inclusion(solved, log_odds)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, ctx.solved, ctx.log_odds, ctx.by_tree = inputs
+    def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
+        ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
         ctx.save_for_backward(logits)
+        return _inclusion(solved, log_odds)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,13 +166,10 @@ def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool
 
 class _LogProb(Function):
     @staticmethod
-    def forward(logits: Tensor, value: Tensor, solved: Solved, by_tree: ByTree) -> Tensor:
-        return _log_prob(value.detach(), solved)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, value, ctx.solved, ctx.by_tree = inputs
+    def forward(ctx: Any, logits: Tensor, value: Tensor, solved: Solved, by_tree: ByTree) -> Tensor:
+        ctx.solved, ctx.by_tree = solved, by_tree
         ctx.save_for_backward(logits, value)
+        return _log_prob(value.detach(), solved)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -226,6 +224,7 @@ class Marked(NamedTuple):
     batch_shape: torch.Size
     probs: Tensor  # (R, n) float64
     k: Tensor  # (R,)
+    balanced: Tensor  # (R, n)
     log_total: Tensor  # (R,)
     slope: Tensor  # (R, n), if it was asked for
 
@@ -245,13 +244,10 @@ def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
 
 class _SampfordLogProb(Function):
     @staticmethod
-    def forward(probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
-        return _sampford_log_prob(value, marked)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        probs, value, ctx.marked, ctx.by_tree = inputs
+    def forward(ctx: Any, probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
+        ctx.marked, ctx.by_tree = marked, by_tree
         ctx.save_for_backward(probs, value)
+        return _sampford_log_prob(value, marked)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -260,13 +256,15 @@ class _SampfordLogProb(Function):
             return *_pulled_back(ctx.by_tree, [probs, value], ctx.needs_input_grad[:2], g), None, None
         values = _in_rows(value, marked.shape)
         weights = g.reshape(values.shape[:2]).contiguous()
-        gradient = marked_count_log_prob_derivative(marked.probs, marked.slope, values, weights)
+        gradient = marked_count_log_prob_derivative(
+            marked.probs, marked.k, marked.balanced, marked.slope, values, weights
+        )
         return _like(gradient, marked.shape, probs), None, None, None
 
 
 def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
     shape, values = _broadcast(value.shape, marked.shape), _in_rows(value, marked.shape)
-    return marked_count_log_prob(marked.probs, marked.log_total, values).view(shape[:-1])
+    return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
 
 
 def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:

@@ -74,7 +74,11 @@ bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_is_short)
 marked_count = Operator(
     "marked_count",
     reference_marked.marked_count,
-    fake=lambda probs, k, with_slope: (probs.new_empty(len(probs)), torch.empty_like(probs)),
+    fake=lambda probs, k, with_slope: (
+        torch.empty_like(probs),
+        probs.new_empty(len(probs)),
+        torch.empty_like(probs),
+    ),
     batch=False,
 )
 marked_count.backend("numba", module=".numba_marked", takes=_is_short)
@@ -82,7 +86,7 @@ marked_count.backend("numba", module=".numba_marked", takes=_is_short)
 marked_count_log_prob = Operator(
     "marked_count_log_prob",
     reference_marked.marked_count_log_prob,
-    fake=lambda probs, log_total, value: probs.new_empty(value.shape[:-1]),
+    fake=lambda balanced, log_total, value: balanced.new_empty(value.shape[:-1]),
     batch=False,
 )
 marked_count_log_prob.backend("numba", module=".numba_marked")

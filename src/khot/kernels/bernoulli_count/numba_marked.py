@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..numba_math import LOG
-from ..numba_tools import kernel, over_rows, per_row, summed
+from ..numba_tools import inlined, kernel, over_rows, per_row, summed
 from ..philox_numba import uniform_pair
 from .numba_backend import TINY, draw_parts
 from .numba_recursion import ONE, U, climb_along, copy_row, descend, fill, fill_along, plan, with_rows
@@ -23,25 +23,44 @@ from .numba_recursion import ONE, U, climb_along, copy_row, descend, fill, fill_
 _log = LOG[np.float64]
 
 
-@per_row
-def _chances(probs, p, q, weight):
-    """Copies the probabilities; whether all of them are numbers, and k is a sum that they can have."""
+@summed
+def _sums(probs):
+    """Of the probabilities and of what their rounding error is spread in proportion to."""
+    total = spread = 0.0
     for i in range(probs.shape[0]):
-        p[i], q[i] = probs[i], 1.0 - probs[i]
+        total += probs[i]
+        spread += probs[i] * (1.0 - probs[i])
+    return total, spread
+
+
+@inlined
+def _share(total, spread, k):
+    return min(max((k - total) / max(spread, TINY), -1.0), 1.0)
+
+
+@per_row
+def _chances(probs, k, p, q, weight):
+    """Writes the balanced probabilities; whether all of them are numbers, and k is a sum that they can have."""
+    total, spread = _sums(probs)
+    share = _share(total, spread, k)
+    for i in range(probs.shape[0]):
+        p[i] = probs[i] + share * probs[i] * (1.0 - probs[i])
+        q[i] = 1.0 - p[i]
         weight[i] = p[i] * q[i]
         if not 0.0 <= p[i] <= 1.0:
             return False
-    return True
+    return 0 <= k <= probs.shape[0]
 
 
 @kernel
-def _marked_rows(from_row, to_row, probs, k, with_slope, log_total, slope):
+def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, slope):
     n = probs.shape[1]
-    p, q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest, marked, marked_marks = np.empty(0), np.empty(0), np.empty(0), np.empty(0), np.empty(0)
     for r in range(from_row, to_row):
-        if not (_chances(probs[r], p, q, weight) and 0 <= k[r] <= n):
+        p = balanced[r]
+        if not _chances(probs[r], k[r], p, q, weight):
             log_total[r] = np.nan
             slope[r, :] = np.nan
             continue
@@ -59,12 +78,12 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, log_total, slope):
                 slope[r, i] = (complement[i] - inclusion[i]) * (chance / total) if total >= TINY else 0.0
 
 
-def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor]:
+def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows, n = probs.shape
-    log_total, slope = probs.new_empty(rows), torch.empty_like(probs)
-    arguments = (x.numpy() for x in (log_total, slope))
+    balanced, log_total, slope = torch.empty_like(probs), probs.new_empty(rows), torch.empty_like(probs)
+    arguments = (x.numpy() for x in (balanced, log_total, slope))
     over_rows(_marked_rows, rows, rows * n * 16, probs.numpy(), k.numpy(), with_slope, *arguments)
-    return log_total, slope
+    return balanced, log_total, slope
 
 
 @summed
@@ -79,40 +98,58 @@ def _score(probs, value):
 
 
 @kernel
-def _log_prob_tasks(from_task, to_task, probs, log_total, value, result):
-    rows = probs.shape[0]
+def _log_prob_tasks(from_task, to_task, balanced, log_total, value, result):
+    rows = balanced.shape[0]
     for task in range(from_task, to_task):
         s, r = task // rows, task % rows
-        score, distance = _score(probs[r], value[s, r])
+        score, distance = _score(balanced[r], value[s, r])
         result[s, r] = score + (math.log(distance) if distance > 0 else 0.0) - log_total[r]
 
 
-def marked_count_log_prob(probs: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
-    result = probs.new_empty(value.shape[:-1])
-    arguments = (x.numpy() for x in (probs, log_total, value, result))
+def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
+    result = balanced.new_empty(value.shape[:-1])
+    arguments = (x.numpy() for x in (balanced, log_total, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
     return result
 
 
+@per_row
+def _pull_through_balance(probs, k, g):
+    """From cotangents of balanced probabilities to those of the given ones, in their place."""
+    total, spread = _sums(probs)
+    share = _share(total, spread, k)
+    common = 0.0
+    if abs(share) < 1:
+        for i in range(probs.shape[0]):
+            common += g[i] * probs[i] * (1.0 - probs[i])
+        common /= max(spread, TINY)
+    for i in range(probs.shape[0]):
+        g[i] = (g[i] - common) * (1.0 + share * (1.0 - 2.0 * probs[i]))
+
+
 @kernel
-def _log_prob_derivative_rows(from_row, to_row, probs, slope, value, g, result):
+def _log_prob_derivative_rows(from_row, to_row, probs, k, balanced, slope, value, g, result):
     draws, _, n = value.shape
     for r in range(from_row, to_row):
+        p = balanced[r]
         result[r, :] = 0.0
         for s in range(draws):
-            score, distance = _score(probs[r], value[s, r])
+            score, distance = _score(p, value[s, r])
             if not score > -np.inf:
                 continue
             each = 1.0 / distance if distance >= TINY else 0.0
             for i in range(n):
-                if 0.0 < probs[r, i] < 1.0:
-                    rise = 1.0 / probs[r, i] - each if value[s, r, i] == 1 else each - 1.0 / (1.0 - probs[r, i])
+                if TINY <= p[i] < 1.0:
+                    rise = 1.0 / p[i] - each if value[s, r, i] == 1 else each - 1.0 / (1.0 - p[i])
                     result[r, i] += g[s, r] * (rise - slope[r, i])
+        _pull_through_balance(probs[r], k[r], result[r])
 
 
-def marked_count_log_prob_derivative(probs: Tensor, slope: Tensor, value: Tensor, g: Tensor) -> Tensor:
+def marked_count_log_prob_derivative(
+    probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
+) -> Tensor:
     result = torch.empty_like(probs)
-    arguments = (x.numpy() for x in (probs, slope, value, g, result))
+    arguments = (x.numpy() for x in (probs, k, balanced, slope, value, g, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
     return result
 
@@ -158,7 +195,7 @@ def _draw_tasks(from_task, to_task, parts, probs, k, seed, first_draw, first_row
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        if not (_chances(probs[r], p, q, weight) and 0 <= k[r] <= n):
+        if not _chances(probs[r], k[r], p, q, weight):
             mine[:, :] = False
             continue
         _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..philox import uniform_rows
+from ..tournament import balance
 
 TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may overflow
 
@@ -25,45 +26,51 @@ def _laws(probs: Tensor) -> list[tuple[Tensor, Tensor]]:
     return laws
 
 
-def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor]:
+def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The weight of all draws with k ones and a mark, and its derivative as the chances stay those of their design.
 
     Args:
-        probs: Chances ``(R, n)`` float64, which add up to k.
+        probs: Chances ``(R, n)`` float64, which add up to k but for rounding.
         k: ``(R,)`` integers.
         with_slope: Whether the derivative is wanted; anything else may be returned for it.
 
     Returns:
-        The logarithm of E[D; B = k], D the distance of x from the chances, ``(R,)``; of P(B = k) in rows without a
-        choice, where D is 0. And ``(R, n)``, its derivative by a chance in D: E[1 - 2 x_i | B = k] / E[D | B = k].
+        The chances, balanced so that they add up to k. The logarithm of E[D; B = k], D the distance of x from the
+        chances, ``(R,)``; of P(B = k) in rows without a choice, where D is 0. And its derivative by a chance in D,
+        E[1 - 2 x_i | B = k] / E[D | B = k], ``(R, n)``.
     """
+    probs = balance(probs, k)
     chance, total = (law.gather(-1, k.unsqueeze(-1)) for law in _laws(probs)[-1])
     certain = F.one_hot(torch.arange(probs.shape[-1], device=probs.device), probs.shape[-1]).bool()
     included = [_laws(probs.masked_fill(unit, 1.0))[-1][0].gather(-1, k.unsqueeze(-1)) for unit in certain.unbind(0)]
     ones = probs * torch.cat(included, -1) / chance
     slope = torch.where(total >= TINY, (1 - 2 * ones) * chance / total, 0.0)
-    return torch.where(total > 0, total, chance).log().squeeze(-1), slope
+    return probs, torch.where(total > 0, total, chance).log().squeeze(-1), slope
 
 
-def marked_count_log_prob(probs: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
+def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(S, R, n)``, ``(S, R)``: each mark has its part of it."""
-    chance, distance = torch.where(value == 1, probs, 1 - probs), torch.where(value == 1, 1 - probs, probs)
-    total = distance.sum(-1)
-    return chance.log().sum(-1) + torch.where(total > 0, total, 1.0).log() - log_total
+    chance = torch.where(value == 1, balanced, 1 - balanced)
+    distance = torch.where(value == 1, 1 - balanced, balanced).sum(-1)
+    return chance.log().sum(-1) + torch.where(distance > 0, distance, 1.0).log() - log_total
 
 
-def marked_count_log_prob_derivative(probs: Tensor, slope: Tensor, value: Tensor, g: Tensor) -> Tensor:
+def marked_count_log_prob_derivative(
+    probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
+) -> Tensor:
     """The derivative by the chances ``(R, n)`` of the logarithms ``(S, R)``, times g, summed.
 
     In E[D; B = k] a chance stands in D, of which the ``slope`` is the derivative, and as the chance of a value. By that
     the derivative of the logarithm is (P(x_i = 1) - p_i) / (p_i (1 - p_i)), P the law with the marks: 0, as its
     inclusion probabilities are the chances. Impossible values, and chances 0 or 1, have no derivative.
     """
-    sign, chance = torch.where(value == 1, 1.0, -1.0), torch.where(value == 1, probs, 1 - probs)
-    distance = (1 - chance).sum(-1, keepdim=True)
+    sign, chance = torch.where(value == 1, 1.0, -1.0), torch.where(value == 1, balanced, 1 - balanced)
+    distance = torch.where(value == 1, 1 - balanced, balanced).sum(-1, keepdim=True)
     each = torch.where(distance >= TINY, 1 / distance, 0.0)
-    free = (chance > 0).all(-1, keepdim=True) & (probs > 0) & (probs < 1)
-    return (g.unsqueeze(-1) * torch.where(free, sign * (1 / chance - each) - slope, 0.0)).sum(0)
+    free = (chance > 0).all(-1, keepdim=True) & (balanced > 0) & (balanced < 1)
+    of_balanced = (g.unsqueeze(-1) * torch.where(free, sign * (1 / chance - each) - slope, 0.0)).sum(0)
+    gradient: Tensor = torch.func.vjp(lambda x: balance(x, k), probs)[1](of_balanced)[0]
+    return gradient
 
 
 def marked_count_draw(
@@ -72,7 +79,7 @@ def marked_count_draw(
     """Draws the last unit, with the mark or without, then the one before it, and so on, given what is left."""
     *batch, n = probs.shape
     rows = math.prod(batch)
-    probs, k = probs.reshape(rows, n), k.reshape(rows)
+    probs, k = balance(probs, k).reshape(rows, n), k.reshape(rows)
     laws, u = _laws(probs), uniform_rows(seed, draws, [rows], n, first)
     left, drawn = k.expand(draws, rows), []
     is_open = (laws[-1][1].gather(-1, k.unsqueeze(-1)).squeeze(-1) > 0).expand(draws, rows)
