@@ -71,7 +71,7 @@ def test_rows_without_an_answer_are_nan_and_others_are_not():
         assert result[:4].isnan().all() and not result[4].isnan().any()
     gradient = bernoulli_count_derivative(logits, k, tilt, *rest[1:], normal(5, 6, seed=1), False)
     assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
-    draws = bernoulli_count_draw(logits, k, tilt, SEED, FIRST, 7, torch.float64)
+    draws = bernoulli_count_draw(logits, k, SEED, FIRST, 7, torch.float64)
     assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
     probs = torch.full((2, 4), 0.5).double()
     probs[0, 1] = torch.nan
@@ -102,9 +102,8 @@ def test_log_prob_of_values_between_far_units():
 def test_parts_of_draws_are_parts_of_the_whole(n, draws):
     """However many rows, draws and threads: a draw has its numbers by its place."""
     logits, k = normal(4, n), torch.tensor([1, n // 2, n - 1, n // 3])
-    tilt = bernoulli_count(logits, k)[0]
     probs = sigmoid_topk(logits, k)
-    for operator, parameters in ((bernoulli_count_draw, (logits, k, tilt)), (marked_count_draw, (probs, k))):
+    for operator, parameters in ((bernoulli_count_draw, (logits, k)), (marked_count_draw, (probs, k))):
         whole = operator(*parameters, SEED, FIRST, draws, torch.float64)
         assert (whole.sum(-1) == k).all()
         for some, rows in ((slice(0, 2), slice(0, 4)), (slice(3, draws), slice(1, 2)), (slice(5, 60), slice(2, 4))):
@@ -123,7 +122,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
             torch.set_num_threads(count)
             results = bernoulli_count(logits, k)
             gradient = bernoulli_count_derivative(logits, k, results[0], *results[2:], normal(64, 400, seed=1), True)
-            draws = bernoulli_count_draw(logits, k, results[0], SEED, FIRST, 3, torch.bool)
+            draws = bernoulli_count_draw(logits, k, SEED, FIRST, 3, torch.bool)
             found.append((*results, gradient, draws))
     finally:
         torch.set_num_threads(threads)

@@ -123,8 +123,7 @@ def count_gradient(log_odds: bool) -> tuple[Any, ...]:
 
 
 def count_draw() -> tuple[Any, ...]:
-    logits, k, tilt, *_ = counted()
-    return logits, k, tilt, SEED, [1, 2, 4], 50, torch.float32
+    return *counted()[:2], SEED, [1, 2, 4], 50, torch.float32
 
 
 def marked() -> tuple[Tensor, Tensor]:
@@ -197,6 +196,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     ],
     "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
     "bernoulli_count_draw": [count_draw],
+    "brewer_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
     "marked_count": [lambda: (*marked(), True)],
     "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
     "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],

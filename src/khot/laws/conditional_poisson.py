@@ -28,6 +28,7 @@ from torch import Tensor
 
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
@@ -325,8 +326,8 @@ def sample(
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
-    if unit_by_unit.takes(logits, k):
-        drawn = unit_by_unit.sample(logits, k, count, generator, kept)
+    drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
+    if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
 
     def function(tilted: _Tilted) -> Tensors:

@@ -14,20 +14,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode
+from khot._torch_internals import has_dispatch_mode, in_forward_mode
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
     bernoulli_count,
     bernoulli_count_derivative,
-    bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
     marked_count,
-    marked_count_draw,
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
 from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.registry import DrawOperator
 from khot.kernels.small_numbers import TINY
 
 from .kept import Kept, is_plain
@@ -211,11 +210,20 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, 
     return result
 
 
-def sample(logits: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None, kept: Kept | None) -> Tensor:
-    """Exact draws, bool ``(draws, *batch, n)``."""
-    solved, seed = solve(logits, k, kept), draw_seed(logits.device, generator)
-    drawn = bernoulli_count_draw(solved.logits, solved.k, solved.tilt, seed, FIRST, draws, torch.bool)
-    return drawn.view(draws, *solved.shape)
+def sample(
+    draw: DrawOperator, x: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None
+) -> Tensor | None:
+    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None where no kernel makes them.
+
+    Inside of a vmap, too, so that draws of a seed are the same there. Graphs draw by the tree.
+    """
+    if torch.compiler.is_compiling() or has_dispatch_mode() or draw.kernel(x, draws) is None:
+        return None
+    size = torch.as_tensor(k, device=x.device).long()
+    batch_shape = torch.broadcast_shapes(x.shape[:-1], size.shape)
+    rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
+    return drawn
 
 
 class Marked(NamedTuple):
@@ -275,10 +283,3 @@ def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept,
         return _sampford_log_prob(value, marked)
     result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
     return result
-
-
-def sampford_sample(probs: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
-    """Exact draws, bool ``(draws, *batch, n)``."""
-    batch_shape, rows, size = _rows_of(probs.detach(), k)
-    drawn = marked_count_draw(rows, size, draw_seed(probs.device, generator), FIRST, draws, torch.bool)
-    return drawn.view(draws, *batch_shape, probs.shape[-1])
