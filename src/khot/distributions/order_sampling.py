@@ -61,7 +61,10 @@ class OrderSampling(SamplingDesign):
         def inclusion(positions: Tensor, k: Tensor) -> Tensor:
             return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
 
-        return self._in_slabs(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
+        positions = self._positions
+        if law.inclusion_is_fused(self._noise, positions):
+            return inclusion(positions, self.k).to(self.parameter.dtype)
+        return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -119,7 +122,10 @@ class OrderSampling(SamplingDesign):
         def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(self._noise, positions, self._size_of(k), value)
 
-        return self._in_slabs(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
+        positions = self._positions
+        if law.log_prob_is_fused(self._noise, positions):
+            return log_prob(positions, self.k, value).to(self.parameter.dtype)
+        return self._in_slabs(log_prob, positions, value, largest=SLAB).to(self.parameter.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,9 @@ from torch import Tensor
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.order_quadrature import order_inclusion, order_log_prob
+from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob, is_differentiated
+from khot.kernels.registry import is_eager
 
 from .conditional_poisson import count_law
 from .inverse import Family, register_family, solve_logits
@@ -87,6 +90,16 @@ def _nodes(
     return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 
 
+def log_prob_is_fused(noise: Noise, theta: Tensor) -> bool:
+    """Whether one loop takes the integrals of a row, which needs no memory worth mentioning."""
+    return order_log_prob.is_fused(theta, theta, theta, noise.name, True)
+
+
+def inclusion_is_fused(noise: Noise, theta: Tensor) -> bool:
+    """The same for inclusion probabilities."""
+    return order_inclusion.is_fused(theta, theta, noise.name)
+
+
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
     return _log_prob(theta, _as_tensor(k, theta), value, noise.name)
@@ -98,6 +111,12 @@ def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
 
 @differentiable_operator("order_sampling_log_prob")
 def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+    if log_prob_is_fused(NOISES[noise], theta) and is_eager(theta, k, value) and not is_differentiated(value):
+        return fused_log_prob(theta, k, value, noise, _log_prob_in_torch)
+    return _log_prob_in_torch(theta, k, value, noise)
+
+
+def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
     rows, law_of = _rows(theta, k), NOISES[noise]
     contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
     void = contradicts | ~(rows.open & (value != 0)).any(-1)
@@ -251,6 +270,12 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Ten
 
 @differentiable_operator("order_sampling_inclusion")
 def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+    if inclusion_is_fused(NOISES[noise], theta) and is_eager(theta, k):
+        return fused_inclusion(theta, k, noise, _inclusion_in_torch)
+    return _inclusion_in_torch(theta, k, noise)
+
+
+def _inclusion_in_torch(theta: Tensor, k: Tensor, noise: str) -> Tensor:
     rows = _rows(theta, k)
     included, out = _inclusion(NOISES[noise], rows)
     probs = torch.where(included < out, included, 1 - out)
