@@ -1,0 +1,284 @@
+r"""Laws of the number of ones among the first units, and among the rest, one unit after the other, in numba.
+
+With chances :math:`p_i = \sigma(z_i)`, :math:`q_i = \sigma(-z_i)` and k ones in all,
+
+.. math:: F_{i+1}(m) = q_i F_i(m) + p_i F_i(m - 1), \qquad B_i(m) = q_i B_{i+1}(m) + p_i B_{i+1}(m + 1),
+
+:math:`F_i(m)` is the probability of m ones among the first i units, :math:`B_i(m)` that of the k - m ones that are left
+among the others. All terms are positive: every entry keeps its relative accuracy.
+
+Of a count only a window is kept. Left out is what k - m or m ones would need, among the others or the first, beyond
+``TAIL``: by Bernstein's inequality with the smaller of the two variances, beside P(B = k), which is about one over the
+standard deviation of the sum if its mean is k. A row where it is not, as nothing could be solved for, has windows that
+leave out nothing.
+
+A table has a row for every number of units, all of them in one array: as wide as the widest window and two zeros wider,
+one before the window and one after it. Only some rows are kept of a long table, those between are made again on the way
+back: what is made of a row of logits fits into a processor's cache. Indices are unsigned, as with others every access
+would ask whether it counts from the end.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+import numpy as np
+from numba import njit
+
+from ..numba_math import EXP, LOG1P
+from ..numba_tools import ANY_ORDER, inlined, per_row, summed
+
+FAR = 200.0  # e^-100 is nothing beside 1
+CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window is sure below 1/2
+LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
+LOG_TAIL = 46.0  # -log of 1e-20
+WHOLE_TABLE = 2**16  # entries of a table that is kept whole
+NEWTON_STEPS = 200  # more than halving takes
+
+U = np.uint64
+ONE, TWO = U(1), U(2)
+inlined_sum = njit(error_model="numpy", fastmath=ANY_ORDER, forceinline=True)
+_exp, _log1p = EXP[np.float64], LOG1P[np.float64]
+
+
+@inlined
+def tilted(theta, anchor, offset):
+    return (theta - anchor) + offset  # not to be reordered
+
+
+@summed
+def _moments(theta, anchor, offset):
+    """Expected number of ones and its variance."""
+    mean = variance = 0.0
+    for i in range(theta.shape[0]):
+        e = _exp(-abs(tilted(theta[i], anchor, offset)))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        mean += s if tilted(theta[i], anchor, offset) > 0 else few
+        variance += few * s
+    return mean, variance
+
+
+@per_row
+def _range(theta):
+    """Smallest and largest of the finite logits, their number, that of those that are inf; and whether one is NaN."""
+    low, high, finite, included, is_nan = np.inf, -np.inf, 0, 0, False
+    for i in range(theta.shape[0]):
+        x = theta[i]
+        if x == np.inf:
+            included += 1
+        elif x > -np.inf:
+            finite += 1
+            low, high = min(low, x), max(high, x)
+        elif x != -np.inf:
+            is_nan = True
+    return low, high, finite, included, is_nan
+
+
+@per_row
+def _guess(theta, low, high, odds):
+    """Offset from the lowest finite logit as if the logits were normal variables, with the least and largest of it."""
+    total = squares = 0.0
+    n = 0
+    for i in range(theta.shape[0]):
+        if abs(theta[i]) < np.inf:
+            d = theta[i] - low
+            total += d
+            squares += d * d
+            n += 1
+    mean = total / n
+    spread = max(squares / n - mean * mean, 0.0)
+    return odds * math.sqrt(1.0 + math.pi / 8 * spread) - mean, odds - (high - low), odds
+
+
+@per_row
+def solve_tilt(theta, k):
+    """Anchor and offset with ``sum sigmoid((theta - anchor) + offset)`` next to k; NaN where there are none."""
+    n = theta.shape[0]
+    low, high, finite, included, is_nan = _range(theta)
+    left = k - included
+    if is_nan or left < 0 or left > finite:
+        return 0.0, np.nan
+    if finite == 0:
+        return 0.0, 0.0
+    if left == 0:
+        return high, -FAR
+    if left == finite:
+        return low, FAR
+    if high - low <= FAR:
+        anchor = low
+        offset, least, most = _guess(theta, low, high, math.log(left / (finite - left)))
+        offset = min(max(offset, least), most)
+    else:
+        # Of the k largest ones the smallest is the anchor: at offset -log(n - k) fewer than k ones are expected, and
+        # more at log k beyond the gap to the next.
+        ordered = np.sort(theta)
+        anchor = ordered[n - k]
+        gap = anchor - ordered[n - k - 1]
+        if gap > FAR:
+            return anchor, min(gap / 2, 1e300)
+        least, most = -math.log(finite - left), gap + math.log(left)
+        offset = (least + most) / 2
+    for _ in range(NEWTON_STEPS):
+        mean, variance = _moments(theta, anchor, offset)
+        excess = mean - k
+        if abs(excess) <= CLOSE_MEAN:
+            break
+        if excess > 0:
+            most = offset
+        else:
+            least = offset
+        offset -= excess / variance
+        if not least < offset < most:
+            offset = (least + most) / 2
+    return anchor, offset
+
+
+@summed
+def chances(theta, anchor, offset, p, q):
+    """Writes the chances of one and of zero; the result is the sum of ``log(1 + e^-|z|)``."""
+    total = 0.0
+    for i in range(theta.shape[0]):
+        z = tilted(theta[i], anchor, offset)
+        e = _exp(-abs(z))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        p[i] = s if z > 0 else few
+        q[i] = few if z > 0 else s
+        total += _log1p(e)
+    return total
+
+
+@per_row
+def windows(p, q, k, whole, first, last):
+    """Writes the least and the largest count that is kept of the first 0, ..., n units; returns the widest width.
+
+    Both grow by 0 or 1 from unit to unit.
+    """
+    n = p.shape[0]
+    variance = 0.0
+    for i in range(n):
+        variance += p[i] * q[i]
+    mean = spread = 0.0
+    first[0] = last[0] = 0
+    widest = 1
+    for i in range(n):
+        low, high = max(0, k - (n - 1 - i)), min(i + 1, k)
+        if not whole:
+            mean += p[i]
+            spread += p[i] * q[i]
+            third = LOG_TAIL / 3
+            radius = third + math.sqrt(third * third + 2 * LOG_TAIL * max(min(spread, variance - spread), 0.0))
+            low, high = max(low, int(mean - radius)), min(high, int(mean + radius) + 1)
+        first[i + 1] = min(max(low, first[i]), first[i] + 1)
+        last[i + 1] = min(max(high, last[i]), last[i] + 1)
+        widest = max(widest, last[i + 1] - first[i + 1] + 1)
+    return widest
+
+
+@inlined
+def block_length(n, width):
+    """Units whose rows of a table are made at a time."""
+    return n if n * (width + 2) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
+
+
+@inlined
+def mixed(source, at, target, to, a, b, width):
+    """Writes ``a source[j] + b source[j + 1]``: one unit more, of the first or of the others; zeros around it."""
+    for j in range(width):
+        target[to + j] = a * source[at + j] + b * source[at + j + ONE]
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined
+def mixed_along(source, bent, at, target, to, a, b, t, width):
+    """The derivative of :func:`mixed` as a grows and b falls by t, with ``bent`` for that of the source."""
+    for j in range(width):
+        here, next_ = at + j, at + j + ONE
+        target[to + j] = a * bent[here] + b * bent[next_] + t * (source[here] - source[next_])
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined_sum
+def products(f, at, b, from_, width):
+    """The sums of ``f[j] b[j]`` and of ``f[j] b[j + 1]``."""
+    zero = one = 0.0
+    for j in range(width):
+        zero += f[at + j] * b[from_ + j]
+        one += f[at + j] * b[from_ + j + ONE]
+    return zero, one
+
+
+@inlined
+def width_of(first, last, i):
+    return U(last[i] - first[i] + 1)
+
+
+@inlined
+def shift_of(first, i):
+    """Whether the window of one unit more begins later, 0 or 1."""
+    return U(first[i + 1] - first[i])
+
+
+@per_row
+def fill(table, stride, p, q, first, last, start, stop):
+    """Makes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
+    at = ONE
+    for i in range(start, stop):
+        mixed(table, at + shift_of(first, i) - ONE, table, at + stride, p[i], q[i], width_of(first, last, i + 1))
+        at += stride
+
+
+@per_row
+def fill_along(table, bent, stride, p, q, t, first, last, start, stop):
+    """The derivative of :func:`fill`, of a table that is filled."""
+    at = ONE
+    for i in range(start, stop):
+        source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
+        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], t[i], width)
+        at += stride
+
+
+@inlined
+def begin(row, at, chance):
+    """The law of no units, or its derivative."""
+    row[at] = row[at + TWO] = 0.0
+    row[at + ONE] = chance
+
+
+@inlined
+def copy_row(source, at, target, to, stride):
+    for j in range(stride):
+        target[to * stride + j] = source[at * stride + j]
+
+
+@per_row
+def climb(p, q, k, first, last, length, stride, table, marks):
+    """Makes the table, block by block, and keeps the first row of each; returns P(B = k)."""
+    n = p.shape[0]
+    begin(table, U(0), 1.0)
+    for start in range(0, n, length):
+        stop = min(start + length, n)
+        copy_row(table, U(0), marks, U(start // length), stride)
+        fill(table, stride, p, q, first, last, start, stop)
+        if stop < n:
+            copy_row(table, U(stop - start), table, U(0), stride)
+    if not first[n] <= k <= last[n]:
+        return 0.0
+    return table[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+
+
+@per_row
+def climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks):
+    """The derivative of :func:`climb`, of the table that it has made."""
+    n = p.shape[0]
+    begin(bent, U(0), 0.0)
+    for start in range(0, n, length):
+        stop = min(start + length, n)
+        if n > length:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop)
+        copy_row(bent, U(0), bent_marks, U(start // length), stride)
+        fill_along(table, bent, stride, p, q, t, first, last, start, stop)
+        if stop < n:
+            copy_row(bent, U(stop - start), bent, U(0), stride)
