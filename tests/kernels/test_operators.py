@@ -100,6 +100,29 @@ def duels() -> tuple[Tensor, ...]:
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
 
 
+def positions() -> Tensor:
+    """Of the order sampling of 3 and 4 units, with certain ones."""
+    theta = normal(2, 7)
+    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
+    return theta
+
+
+def sets() -> Tensor:
+    """Two for each of the rows, of which one contradicts a certain unit."""
+    first = torch.tensor([[1.0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 1, 1, 0, 0]])
+    return torch.stack((first, first.flip(-1)))
+
+
+def units_given_count() -> tuple[Tensor, ...]:
+    return positions(), SIZES, *OPERATORS["bernoulli_count"](positions(), SIZES)
+
+
+def inclusion_product() -> tuple[Any, ...]:
+    law, vector = units_given_count(), normal(2, 7, seed=1)
+    change = OPERATORS["bernoulli_count_derivative"](*law[:3], *law[4:], vector, False)
+    return *law, torch.full((2, 2), torch.nan).double(), vector, change, 34.0
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -135,6 +158,13 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
     "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
+    "order_log_prob": [
+        lambda: (positions(), SIZES, sets(), "logistic", 34.0, True),
+        lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
+        lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
+    ],
+    "order_inclusion": [lambda: (*units_given_count(), 34.0)],
+    "order_inclusion_product": [inclusion_product],
     "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
     "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
 }
@@ -173,7 +203,7 @@ def test_is_what_the_reference_defines(name, make, option):
     if name == "capped_simplex_threshold" or name == "odd_threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("capped_simplex_mask", "odd_map"):
+    elif name in ("capped_simplex_mask", "odd_map", "order_inclusion"):
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]

@@ -13,6 +13,7 @@ from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels.order_draw.noises import Noise
+from khot.kernels.order_quadrature import depth_for
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
@@ -59,12 +60,16 @@ class OrderSampling(SamplingDesign):
     @lazy_property
     def _inclusion(self) -> Tensor:
         def inclusion(positions: Tensor, k: Tensor) -> Tensor:
-            return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
+            return law.inclusion_probabilities(self._noise, positions, self._size_of(k), self._depth)
 
         positions = self._positions
         if law.inclusion_is_fused(self._noise, positions):
             return inclusion(positions, self.k).to(self.parameter.dtype)
         return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
+
+    @property
+    def _depth(self) -> float:
+        return depth_for(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -120,7 +125,7 @@ class OrderSampling(SamplingDesign):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(self._noise, positions, self._size_of(k), value)
+            return law.log_prob(self._noise, positions, self._size_of(k), value, self._depth)
 
         positions = self._positions
         if law.log_prob_is_fused(self._noise, positions):

@@ -1,68 +1,66 @@
-"""The range of an integral and the nodes of the trapezoidal rule, for the logarithm of an integrand with one peak.
+r"""The range of an integral of one variable, and the nodes of the trapezoidal rule, as loops for one row.
 
-As :mod:`khot.laws.quadrature` finds them, for one row: a factory closes over the function that fills in the logarithm at
-some points, ``evaluate(problem, points, count, values)``.
+The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It falls like that of a
+normal density as long as the integrand is one, and by :math:`\pi / 2` for each unit of frequency in the end, since there
+is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def"
 
 import math
 
 from ..numba_tools import per_row
 
-DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
-EPS = 1e-15  # rounding of its logarithm
-GRID = 16  # points of one trial, two registers of them
+GRID = 16  # points of one trial, whole registers of them
 TRIALS = 600
-STEP = 0.3  # of the rule, at most: e^(-pi^2 / STEP) is its error, for poles and zeros at height pi / 2
-RESOLUTION = 40.0  # nodes in a range that is as narrow as a normal density
-MAX_NODES = 8192
+BLOCK = 8  # of nodes; a compiler takes so many at once
+MOST_NODES = 8192
 MARGIN = 60.0  # further than this from all positions nothing happens
-
-
-def range_finder(evaluate):
-    """``function(problem, low, high, points, values)`` that narrows a range to where something is, on grids."""
-
-    @per_row
-    def narrowed(points, values):
-        """The outer and inner ends of what is left between points."""
-        peak = values[0]
-        for i in range(1, GRID):
-            peak = max(peak, values[i])
-        least = peak - DEPTH - EPS * abs(peak)
-        first, last = 0, GRID - 1
-        while first < GRID - 1 and not values[first] >= least:
-            first += 1
-        while last > first and not values[last] >= least:
-            last -= 1
-        return points[max(first - 1, 0)], points[first], points[last], points[min(last + 1, GRID - 1)]
-
-    @per_row
-    def find(problem, low, high, points, values):
-        for _ in range(TRIALS):
-            width = high - low
-            for i in range(GRID):
-                points[i] = low + width * (i / (GRID - 1))
-            evaluate(problem, points, GRID, values)
-            low, inner_low, inner_high, high = narrowed(points, values)
-            if high - low >= width / 2:
-                break
-        half = GRID // 2
-        for i in range(half):
-            share = i / (half - 1)
-            points[i], points[half + i] = low + (inner_low - low) * share, inner_high + (high - inner_high) * share
-        evaluate(problem, points, GRID, values)
-        low, _, _, high = narrowed(points, values)
-        return low, high
-
-    return find
+RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
 
 
 @per_row
-def fill_nodes(low, high, points):
-    """The nodes of the trapezoidal rule; their number, and the weight of each."""
+def highest_of(values, count):
+    highest = values[0]
+    for i in range(1, count):
+        highest = max(highest, values[i])
+    return highest
+
+
+@per_row
+def first_within(values):
+    """The first and the last point of a grid with a value that is not negative."""
+    first, last = 0, GRID - 1
+    while first < GRID - 1 and not values[first] >= 0:
+        first += 1
+    while last > first and not values[last] >= 0:
+        last -= 1
+    return first, last
+
+
+@per_row
+def fill_nodes(low, high, depth, curvature, points):
+    """The nodes of a rule whose error is e^-depth; their number, and the weight of each.
+
+    ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
+    """
     width = high - low
-    count = min(MAX_NODES, math.ceil(math.hypot(width / STEP, RESOLUTION)))
-    for i in range(count + 1):
-        points[i] = low + i * (width / count)
-    return count + 1, width / count
+    per_unit = math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
+    blocks = min(MOST_NODES // BLOCK, int(width * per_unit) // BLOCK + 1)
+    count = blocks * BLOCK
+    step = width / (count - 1)
+    for i in range(count):
+        points[i] = low + i * step
+    return count, step
+
+
+@per_row
+def weigh(values, count, step):
+    """Turns logarithms of values, at steps of these lengths, to shares of the integral, and returns its logarithm."""
+    peak, total = highest_of(values, count), 0.0
+    for i in range(count):
+        values[i] = math.exp(values[i] - peak) * step[i]
+        total += values[i]
+    for i in range(count):
+        values[i] /= total
+    return math.log(total) + peak

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..order_draw.noises import NOISES, Noise
+from ..order_draw.noises import LOGISTIC, NOISES, Noise
 
 MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
 
@@ -67,7 +67,7 @@ def _fewer(came: Tensor, missing: Tensor, i: int, k: int) -> Tensor:
 
 
 def order_log_prob(
-    theta: Tensor, k: Tensor, value: Tensor, noise: str, with_slopes: bool
+    theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities, and their derivatives by the positions.
 
@@ -76,6 +76,7 @@ def order_log_prob(
         k: Number of ones, integers ``(*batch)``.
         value: k-hot ``(*sample, *batch, n)``.
         noise: Name of the noise.
+        depth: Of the accuracy asked for.
         with_slopes: Whether derivatives are asked for.
 
     Returns:
@@ -94,21 +95,48 @@ def order_log_prob(
     return torch.stack(found).view(shape[:-1]), of_positions
 
 
-def order_inclusion(theta: Tensor, k: Tensor, noise: str) -> Tensor:
-    """Inclusion probabilities ``(*batch, n)``.
+def order_inclusion(
+    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, depth: float
+) -> tuple[Tensor, Tensor]:
+    """Inclusion probabilities of order sampling by logistic noise.
 
     Args:
-        theta: Positions ``(*batch, n)``.
-        k: Number of ones, integers ``(*batch)``.
-        noise: Name of the noise.
+        theta: Positions ``(R, n)``.
+        k: Number of ones, integers ``(R,)``.
+        tilt: With the next three what :func:`khot.kernels.bernoulli_count.bernoulli_count` gives for these.
+        log_count: See there.
+        missing: Probabilities that a unit has not come by a time by which k have.
+        came: And that it has.
+        depth: Of the accuracy asked for.
+
+    Returns:
+        Probabilities ``(R, n)``; and ``(R, 2)`` of the ends of the integral, for the product.
     """
-    rows, sizes = theta.double().reshape(-1, theta.shape[-1]), k.expand(theta.shape[:-1]).flatten().tolist()
-    return torch.stack([_inclusion(row, size, NOISES[noise]) for row, size in zip(rows, sizes, strict=True)]).view(
-        theta.shape
-    )
+    probs = torch.stack([_inclusion(row, size, LOGISTIC) for row, size in zip(theta, k.tolist(), strict=True)])
+    return probs, theta.new_full((len(theta), 2), torch.nan)
 
 
-def order_inclusion_product(theta: Tensor, k: Tensor, vector: Tensor, noise: str) -> Tensor:
-    """The symmetric Jacobian of :func:`order_inclusion` times a vector ``(*batch, n)``."""
-    product: Tensor = torch.func.vjp(lambda t: order_inclusion(t, k, noise), theta.double())[1](vector.double())[0]
+def order_inclusion_product(
+    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, ends: Tensor,
+    vector: Tensor, change: Tensor, depth: float,
+) -> Tensor:  # fmt: skip
+    """The symmetric Jacobian of :func:`order_inclusion` times a vector ``(R, n)``.
+
+    Args:
+        theta: With the next five as for :func:`order_inclusion`.
+        k: See there.
+        tilt: See there.
+        log_count: See there.
+        missing: See there.
+        came: See there.
+        ends: From there, or NaN.
+        vector: ``(R, n)``.
+        change: The derivative of ``came`` along the vector.
+        depth: Of the accuracy asked for.
+    """
+
+    def probs(theta: Tensor) -> Tensor:
+        return order_inclusion(theta, k, tilt, log_count, missing, came, depth)[0]
+
+    product: Tensor = torch.func.vjp(probs, theta)[1](vector)[0]
     return product
