@@ -69,13 +69,16 @@ def summed(function: Callable[..., Any]) -> Any:
     return njit(error_model="numpy", fastmath=ANY_ORDER)(_named(function))
 
 
-def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Compiles a loop over rows, ``function(first, last, *arguments)``, kept on disk."""
-    found: Callable[..., None] = kept_on_disk(njit(error_model="numpy", fastmath=FUSED, nogil=True)(_named(function)))
+def kernel(function: Callable[..., int]) -> Callable[..., int]:
+    """Compiles a loop over rows, ``function(first, last, *arguments)``, kept on disk.
+
+    It returns a number, such as that of the rows that it has left to others.
+    """
+    found: Callable[..., int] = kept_on_disk(njit(error_model="numpy", fastmath=FUSED, nogil=True)(_named(function)))
     return found
 
 
-def over_rows(kernel: Callable[..., None], rows: int, items: int, *arguments: Any) -> None:
+def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:
     """``kernel(first, last, *arguments)`` for all rows, in shares on ``torch.get_num_threads()`` threads.
 
     Args:
@@ -83,22 +86,25 @@ def over_rows(kernel: Callable[..., None], rows: int, items: int, *arguments: An
         rows: How many there are.
         items: How many steps of work they are, in items of a row: few are not worth waking a thread.
         arguments: NumPy arrays and numbers.
+
+    Returns:
+        The sum of what the kernel returns.
     """
-    shares = min(torch.get_num_threads(), rows, items // ITEMS_A_THREAD)
+    shares = min(rows, items // ITEMS_A_THREAD)
+    if shares > 1:
+        shares = min(shares, torch.get_num_threads())
     if shares <= 1:
-        kernel(0, rows, *arguments)
-        return
+        return kernel(0, rows, *arguments)
     ends = [rows * share // shares for share in range(shares + 1)]
-    started = list[Future[None]]()
+    started, done = list[Future[int]](), 0
     try:
         pool = _pool.of(shares - 1)
         for first, last in pairwise(ends[1:]):
             started.append(pool.submit(kernel, first, last, *arguments))
     except RuntimeError:  # the interpreter shuts down, and starts no threads any more
-        kernel(ends[1 + len(started)], rows, *arguments)
-    kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
-    for share in started:
-        share.result()
+        done = kernel(ends[1 + len(started)], rows, *arguments)
+    done += kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
+    return done + sum(share.result() for share in started)
 
 
 class _Pool:

@@ -4,7 +4,8 @@ Those with numbers near the limits of their dtype, whose tails underflow, or tha
 the torch backend together; so does what is to become an error.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,18 +35,16 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y or log y, empty if ``log`` is None, and the threshold."""
     batch, n = x.shape[:-1], x.shape[-1]
-    found = Link.find(link)
-    items = _rows(x)
+    found, items = Link.find(link), _rows(x)
     rows = items.shape[0]
     k, scale = _flat(k), _flat(scale)
-    y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))
+    y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))  # at no address
     at = Threshold(k.new_empty(rows), k.new_empty(rows))
-    left = np.zeros(rows, np.bool_)
-    arguments = (items, k, scale, y, *at)
-    loop = _loops(found, items, bool(log)).mask
-    over_rows(loop, rows, rows * n, *map(_array, arguments), left, *link_numbers(found))
-    if left.any():
-        _solve_by_torch(torch.from_numpy(left), items, k, scale, y, at, found, log, softness, check)
+    left = k.new_empty(rows, dtype=torch.bool)
+    results = (v.data_ptr() for v in (y, *at, left))
+    arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
+    if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, n, *arguments):
+        _solve_by_torch(left, items, k, scale, y, at, found, log, softness, check)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
@@ -73,14 +72,13 @@ def mask_derivative(
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
     grad_x, grad_k = torch.empty_like(items), torch.empty_like(scale)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    left = np.zeros(rows, np.bool_)
-    arguments = (items, scale, *at, cotangents, grad_x, grad_k, grad_scale)
-    loop = _loops(found, items, log).derivative
-    over_rows(loop, rows, rows * n, *map(_array, arguments), left, float(found.q), with_scale)
-    if left.any():
-        some = torch.from_numpy(left)
-        inputs = (items[some], scale[some], at.anchor[some], at.offset[some], cotangents[some])
-        grad_x[some], grad_k[some], grad_scale[some] = torch_backend.mask_derivative(*inputs, link, log, with_scale)
+    left = scale.new_empty(rows, dtype=torch.bool)
+    inputs = (v.data_ptr() for v in (*at, cotangents))
+    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
+    arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
+    if over_rows(_loops(found, items, log).derivative, rows, rows * n, n, *arguments):
+        some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
+        grad_x[left], grad_k[left], grad_scale[left] = torch_backend.mask_derivative(*some, link, log, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
@@ -97,5 +95,40 @@ def _flat(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).contiguous()
 
 
-def _array(x: Tensor) -> Any:
-    return x.numpy()
+class Plain(NamedTuple):
+    """The map of contiguous scores in a computing dtype, k and scale being numbers, at the least fixed cost.
+
+    Attributes:
+        mask: ``(x, k, scale, link, log)``: y or log y, anchors and offsets; None if not all rows are ordinary.
+        gradient: ``(x, scale, anchor, offset, grad, link, log)``: dL/dx, or None likewise.
+    """
+
+    mask: Callable[[Tensor, float, float, Link, bool], tuple[Tensor, Tensor, Tensor] | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, bool], Tensor | None]
+
+
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    items, n = x.numel(), x.shape[-1]
+    rows = items // n
+    y, (anchor, offset) = torch.empty_like(x), torch.empty((2, rows), dtype=torch.float64)
+    left = torch.empty(rows, dtype=torch.bool)
+    results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
+    loop = _loops(link, x, log).mask
+    if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
+        return None
+    return y, anchor, offset
+
+
+def _plain_gradient(
+    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, log: bool
+) -> Tensor | None:
+    items, n = x.numel(), x.shape[-1]
+    rows = items // n
+    grad_x, left = torch.empty_like(x), torch.empty(rows, dtype=torch.bool)
+    inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
+    results = grad_x.data_ptr(), 0, 0, left.data_ptr()
+    loop = _loops(link, x, log).derivative
+    return None if over_rows(loop, rows, items, n, x.data_ptr(), 0, scale, *inputs, *results, float(link.q)) else grad_x
+
+
+PLAIN = Plain(_plain_mask, _plain_gradient)
