@@ -123,6 +123,58 @@ def inclusion_product() -> tuple[Any, ...]:
     return *law, torch.full((2, 2), torch.nan).double(), vector, change, 34.0
 
 
+def counted() -> tuple[Any, ...]:
+    """Logits, some of them infinite, counts, and what follows from both."""
+    logits = 2 * normal(4, 11)
+    logits[1, 3], logits[1, 5], logits[2, 0] = torch.inf, -torch.inf, 80.0
+    k = torch.tensor([4, 5, 1, 11])
+    return logits, k, *OPERATORS["bernoulli_count"].reference(logits, k)
+
+
+def k_hot(logits: Tensor, k: Tensor) -> Tensor:
+    return (logits.argsort(-1, descending=True).argsort(-1) < k.unsqueeze(-1)).double()
+
+
+def scores(values: Tensor) -> tuple[Tensor, ...]:
+    logits, _, tilt, log_count, _, _ = counted()
+    return logits, tilt, log_count, values
+
+
+def count_gradient(log_odds: bool) -> tuple[Any, ...]:
+    logits, k, tilt, _, complement, inclusion = counted()
+    return logits, k, tilt, complement, inclusion, normal(4, 11, seed=1), log_odds
+
+
+def count_draw() -> tuple[Any, ...]:
+    logits, k, tilt, *_ = counted()
+    return logits, k, tilt, SEED, [1, 2, 4], 50, torch.float32
+
+
+def marked() -> tuple[Tensor, Tensor]:
+    """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
+    scores = 2 * normal(4, 9)
+    scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
+    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, False, "", False)[0]
+    probs[3] = k_hot(scores, k)[3]
+    return probs.float().double(), k
+
+
+def marked_scores(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    return *OPERATORS["marked_count"].reference(probs, k, False)[:2], values
+
+
+def marked_gradient(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    balanced, _, slope = OPERATORS["marked_count"].reference(probs, k, True)
+    return probs, k, balanced, slope, values, normal(*values.shape[:-1], seed=1)
+
+
+def some_k_hot() -> Tensor:
+    _, k = marked()
+    return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -167,6 +219,18 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "order_inclusion_product": [inclusion_product],
     "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
     "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
+    "bernoulli_count": [lambda: counted()[:2]],
+    "bernoulli_count_derivative": [lambda: count_gradient(False), lambda: count_gradient(True)],
+    "bernoulli_count_log_prob": [
+        lambda: scores(k_hot(*counted()[:2])[None]),
+        lambda: scores(normal(3, 4, 11).sigmoid().float()),
+    ],
+    "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
+    "bernoulli_count_draw": [count_draw],
+    "marked_count": [lambda: (*marked(), True)],
+    "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
+    "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],
+    "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}
@@ -195,6 +259,12 @@ def test_every_operator_has_a_case():
     assert set(OPERATORS) == set(CASES) | OF_LAWS
 
 
+def score(arguments: tuple[Any, ...], result: tuple[Tensor, ...]) -> Tensor:
+    logits, k = arguments
+    values = k_hot(logits, k)[None]
+    return OPERATORS["bernoulli_count_log_prob"].reference(logits, *result[:2], values)
+
+
 @pytest.mark.parametrize(("name", "make", "option"), CALLS)
 def test_is_what_the_reference_defines(name, make, option):
     operator, arguments = OPERATORS[name], make()
@@ -208,6 +278,8 @@ def test_is_what_the_reference_defines(name, make, option):
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]
         found, expected = ((z.gather(-1, anchor) + offset, below) for offset, anchor, below in (found, expected))
+    elif name == "bernoulli_count":  # whatever the tilt
+        found, expected = ((score(arguments, result), *result[2:]) for result in (found, expected))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -33,3 +33,10 @@ def random_words(seed, draw, row, place):
 def uniform(high, low):
     """A float64 number uniform on [0, 1), of 53 bits."""
     return np.float64((high << U(21)) | (low >> U(11))) * 2.0**-53
+
+
+@inlined
+def uniform_pair(seed, draw, row, place):
+    """Those of the even and of the odd unit that share a place."""
+    words = random_words(seed, draw, row, place)
+    return uniform(words[0], words[1]), uniform(words[2], words[3])

@@ -14,8 +14,8 @@ excludes its unit, ``+inf`` includes it, both with zero gradient; at most k unit
 not be excluded. Arguments are not checked here.
 
 Behind each of them is a product tree; behind what is asked for most, of rows that are not long, a recursion over the
-units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits, k
-and ``kept`` share what is made.
+units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
+k and ``kept`` share what is made.
 """
 
 import math
@@ -256,7 +256,6 @@ def _log_odds(tilted: _Tilted) -> Tensor:
 def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
 
-
     def by_tree(logits: Tensor) -> Tensor:
         return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
 
@@ -295,7 +294,6 @@ def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
 
 def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
-
     # log_prob is linear in its value, so that its expectation is taken at the mean.
     if unit_by_unit.takes(logits, k):
         return -log_prob(logits, k, inclusion_probabilities(logits, k, kept), kept)

@@ -8,63 +8,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_tools import inlined, kernel, over_rows, per_row
-from ..philox_numba import random_words, uniform
-from .numba_rows import (
-    LIKELY, ONE, U, begin, block_length, chances, climb, climb_along, copy_row, fill, fill_along, mixed, mixed_along,
-    products, shift_of, solve_tilt, tilted, width_of, windows,
-)  # fmt: skip
+from ..numba_tools import kernel, over_rows, per_row
+from ..philox_numba import uniform_pair
+from .numba_recursion import (
+    ONE,
+    U,
+    begin,
+    chances,
+    climb_along,
+    copy_row,
+    descend,
+    fill,
+    fill_along,
+    mixed,
+    mixed_along,
+    plan,
+    products,
+    shift_of,
+    solve_tilt,
+    tilted,
+    width_of,
+    with_rows,
+)
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
-SHORT = 32  # units of a row whose windows leave out nothing
 ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
 DRAWS_A_TASK = 64
-
-
-@per_row
-def _plan(p, q, k, first, last, table, marks):
-    """Lays the windows of a row and makes its table; both arrays are new if they are too small.
-
-    Returns:
-        P(B = k), units of a block, width of a row of the table, and the two arrays.
-    """
-    n = p.shape[0]
-    chance, length, stride = 0.0, n, U(0)
-    for whole in (n <= SHORT, True):
-        widest = windows(p, q, k, whole, first, last)
-        length, stride = block_length(n, widest), U(widest + 2)
-        table = _with_rows(table, length + 1, stride)
-        marks = _with_rows(marks, (n - 1) // length + 1, stride)
-        chance = climb(p, q, k, first, last, length, stride, table, marks)
-        if whole or chance > LIKELY:
-            break
-    return chance, length, stride, table, marks
-
-
-@inlined
-def _with_rows(x, rows, stride):
-    """The array, or a larger one."""
-    return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
-
-
-@per_row
-def _descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
-    """Writes the probabilities, unit by unit from the last one, with the law of what is left for those behind it."""
-    n = p.shape[0]
-    above, below = U(0), stride
-    begin(rest, above, 1.0)
-    for start in range((n - 1) // length * length, -1, -length):
-        stop = min(start + length, n)
-        if stop < n:
-            copy_row(marks, U(start // length), table, U(0), stride)
-            fill(table, stride, p, q, first, last, start, stop - 1)
-        for i in range(stop - 1, start - 1, -1):
-            width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
-            zero, one = products(table, U(i - start) * stride + ONE, rest, source, width)
-            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
-            out, included = q[i] * zero, p[i] * one
-            complement[i], inclusion[i] = out / (out + included), included / (out + included)
-            above, below = below, above
 
 
 @kernel
@@ -81,10 +50,10 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
             complement[r, :] = inclusion[r, :] = np.nan
             continue
         log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
-        chance, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
+        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         log_count[r, 0] = math.log(chance)
-        rest = _with_rows(rest, 2, stride)
-        _descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
+        rest = with_rows(rest, 2, stride)
+        descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
 
 
 def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -116,7 +85,7 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
 
 @per_row
 def _descend_along(
-    p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
+    p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
 ):
     """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
     n = p.shape[0]
@@ -129,14 +98,14 @@ def _descend_along(
             copy_row(marks, U(start // length), table, U(0), stride)
             copy_row(bent_marks, U(start // length), bent, U(0), stride)
             fill(table, stride, p, q, first, last, start, stop - 1)
-            fill_along(table, bent, stride, p, q, t, first, last, start, stop - 1)
+            fill_along(table, bent, stride, p, q, t, minus_t, first, last, start, stop - 1)
         for i in range(stop - 1, start - 1, -1):
             width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
             zero, one = products(table, at, rest, source, width)
             zero_left, one_left = products(bent, at, rest, source, width)
             zero_right, one_right = products(table, at, bent_rest, source, width)
             mixed(rest, source, rest, below + ONE, q[i], p[i], width)
-            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], -t[i], width)
+            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
             each = 1 / (q[i] * zero + p[i] * one)
             zero, one = zero * each, one * each
             zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
@@ -156,13 +125,14 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
-        bent, bent_marks = _with_rows(bent, length + 1, stride), _with_rows(bent_marks, (n - 1) // length + 1, stride)
-        rest, bent_rest = _with_rows(rest, 2, stride), _with_rows(bent_rest, 2, stride)
+        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)
+        rest, bent_rest = with_rows(rest, 2, stride), with_rows(bent_rest, 2, stride)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks)
+        minus_t = -t
+        climb_along(p, q, t, minus_t, k[r], first, last, length, stride, table, bent, marks, bent_marks)
         _descend_along(
-            p, q, t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
+            p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
         )
 
 
@@ -185,8 +155,7 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
         for i in range(stop - 1, start - 1, -1):
             place = unit + i
             if place % 2 or i == stop - 1:
-                words = random_words(seed, draw + d, row, place // 2)
-                even, odd = uniform(words[0], words[1]), uniform(words[2], words[3])
+                even, odd = uniform_pair(seed, draw + d, row, place // 2)
             at = U(i - start) * stride + U(m - first[i])
             stays, grows = q[i] * table[at + ONE], p[i] * table[at]
             one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
@@ -209,7 +178,7 @@ def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, fi
             mine[:, :] = False
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        _, length, stride, table, marks = _plan(p, q, k[r], first, last, table, marks)
+        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         counts = np.full(stop_draw - start_draw, k[r])
         for start in range((n - 1) // length * length, -1, -length):
             stop = min(start + length, n)
@@ -222,15 +191,21 @@ def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, fi
             )  # fmt: skip
 
 
+def draw_parts(rows: int, draws: int) -> int:
+    """In how many parts the draws of a row are made, each of which makes the table of the row."""
+    return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
+
+
 def bernoulli_count_draw(
     logits: Tensor, k: Tensor, tilt: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)
-    out = torch.empty(draws, rows, n, dtype=torch.bool)
-    parts = 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
+    out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
+    parts = draw_parts(rows, draws)
     tensors = (logits.reshape(rows, n), k.reshape(rows), tilt.reshape(rows, 2), seed)
-    over_rows(_draw_tasks, rows * parts, (rows * parts * 8 + rows * draws) * n, parts, *(x.numpy() for x in tensors), *first, out.numpy())
+    arguments = (parts, *(x.numpy() for x in tensors), *first, out.numpy())
+    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, *arguments)
     return out.view(draws, *batch, n).to(dtype)
 
 

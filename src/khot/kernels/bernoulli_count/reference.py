@@ -33,6 +33,7 @@ def _chance(z: Tensor, k: Tensor) -> Tensor:
 
 def _masses(z: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """P(B = k and x_i = 0) and P(B = k and x_i = 1), ``(R, n)``."""
+
     def of_unit(i: int, x: float) -> Tensor:
         fixed = z.clone()
         fixed[:, i] = x
@@ -51,9 +52,9 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         k: ``(R,)`` integers, 0 <= k <= n.
 
     Returns:
-        Tilts ``(R, 2)``, anchor and offset: which of them is open, as long as P(B = k) is no smaller than about one over
-        the standard deviation of B; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities
-        ``(R, n)`` that units are zeros, and that they are ones.
+        Tilts ``(R, 2)``, anchor and offset: any that make B = k about as likely as one over the standard deviation of
+        B, or likelier; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
+        units are zeros, and that they are ones.
     """
     threshold = solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
     tilt = torch.stack((threshold, torch.zeros_like(threshold)), -1)

@@ -14,3 +14,4 @@ __all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "smallest"]
 
 order_draw = DrawOperator("order_draw", reference.order_draw)
 order_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)
+order_draw.backend("numba", module=".numba_backend", takes=lambda theta, draws: draws > 0)

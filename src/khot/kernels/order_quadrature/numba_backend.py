@@ -85,6 +85,7 @@ def _log_prob_loop(of_row):
                     finite, value[r], places, count, depth, with_slopes, slope, drawn, room,
                     slopes[r if with_slopes else 0],
                 )  # fmt: skip
+        return 0
 
     return kernel(rows)
 
@@ -144,6 +145,7 @@ def _inclusion_rows(first, last, theta, k, tilts, log_counts, missing, came, dep
         result[r, :] = came[r]
         for i in range(count):
             result[r, places[i]] = found[i]
+    return 0
 
 
 def order_inclusion(
@@ -173,6 +175,7 @@ def _product_rows(first, last, theta, k, tilts, log_counts, missing, came, ends,
         product(sides, given[1], given[0], log_count, ends[r], depth, room, given[2], given[3], found)
         for i in range(count):
             result[r, places[i]] = found[i]
+    return 0
 
 
 def order_inclusion_product(

@@ -4,8 +4,8 @@ With m the inclusion probabilities given that k units have come, which are the s
 
 .. math:: \pi_i = \int P(N = k) \, F_i \Big( \sum_j (1 - F_j) m_j + (1 - F_i) m_i \Big) ds
 
-and likewise :math:`1 - \pi_i`. Products with the Jacobian are derivatives along a vector, taken under the integral sign;
-that of m is given.
+and likewise :math:`1 - \pi_i`. Products with the Jacobian are derivatives along a vector, taken under the integral
+sign; that of m is given.
 
 Of a unit that is expected to have come, it is ``rarer`` not to have come, m and F stand for ``usual`` fates, and signs
 change: see :mod:`.numba_logistic`.

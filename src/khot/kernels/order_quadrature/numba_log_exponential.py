@@ -1,7 +1,7 @@
 r"""Order sampling by logarithms of exponential variables, a row at a time: log P(S) and its gradient.
 
-Unit i comes at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of those outside of S, :math:`a = e^s`
-and :math:`x_i = a w_i`, the integrand is
+Unit i comes at the rate :math:`w_i = e^{\vartheta_i}`. With W the sum of the rates of those outside of S,
+:math:`a = e^s` and :math:`x_i = a w_i`, the integrand is
 
 .. math:: e^{-a W} \prod_{i \in S} (1 - e^{-x_i}) \sum_{j \in S} h_j, \qquad h_j = x_j / (e^{x_j} - 1):
 
@@ -104,8 +104,7 @@ def _member_slope(rate, up, share, per_hazard):
 
 @per_row
 def _gather(theta, drawn, place, rate):
-    """The rates, seen from the last of the members or the first of the others; the logarithms of those
-    that are late."""
+    """The rates, seen from the last member or the first of the others; the sum of the late members' logarithms."""
     last, best = np.inf, -np.inf
     for i in range(theta.shape[0]):
         if drawn[i]:
@@ -129,7 +128,7 @@ def _gather(theta, drawn, place, rate):
 
 @per_row
 def _find_range(rates, margin, depth, points, values):
-    """Where the integrand is no less than e^-depth of its peak; and minus the second derivative of its logarithm there."""
+    """Where the integrand is no less than e^-depth of its peak; minus the second derivative of its logarithm there."""
     low, high, curvature = -margin, margin, 0.0
     for _ in range(TRIALS):
         width = high - low

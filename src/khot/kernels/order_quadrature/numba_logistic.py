@@ -2,8 +2,8 @@ r"""Logistic noise, a row at a time: the units of a row at all times, the law of
 
 Times are seen from one at which about k units are expected to have come. With z the log-odds of having come by then,
 at the time s later what is less likely at first, to have come if z < 0 and to be missing if z > 0, has the odds
-:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x): it and its complement are accurate relative to themselves.
-No exp is needed but one for each unit and each time, as
+:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x): it and its complement are accurate relative to
+themselves. No exp is needed but one for each unit and each time, as
 
 .. math:: \log P(N = k) = \text{const} + (k - \text{number of } z > 0) s - \sum_i \log(1 + x_i).
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..bernoulli_count.numba_rows import solve_tilt, tilted
+from ..bernoulli_count.numba_recursion import solve_tilt, tilted
 from ..numba_math import EXP, LOG
 from ..numba_tools import per_row, summed
 from .numba_range import GRID, MARGIN, MOST_NODES, TRIALS, fill_nodes, first_within, highest_of, weigh
@@ -45,7 +45,7 @@ class Space(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The units in four blocks: those of z > 0 that are in S, others of them, those below that are in S, others below."""
+    """The units in four blocks: those of z > 0 that are in S, others of them, those below in S, others below."""
 
     place: Array  # where they are in the row
     weight: Array  # e^-|z|

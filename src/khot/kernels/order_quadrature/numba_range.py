@@ -1,8 +1,8 @@
 r"""The range of an integral of one variable, and the nodes of the trapezoidal rule, as loops for one row.
 
 The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It falls like that of a
-normal density as long as the integrand is one, and by :math:`\pi / 2` for each unit of frequency in the end, since there
-is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
+normal density as long as the integrand is one, and by :math:`\pi / 2` for each unit of frequency in the end, since
+there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
 """
 
 # mypy: disable-error-code="no-untyped-def"

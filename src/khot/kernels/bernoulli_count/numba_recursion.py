@@ -23,21 +23,20 @@ would ask whether it counts from the end.
 import math
 
 import numpy as np
-from numba import njit
 
 from ..numba_math import EXP, LOG1P
-from ..numba_tools import ANY_ORDER, inlined, per_row, summed
+from ..numba_tools import inlined, inlined_sum, per_row, summed
 
 FAR = 200.0  # e^-100 is nothing beside 1
 CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window is sure below 1/2
 LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
 LOG_TAIL = 46.0  # -log of 1e-20
+SHORT = 32  # units of a row whose windows leave out nothing
 WHOLE_TABLE = 2**16  # entries of a table that is kept whole
 NEWTON_STEPS = 200  # more than halving takes
 
 U = np.uint64
 ONE, TWO = U(1), U(2)
-inlined_sum = njit(error_model="numpy", fastmath=ANY_ORDER, forceinline=True)
 _exp, _log1p = EXP[np.float64], LOG1P[np.float64]
 
 
@@ -191,11 +190,14 @@ def mixed(source, at, target, to, a, b, width):
 
 
 @inlined
-def mixed_along(source, bent, at, target, to, a, b, t, width):
-    """The derivative of :func:`mixed` as a grows and b falls by t, with ``bent`` for that of the source."""
+def mixed_along(source, bent, at, target, to, a, b, s, t, width):
+    """:func:`mixed` of ``bent``, plus that of the source with s and t for a and b.
+
+    With s = -t that is the derivative of :func:`mixed` as a grows and b falls by s, and ``bent`` changes the source.
+    """
     for j in range(width):
         here, next_ = at + j, at + j + ONE
-        target[to + j] = a * bent[here] + b * bent[next_] + t * (source[here] - source[next_])
+        target[to + j] = a * bent[here] + b * bent[next_] + s * source[here] + t * source[next_]
     target[to - ONE] = target[to + width] = 0.0
 
 
@@ -230,12 +232,12 @@ def fill(table, stride, p, q, first, last, start, stop):
 
 
 @per_row
-def fill_along(table, bent, stride, p, q, t, first, last, start, stop):
-    """The derivative of :func:`fill`, of a table that is filled."""
+def fill_along(table, bent, stride, p, q, s, t, first, last, start, stop):
+    """:func:`fill` of ``bent`` beside a table that is filled, as in :func:`mixed_along`."""
     at = ONE
     for i in range(start, stop):
         source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
-        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], t[i], width)
+        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], s[i], t[i], width)
         at += stride
 
 
@@ -269,8 +271,8 @@ def climb(p, q, k, first, last, length, stride, table, marks):
 
 
 @per_row
-def climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_marks):
-    """The derivative of :func:`climb`, of the table that it has made."""
+def climb_along(p, q, s, t, k, first, last, length, stride, table, bent, marks, bent_marks):
+    """:func:`climb` of ``bent`` beside the table that is made, as in :func:`mixed_along`."""
     n = p.shape[0]
     begin(bent, U(0), 0.0)
     for start in range(0, n, length):
@@ -279,6 +281,53 @@ def climb_along(p, q, t, first, last, length, stride, table, bent, marks, bent_m
             copy_row(marks, U(start // length), table, U(0), stride)
             fill(table, stride, p, q, first, last, start, stop)
         copy_row(bent, U(0), bent_marks, U(start // length), stride)
-        fill_along(table, bent, stride, p, q, t, first, last, start, stop)
+        fill_along(table, bent, stride, p, q, s, t, first, last, start, stop)
         if stop < n:
             copy_row(bent, U(stop - start), bent, U(0), stride)
+    return bent[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+
+
+@inlined
+def with_rows(x, rows, stride):
+    """The array, or a larger one."""
+    return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
+
+
+@per_row
+def plan(p, q, k, first, last, table, marks):
+    """Lays the windows of a row and makes its table; both arrays are new if they are too small.
+
+    Returns:
+        P(B = k), units of a block, width of a row of the table, and the two arrays.
+    """
+    n = p.shape[0]
+    chance, length, stride = 0.0, n, U(0)
+    for whole in (n <= SHORT, True):
+        widest = windows(p, q, k, whole, first, last)
+        length, stride = block_length(n, widest), U(widest + 2)
+        table = with_rows(table, length + 1, stride)
+        marks = with_rows(marks, (n - 1) // length + 1, stride)
+        chance = climb(p, q, k, first, last, length, stride, table, marks)
+        if whole or chance > LIKELY:
+            break
+    return chance, length, stride, table, marks
+
+
+@per_row
+def descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
+    """Writes the probabilities, unit by unit from the last one, with the law of what is left for those behind it."""
+    n = p.shape[0]
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
+    for start in range((n - 1) // length * length, -1, -length):
+        stop = min(start + length, n)
+        if stop < n:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
+        for i in range(stop - 1, start - 1, -1):
+            width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
+            zero, one = products(table, U(i - start) * stride + ONE, rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
+            out, included = q[i] * zero, p[i] * one
+            complement[i], inclusion[i] = out / (out + included), included / (out + included)
+            above, below = below, above
