@@ -54,6 +54,7 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
         log_count[r, 0] = math.log(chance)
         rest = with_rows(rest, 2, stride)
         descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
+    return 0
 
 
 def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,6 +135,7 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
         _descend_along(
             p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
         )
+    return 0
 
 
 def bernoulli_count_derivative(
@@ -189,6 +191,7 @@ def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, fi
                 table, stride, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r,
                 first_unit, mine,
             )  # fmt: skip
+    return 0
 
 
 def draw_parts(rows: int, draws: int) -> int:
@@ -227,6 +230,7 @@ def _log_prob_tasks(from_task, to_task, theta, tilts, log_count, value, result):
     for task in range(from_task, to_task):
         s, r = task // rows, task % rows
         result[s, r] = -_miss(theta[r], tilts[r, 0], tilts[r, 1], value[s, r]) - log_count[r, 0] - log_count[r, 1]
+    return 0
 
 
 def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, value: Tensor) -> Tensor:
@@ -245,6 +249,7 @@ def _log_prob_derivative_rows(from_row, to_row, value, g, complement, inclusion,
             for i in range(n):
                 x = np.float64(value[s, r, i])
                 result[r, i] += g[s, r] * (x * complement[r, i] - (1.0 - x) * inclusion[r, i])
+    return 0
 
 
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
             descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion)
             for i in range(n):
                 slope[r, i] = (complement[i] - inclusion[i]) * (chance / total) if total >= TINY else 0.0
+    return 0
 
 
 def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,6 +105,7 @@ def _log_prob_tasks(from_task, to_task, balanced, log_total, value, result):
         s, r = task // rows, task % rows
         score, distance = _score(balanced[r], value[s, r])
         result[s, r] = score + (math.log(distance) if distance > 0 else 0.0) - log_total[r]
+    return 0
 
 
 def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
@@ -143,6 +145,7 @@ def _log_prob_derivative_rows(from_row, to_row, probs, k, balanced, slope, value
                     rise = 1.0 / p[i] - each if value[s, r, i] == 1 else each - 1.0 / (1.0 - p[i])
                     result[r, i] += g[s, r] * (rise - slope[r, i])
         _pull_through_balance(probs[r], k[r], result[r])
+    return 0
 
 
 def marked_count_log_prob_derivative(
@@ -216,6 +219,7 @@ def _draw_tasks(from_task, to_task, parts, probs, k, seed, first_draw, first_row
                 table, marked, stride, p, q, weight, first, start, stop, counts, open_, seed[0],
                 first_draw + start_draw, first_row + r, first_unit, mine,
             )  # fmt: skip
+    return 0
 
 
 def marked_count_draw(
