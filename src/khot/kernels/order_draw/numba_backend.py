@@ -13,6 +13,7 @@ from torch import Tensor
 from ..numba_draws import empty_draws, fill_uniform
 from ..numba_math import EXP, LOG
 from ..numba_tools import inlined, kernel, over_rows, per_row, specialised
+from ..philox import even_place
 from .reference import LARGEST_LOG, SMALLEST
 
 STEPS = 16  # of work for a unit, more or less
@@ -95,7 +96,7 @@ def order_draw(
 ) -> Tensor:
     *batch, n = theta.shape
     positions = theta.detach().double().reshape(-1, n).contiguous()
-    x = empty_draws((draws * len(positions), n), dtype)
+    x = empty_draws(positions, (draws * len(positions), n), dtype)
     arguments = (v.numpy() for v in (positions, k.reshape(-1), centre.reshape(-1), seed))
-    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *first, x.numpy())
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
     return x.view(draws, *batch, n).to(dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..numba_draws import empty_draws, fill_uniform
 from ..numba_tools import kernel, over_rows
+from ..philox import even_place
 from .reference import CERTAIN, CROSSING, EMPTY
 
 STEPS = 8  # of work for a unit, more or less
@@ -44,6 +45,7 @@ def ordered_duels_draw(
 ) -> Tensor:
     *batch, n = take.shape
     arguments = [v.detach().reshape(-1, n).contiguous() for v in (take, total, kind)]
-    x = empty_draws((draws * len(arguments[0]), n), dtype)
-    over_rows(_duels, len(x), STEPS * x.numel(), *(v.numpy() for v in (*arguments, seed)), *first, x.numpy())
+    x = empty_draws(take, (draws * len(arguments[0]), n), dtype)
+    place = even_place(first)
+    over_rows(_duels, len(x), STEPS * x.numel(), *(v.numpy() for v in (*arguments, seed)), *place, x.numpy())
     return x.view(draws, *batch, n).to(dtype)

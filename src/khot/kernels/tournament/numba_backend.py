@@ -115,7 +115,7 @@ def pivotal_draw(
     rows = probs.detach() if probs.dtype in (torch.float32, torch.float64) else probs.detach().double()
     rows = rows.reshape(-1, n).contiguous()
     block = max(SMALLEST_BLOCK, 1 << (n - 1).bit_length())
-    x = empty_draws((draws * len(rows), n), dtype)
+    x = empty_draws(rows, (draws * len(rows), n), dtype)
     arguments = (v.numpy() for v in (rows, k.reshape(-1), seed))
     over_rows(_tournaments, len(x), STEPS * len(x) * block, *arguments, *first, block, x.numpy())
     return x.view(draws, *batch, n).to(dtype)
