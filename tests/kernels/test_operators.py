@@ -15,9 +15,9 @@ from khot.kernels import backend, registry
 from khot.kernels.capped_simplex import reference as simplex
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.noises import NOISES
 from khot.kernels.order import reference as order
 from khot.kernels.order_draw import rank_centre
-from khot.kernels.order_draw.noises import NOISES
 from khot.kernels.ordered_duels import kinds
 from khot.kernels.philox import FIRST
 from khot.kernels.registry import OPERATORS

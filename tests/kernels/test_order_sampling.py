@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from khot.kernels import order_draw
-from khot.kernels.order_draw import noises
+from khot.kernels import noises, order_draw
 from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 

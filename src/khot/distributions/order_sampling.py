@@ -12,7 +12,7 @@ from torch.types import _size as SizeLike
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels.order_draw.noises import Noise
+from khot.kernels.noises import Noise
 from khot.kernels.order_quadrature import depth_for
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import constant_if_tiny

@@ -39,7 +39,7 @@ from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
-from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
 from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..bernoulli_count.numba_recursion import solve_tilt, tilted
 from ..numba_math import EXP, LOG
+from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import per_row, summed
 from .numba_range import GRID, MARGIN, MOST_NODES, TRIALS, fill_nodes, first_within, highest_of, weigh
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..order_draw.noises import LOGISTIC, NOISES, Noise
+from ..noises import LOGISTIC, NOISES, Noise
 
 MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
 
