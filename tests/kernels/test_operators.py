@@ -15,6 +15,7 @@ from khot.kernels import backend, registry
 from khot.kernels.capped_simplex import reference as simplex
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.noises import NOISES
 from khot.kernels.order import reference as order
 from khot.kernels.order_draw import rank_centre
 from khot.kernels.ordered_duels import kinds
@@ -98,6 +99,36 @@ def balanced(k: Tensor) -> Tensor:
 def duels() -> tuple[Tensor, ...]:
     take, first = normal(2, 9).sigmoid(), (torch.arange(9) == 0).expand(2, 9)
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
+
+
+def ranks(n: int) -> tuple[Tensor, ...]:
+    """Positions, with certain units, sizes and centres."""
+    theta = normal(2, n)
+    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
+    return theta, SIZES, rank_centre(theta, SIZES)
+
+
+def positions() -> Tensor:
+    """Of the order sampling of 3 and 4 units, with certain ones."""
+    theta = normal(2, 7)
+    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
+    return theta
+
+
+def sets() -> Tensor:
+    """Two for each of the rows, of which one contradicts a certain unit."""
+    first = torch.tensor([[1.0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 1, 1, 0, 0]])
+    return torch.stack((first, first.flip(-1)))
+
+
+def units_given_count() -> tuple[Tensor, ...]:
+    return positions(), SIZES, *OPERATORS["bernoulli_count"](positions(), SIZES)
+
+
+def inclusion_product() -> tuple[Any, ...]:
+    law, vector = units_given_count(), normal(2, 7, seed=1)
+    change = OPERATORS["bernoulli_count_derivative"](*law[:3], *law[4:], vector, False)
+    return *law, torch.full((2, 2), torch.nan).double(), vector, change, 34.0
 
 
 def counted() -> tuple[Any, ...]:
@@ -185,9 +216,26 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
-    "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
-    "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
-    "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
+    "order_draw": [
+        *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
+        lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
+    ],
+    "order_log_prob": [
+        lambda: (positions(), SIZES, sets(), "logistic", 34.0, True),
+        lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
+        lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
+    ],
+    "order_inclusion": [lambda: (*units_given_count(), 34.0)],
+    "order_inclusion_product": [inclusion_product],
+    "pivotal_draw": [
+        lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE),
+        lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, FIRST, 1, torch.half),
+        lambda: (normal(2, 600).sigmoid().float(), torch.tensor([300, 290]), SEED, [3, 5, 4], 2, torch.float32),
+    ],
+    "ordered_duels_draw": [
+        lambda: (*duels(), SEED, FIRST, 3, DOUBLE),
+        lambda: (*duels(), SEED, [3, 5, 4], 2, torch.bool),
+    ],
     "bernoulli_count": [lambda: counted()[:2]],
     "bernoulli_count_derivative": [lambda: count_gradient(False), lambda: count_gradient(True)],
     "bernoulli_count_log_prob": [
@@ -243,7 +291,7 @@ def test_is_what_the_reference_defines(name, make, option):
     if name == "capped_simplex_threshold" or name == "odd_threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("capped_simplex_mask", "odd_map"):
+    elif name in ("capped_simplex_mask", "odd_map", "order_inclusion"):
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]

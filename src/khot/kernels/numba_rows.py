@@ -3,10 +3,11 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, types  # type: ignore[attr-defined]  # numba does not say what it exports
 from numba.extending import intrinsic
 
 from .numba_tools import inlined, per_row, specialised, summed
@@ -23,9 +24,11 @@ def _rows_at(kind):
         found = types.CPointer(kind)
         return found(address), lambda c, builder, __, args: builder.inttoptr(args[0], c.get_value_type(found))
 
+    pointer_to: Any = pointer
+
     @inlined
     def rows_at(address, rows, n):
-        return carray(pointer(address), (rows, n))
+        return carray(pointer_to(address), (rows, n))
 
     return rows_at
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
 from .numba_recursion import (
@@ -25,8 +26,6 @@ from .numba_recursion import (
     plan,
     products,
     shift_of,
-    solve_tilt,
-    tilted,
     width_of,
     with_rows,
 )

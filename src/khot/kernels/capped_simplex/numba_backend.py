@@ -110,8 +110,8 @@ class Plain(NamedTuple):
 def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Tensor, Tensor] | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
-    y, (anchor, offset) = torch.empty_like(x), torch.empty((2, rows), dtype=torch.float64)
-    left = torch.empty(rows, dtype=torch.bool)
+    y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
+    left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
     loop = _loops(link, x, log).mask
     if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
@@ -124,7 +124,7 @@ def _plain_gradient(
 ) -> Tensor | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
-    grad_x, left = torch.empty_like(x), torch.empty(rows, dtype=torch.bool)
+    grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
     inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
     results = grad_x.data_ptr(), 0, 0, left.data_ptr()
     loop = _loops(link, x, log).derivative
