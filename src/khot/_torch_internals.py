@@ -1,8 +1,8 @@
 """What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ __all__ = [
     "overrides_torch_functions",
     "writes_program",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _C: Any = torch._C  # which has no annotation of what sets the state of a trace
 _KEYS = torch._C._TorchDispatchModeKey
@@ -112,9 +115,13 @@ def overrides_torch_functions(kind: type) -> bool:
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
-def count_as_constant(function: Any) -> None:
-    """Lets Dynamo call this function while it traces, and take the result for a constant."""
-    function._dynamo_marked_constant = True
+def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: Dynamo calls this function while it traces, and takes the result for a constant.
+
+    As ``torch.compiler.assume_constant_result``, which imports the compiler, a second or two, to say so.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:

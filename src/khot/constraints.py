@@ -18,7 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
-from khot._tracing import untraced
+from khot._tracing import broadcast_shapes, untraced
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
@@ -199,7 +199,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
 
 
 def _batch_shape(shape: Size, k: float | Tensor) -> Size:
-    return torch.broadcast_shapes(shape[:-1], k.shape) if isinstance(k, Tensor) else Size(shape[:-1])
+    return broadcast_shapes(shape[:-1], k.shape) if isinstance(k, Tensor) else Size(shape[:-1])
 
 
 @transform_to.register(_CappedSimplex)

@@ -11,7 +11,7 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._torch_internals import is_tracing
-from khot._tracing import untraced
+from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, checked_shape, has_contents
 
 
@@ -83,7 +83,7 @@ class KHotDistribution(TorchDistribution):
 
     def _validate_shape(self, value: Tensor) -> None:
         try:
-            shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
+            shape = broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         except RuntimeError:
             shape = Size()
         if value.shape[-1:] != self.event_shape or not shape:
