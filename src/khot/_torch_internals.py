@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "all_true",
+    "apply_untransformed",
     "count_as_constant",
     "eager_dispatcher",
     "has_dispatch_mode",
@@ -144,6 +145,15 @@ def nested_forward_mode() -> AbstractContextManager[Any]:
 
 
 # Functions without a public name
+
+
+def apply_untransformed(function: type[Function], *args: Any) -> Any:
+    """``function.apply`` of all its arguments, outside of transforms of torch.func.
+
+    Without the look for such transforms, and without the search by ``inspect`` for arguments left out, which takes
+    longer than a few operations on small tensors.
+    """
+    return super(Function, function).apply(*args)  # type: ignore[misc]
 
 
 def all_true(condition: Tensor) -> bool:

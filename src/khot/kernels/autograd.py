@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import is_plain, is_tracing, is_transformed, nested_forward_mode
+from khot._torch_internals import apply_untransformed, is_plain, is_tracing, is_transformed, nested_forward_mode
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -46,10 +46,12 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return function.apply(*args)
-        if _is_plain_call(args) and not _wants_derivative(args):
-            with torch.no_grad():
-                return function.forward(*args)  # at a tenth of the cost of `apply`
-        return in_both_modes.apply(*args)
+        if not _is_plain_call(args):
+            return in_both_modes.apply(*args)
+        if _wants_derivative(args):
+            return apply_untransformed(in_both_modes, *args)
+        with torch.no_grad():
+            return function.forward(*args)  # at a tenth of the cost of `apply`
 
     return apply
 
