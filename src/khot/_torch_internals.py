@@ -67,10 +67,10 @@ def is_transformed() -> bool:
 
 def is_plain(argument: Any) -> bool:
     """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
-    if not isinstance(argument, Tensor):
-        return True
+    if type(argument) not in (Tensor, Parameter):
+        return not isinstance(argument, Tensor)
     transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
+    return not transformed and not argument.is_meta
 
 
 # Tracers and dispatch modes

@@ -52,6 +52,11 @@ def looks_at_contents(*tensors: Tensor) -> bool:
     return can_look(*tensors) and all(map(checks_contents, tensors))
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether the contents of a tensor are certainly finite, by one reduction; a sum that overflows is no proof."""
+    return math.isfinite(x.detach().sum().item())
+
+
 def tensors_among(*values: Any) -> list[Tensor]:
     """Those of the arguments that are tensors rather than numbers."""
     return [value for value in values if isinstance(value, Tensor)]

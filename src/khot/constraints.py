@@ -12,6 +12,7 @@ registered with torch, whose registries Pyro shares.
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -56,7 +57,8 @@ class _KHot(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         ones = value == 1
         size = ones.sum(-1)  # an integer: exact in every dtype
-        return (ones | (value == 0)).all(-1) & (size >= self.k) & (size <= self.upper)
+        right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
+        return (ones | (value == 0)).all(-1) & right
 
     def __repr__(self) -> str:
         return f"k_hot({self.k})" if self.upper is self.k else f"k_hot({self.k}, {self.upper})"
@@ -87,11 +89,15 @@ class _CappedSimplex(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        inside = ((value >= 0) & (value <= 1)).all(-1)  # False for NaN
-        k = torch.as_tensor(self.k, dtype=torch.float64, device=value.device)
-        tolerance = self.relative_tolerance * torch.finfo(value.dtype).eps * k.clamp(min=1)
-        error = (value.sum(-1, dtype=torch.float64) - k).abs()
-        return inside & (error <= tolerance.clamp(self.smallest_tolerance, self.largest_tolerance))
+        inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
+        unit = self.relative_tolerance * torch.finfo(value.dtype).eps
+        lowest, highest = self.smallest_tolerance, self.largest_tolerance
+        if isinstance(self.k, Tensor):
+            k: Any = self.k.to(value.device, torch.float64)
+            tolerance: Any = (unit * k.clamp(min=1)).clamp(lowest, highest)
+        else:
+            k, tolerance = self.k, min(max(unit * max(self.k, 1), lowest), highest)
+        return inside & ((value.sum(-1, dtype=torch.float64) - k).abs() <= tolerance)
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"

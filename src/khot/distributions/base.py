@@ -25,17 +25,29 @@ class KHotDistribution(TorchDistribution):
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        del self._validate_args
+        if validate_args is not None:
+            self._validate_args = validate_args
+        if self._validate_args:
+            self._validate_parameters(validate_args)
+
+    def _validate_parameters(self, validate_args: bool | None) -> None:
         tensors = self._tensors()
         looks = can_look(*tensors)
+        if looks and self._fits():
+            return
         if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
-            super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        else:
-            super().__init__(batch_shape, event_shape, validate_args=False)
-            del self._validate_args
-            if validate_args is not None:
-                self._validate_args = validate_args
-        if looks and self._validate_args:
+            super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
+        if looks:
             self._validate_contents()
+
+    def _fits(self) -> bool:
+        """Whether one look tells that all checks of the parameters will pass, which are slow: each is for one message.
+
+        False where a subclass has further ``arg_constraints``.
+        """
+        return False
 
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""

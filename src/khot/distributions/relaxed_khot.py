@@ -28,6 +28,7 @@ from khot._validation import (
     check_generator,
     checked_expansion,
     checked_positive,
+    is_finite,
 )
 from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
@@ -104,6 +105,11 @@ class RelaxedKHot(KHotDistribution):
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def _fits(self) -> bool:
+        if isinstance(self.k, Tensor) or isinstance(self.temperature, Tensor):
+            return False
+        return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self.logits)
 
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature

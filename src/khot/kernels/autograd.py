@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import apply_untransformed, is_plain, is_tracing, is_transformed, nested_forward_mode
+from khot._torch_internals import apply_untransformed, in_forward_mode, is_plain, is_tracing, is_transformed, nested_forward_mode
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -69,4 +69,4 @@ def _wants_derivative(args: Sequence[Any]) -> bool:
 
 def has_derivative(x: Tensor, recorded: bool) -> bool:
     """Whether x carries a tangent or, if graphs are ``recorded``, asks for a gradient."""
-    return (recorded and x.requires_grad) or forward_ad.unpack_dual(x).tangent is not None
+    return (recorded and x.requires_grad) or (in_forward_mode() and forward_ad.unpack_dual(x).tangent is not None)
