@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Transform
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.types import _size as SizeLike
 
 from ._torch_internals import is_tracing, outside_trace, overrides_torch_functions
 
@@ -57,7 +58,7 @@ def shape_of(x: Tensor) -> torch.Size:
 
 
 @untraced
-def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
     """As torch's, of shapes in integers, and so in integers.
 
     One call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy:
@@ -69,7 +70,7 @@ def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
     return first if all(shape == first for shape in shapes) else _broadcast_integers(shapes)
 
 
-def _broadcast_integers(shapes: tuple[torch.Size, ...]) -> torch.Size:
+def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:
     found = [1] * max(map(len, shapes))
     for shape in shapes:
         for i, length in enumerate(shape, len(found) - len(shape)):

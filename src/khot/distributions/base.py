@@ -105,6 +105,11 @@ class KHotDistribution(TorchDistribution):
             )
 
 
+def column(value: float | Tensor) -> float | Tensor:
+    """A number, or a tensor of the batch shape with a last dimension for the units."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
+
+
 def draw(
     design: Distribution, sample_shape: SizeLike, generator: torch.Generator | None = None, method: str = "sample"
 ) -> Tensor:

@@ -34,10 +34,10 @@ from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
-from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
+from khot.relaxations.log_odds import inside, is_interior, log_odds, log_volume, remember_scores
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution
+from .base import KHotDistribution, column
 from .design import Relaxation
 
 
@@ -185,7 +185,11 @@ class RelaxedKHot(KHotDistribution):
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
         if self.relaxation is sigmoid_topk:
-            value = torch.where(self._varies.unsqueeze(-1), inside(value), value)
+            varies = self._varies
+            if isinstance(varies, Tensor):
+                value = torch.where(varies.unsqueeze(-1), inside(value), value)
+            elif varies:
+                value = inside(value)
             remember_scores(value, scores, self.k, self.temperature)
         return value
 
@@ -193,10 +197,12 @@ class RelaxedKHot(KHotDistribution):
         raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
 
     @property
-    @one_operation
-    def _varies(self) -> Tensor:
+    def _varies(self) -> bool | Tensor:
         """Whether samples are not constant."""
-        return torch.as_tensor((self.k > 0) & (self.k < self.event_shape[0]), device=self.logits.device)
+        n = self.event_shape[0]
+        if isinstance(self.k, Tensor):
+            return ((self.k > 0) & (self.k < n)).to(self.logits.device)
+        return bool(0 < self.k < n)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self.relaxation is not sigmoid_topk:
@@ -204,16 +210,21 @@ class RelaxedKHot(KHotDistribution):
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
         if self._validate_args:
             self._validate_sample(value)
-        checks = self._checks_contents(value)
-        if checks and not self._varies.all():
-            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        if self._checks_contents(value):
+            self._check_interior(value)
+            return self._log_density(log_odds(value))
         inside = self._is_inside(value)
-        if checks and not inside.all():
+        return self._log_density(log_odds(value, inside), inside)
+
+    def _check_interior(self, value: Tensor) -> None:
+        """Values of the support have a density."""
+        if not torch.as_tensor(self._varies).all():
+            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        if not (self._is_inside(value).all() if isinstance(self.k, Tensor) else is_interior(value)):
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
-        return self._log_density(log_odds(value, inside), inside)
 
     @one_operation
     def _is_inside(self, value: Tensor) -> Tensor:
@@ -221,13 +232,17 @@ class RelaxedKHot(KHotDistribution):
         return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
     @one_operation
-    def _log_density(self, z: Tensor, inside: Tensor) -> Tensor:
-        """From the log-odds of values, ``inside`` saying which of them have a density."""
-        n = self.event_shape[0]
-        temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
-        log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)
-        log_prob = math.lgamma(n) + (n - 1) * temperature.log() + log_share.sum(-1) - log_volume(z)
-        return log_prob.masked_fill(~inside, -torch.inf).to(self.logits.dtype)
+    def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
+        """From the log-odds of values, ``inside`` saying which of them have a density; None: all."""
+        n, temperature = self.event_shape[0], self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature.to(z.dtype)
+        log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
+        log_share = torch.log_softmax(self.logits - column(temperature) * z, -1)
+        log_prob = math.lgamma(n) + (n - 1) * log_temperature + log_share.sum(-1) - log_volume(z)
+        if inside is not None:
+            log_prob = log_prob.masked_fill(~inside, -torch.inf)
+        return log_prob.to(self.logits.dtype)
 
 
 class RelaxedKHotStraightThrough(RelaxedKHot):

@@ -235,8 +235,3 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
     Where ``pull_back`` is differentiable, in g and in constants that have a gradient, so is the result, twice and more.
     """
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
-
-
-def column(value: float | Tensor) -> float | Tensor:
-    """A number, or a tensor of the batch shape with a last dimension for the units."""
-    return value.unsqueeze(-1) if isinstance(value, Tensor) else value

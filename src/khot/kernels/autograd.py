@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import apply_untransformed, in_forward_mode, is_plain, is_tracing, is_transformed, nested_forward_mode
+from khot._torch_internals import (
+    apply_untransformed,
+    in_forward_mode,
+    is_plain,
+    is_tracing,
+    is_transformed,
+    nested_forward_mode,
+)
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:

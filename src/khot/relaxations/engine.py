@@ -24,10 +24,17 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values
+from khot.kernels.capped_simplex.derivative import (
+    balanced,
+    centred,
+    derivative,
+    local_shape,
+    mask_values,
+    offset_gradient,
+)
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
-from khot.kernels.rows import Threshold
+from khot.kernels.rows import Threshold, distances
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -70,6 +77,9 @@ class _CappedSimplexMap(Function):
             if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
                 return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
+        of_x_alone = grad_y is None and not (needs_k or needs_scale)
+        if of_x_alone and grad_offset is not None and _is_first() and is_eager(*ctx.saved_tensors, grad_offset):
+            return offset_gradient(x, scale.to(x.device), at, grad_offset, link), *(None,) * 6
         grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
@@ -132,6 +142,17 @@ def relaxed_mask(
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y.movedim(-1, dim)
+
+
+def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
+    """The z of the relaxed mask F(z) along the last axis; differentiable as the mask is."""
+    check_scores(x, -1)
+    batch, n = x.shape[:-1], x.shape[-1]
+    check_k(k, x, batch, n)
+    check_softness(name, softness, x, batch)
+    k, scale = (row_scalar(value, x, batch, False) for value in (k, softness))
+    _, anchor, offset = _apply(x, k, scale, link, False, name, checks_contents(x))
+    return distances(x, Threshold(anchor, offset), scale)
 
 
 @one_operation
