@@ -34,7 +34,7 @@ from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
-from khot.relaxations.log_odds import inside, is_interior, log_odds, log_volume, remember_scores
+from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, column
@@ -218,9 +218,10 @@ class RelaxedKHot(KHotDistribution):
 
     def _check_interior(self, value: Tensor) -> None:
         """Values of the support have a density."""
-        if not torch.as_tensor(self._varies).all():
+        varies = self._varies
+        if not (varies.all() if isinstance(varies, Tensor) else varies):
             raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
-        if not (self._is_inside(value).all() if isinstance(self.k, Tensor) else is_interior(value)):
+        if not (self._is_inside(value).all() if isinstance(varies, Tensor) else is_interior(value)):
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
@@ -238,8 +239,8 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
         log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
-        log_share = torch.log_softmax(self.logits - column(temperature) * z, -1)
-        log_prob = math.lgamma(n) + (n - 1) * log_temperature + log_share.sum(-1) - log_volume(z)
+        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
+        log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
         if inside is not None:
             log_prob = log_prob.masked_fill(~inside, -torch.inf)
         return log_prob.to(self.logits.dtype)

@@ -28,8 +28,13 @@ def log_volume(z: Tensor) -> Tensor:
 
     It is that of the first n - 1 entries of ``sigmoid_topk(x, k)`` with respect to those of x, the last held fixed.
     """
-    log_slope = logsigmoid(z) + logsigmoid(-z)
-    return log_slope.sum(-1) - log_slope.logsumexp(-1)
+    slope = log_slope(z)
+    return slope.sum(-1) - slope.logsumexp(-1)
+
+
+def log_slope(z: Tensor) -> Tensor:
+    r""":math:`\log \sigma(z) \sigma(-z)`."""
+    return 2 * logsigmoid(z) - z
 
 
 def is_interior(y: Tensor) -> bool:
@@ -37,7 +42,7 @@ def is_interior(y: Tensor) -> bool:
     if y.numel() == 0:
         return True
     lowest, highest = y.detach().aminmax()
-    return bool(lowest > 0) and bool(highest < 1)
+    return lowest.item() > 0 and highest.item() < 1
 
 
 def inside(y: Tensor) -> Tensor:
