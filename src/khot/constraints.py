@@ -60,6 +60,15 @@ class _KHot(constraints.Constraint):
         right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
         return (ones | (value == 0)).all(-1) & right
 
+    def holds(self, value: Tensor) -> bool:
+        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        if value.numel() == 0 or isinstance(self.k, Tensor) or isinstance(self.upper, Tensor):
+            return bool(self.check(value).all())
+        if not torch.equal(value * value, value):  # besides 0 and 1 only inf, which the sum shows, is its own square
+            return False
+        fewest, most = value.sum(-1, dtype=torch.float64).aminmax()
+        return bool(self.k <= fewest.item() and most.item() <= self.upper)
+
     def __repr__(self) -> str:
         return f"k_hot({self.k})" if self.upper is self.k else f"k_hot({self.k}, {self.upper})"
 
@@ -90,14 +99,25 @@ class _CappedSimplex(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
-        unit = self.relative_tolerance * torch.finfo(value.dtype).eps
-        lowest, highest = self.smallest_tolerance, self.largest_tolerance
-        if isinstance(self.k, Tensor):
-            k: Any = self.k.to(value.device, torch.float64)
-            tolerance: Any = (unit * k.clamp(min=1)).clamp(lowest, highest)
-        else:
-            k, tolerance = self.k, min(max(unit * max(self.k, 1), lowest), highest)
-        return inside & ((value.sum(-1, dtype=torch.float64) - k).abs() <= tolerance)
+        k = self.k.to(value.device, torch.float64) if isinstance(self.k, Tensor) else self.k
+        return inside & ((value.sum(-1, dtype=torch.float64) - k).abs() <= self._tolerance(k, value.dtype))
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        if value.numel() == 0 or isinstance(self.k, Tensor):
+            return bool(self.check(value).all())
+        lowest, highest = value.aminmax()
+        if not (lowest.item() >= 0 and highest.item() <= 1):
+            return False
+        least, most = value.sum(-1, dtype=torch.float64).aminmax()
+        return bool(max(self.k - least.item(), most.item() - self.k) <= self._tolerance(self.k, value.dtype))
+
+    def _tolerance(self, k: Any, dtype: torch.dtype) -> Any:
+        """How far a sum may be from k, a number or a float64 tensor."""
+        unit = self.relative_tolerance * torch.finfo(dtype).eps
+        if isinstance(k, Tensor):
+            return (unit * k.clamp(min=1)).clamp(self.smallest_tolerance, self.largest_tolerance)
+        return min(max(unit * max(k, 1), self.smallest_tolerance), self.largest_tolerance)
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"

@@ -183,7 +183,7 @@ class SamplingDesign(KHotDistribution):
             return False
         if self.parameter_name == "logits":
             return is_finite(self.parameter)
-        return bool(capped_simplex(self._shared_k).check(self.parameter.detach()).all())
+        return capped_simplex(self._shared_k).holds(self.parameter.detach())
 
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
@@ -198,9 +198,9 @@ class SamplingDesign(KHotDistribution):
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
         probs = probs.detach()
-        right = capped_simplex(self.size).check(probs)
-        if not right.all():
-            wrong = ~right
+        simplex = capped_simplex(self.size)
+        if not simplex.holds(probs):
+            wrong = ~simplex.check(probs)
             row, k = probs[wrong][0], self.k[wrong][0]
             raise ValueError(
                 f"each row of {name} must lie in [0, 1] and sum to its integer k, but got entries from {row.min():.6g} "
