@@ -134,14 +134,15 @@ def relaxed_mask(
 ) -> Tensor:
     """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
     check_scores(x, dim)
-    x = x.movedim(dim, -1)
+    is_last = dim in (-1, x.dim() - 1)  # views would cost four small operations with the derivative
+    x = x if is_last else x.movedim(dim, -1)
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
-    return y.movedim(-1, dim)
+    return y if is_last else y.movedim(-1, dim)
 
 
 def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
