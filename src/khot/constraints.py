@@ -20,8 +20,18 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
+from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.rows import Threshold
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
+from khot.relaxations.engine import mask_distances
+from khot.relaxations.log_odds import (
+    inside,
+    log_volume,
+    memory_of,
+    remember_scores,
+    sigmoid_topk_and_threshold,
+    sigmoid_topk_log_odds,
+)
 
 __all__ = ["capped_simplex", "k_hot"]
 
@@ -94,7 +104,7 @@ class _CappedSimplex(constraints.Constraint):
             raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {k!r}")
         elif not 0 <= k < math.inf:
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k}")
-        self.k = k
+        self.k: float | Tensor = k
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
@@ -205,8 +215,9 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
 
     def _call(self, u: Tensor) -> Tensor:
         scores = self._scores(u)
-        y = inside(sigmoid_topk(scores, self.k))
-        remember_scores(y, scores, self.k)
+        y, *at = sigmoid_topk_and_threshold(scores, self.k)
+        y = inside(y)
+        remember_scores(y, scores, self.k, at=Threshold(*at), source=u)
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -215,7 +226,17 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return logit[..., :-1] - logit[..., -1:]
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        return log_volume(sigmoid_topk_log_odds(self._scores(u), self.k))  # y may have rounded to 0 or 1
+        return log_volume(self._log_odds(u, y))  # y may have rounded to 0 or 1
+
+    def _log_odds(self, u: Tensor, y: Tensor) -> Tensor:
+        """By the threshold that y was made with, if it was made of this u and has the derivatives that are wanted."""
+        memory = memory_of(y)
+        if memory is None or memory.source is not u or memory.at is None:
+            return sigmoid_topk_log_odds(self._scores(u), self.k)
+        wanted = torch.is_grad_enabled() and any(v.requires_grad for v in (u, self.k) if isinstance(v, Tensor))
+        if wanted and not memory.at.offset.requires_grad:
+            return sigmoid_topk_log_odds(self._scores(u), self.k)
+        return mask_distances(memory.scores, self.k, 1.0, memory.at, link=LOGISTIC)
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] + 1])

@@ -98,7 +98,7 @@ class KHotDistribution(TorchDistribution):
     def _is_in_support(self, value: Tensor) -> bool:
         """Whether one look tells that a value will pass all checks, which are slow: each is for one message."""
         shape = self._batch_shape + self._event_shape
-        if not isinstance(value, Tensor) or value.shape[value.dim() - len(shape) :] != shape:
+        if value.shape[value.dim() - len(shape) :] != shape:
             return False
         support: Any = self.support
         return hasattr(support, "holds") and can_look(value, *self._tensors()) and support.holds(value.detach())

@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._torch_internals import apply_untransformed, in_forward_mode
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
-from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.autograd import is_plain_call, move_batch_first, with_forward_mode
 from khot.kernels.capped_simplex.derivative import (
     balanced,
     centred,
     derivative,
     local_shape,
     mask_values,
-    offset_gradient,
 )
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
-from khot.kernels.rows import Threshold, distances
+from khot.kernels.rows import Threshold, distances, distances_of
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -71,15 +71,14 @@ class _CappedSimplexMap(Function):
         x, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
         link, log = ctx.link, ctx.log
+        if grad_y is None and grad_offset is None:  # as after the short way of _MaskDistances
+            return (None,) * 7
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
         if grad_y is not None and grad_offset is None and _is_first():
             arguments = (x, scale, anchor, offset, grad_y, link.key, log, needs_scale)
             if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
                 return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
-        of_x_alone = grad_y is None and not (needs_k or needs_scale)
-        if of_x_alone and grad_offset is not None and _is_first() and is_eager(*ctx.saved_tensors, grad_offset):
-            return offset_gradient(x, scale.to(x.device), at, grad_offset, link), *(None,) * 6
         grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
         return (
             grad_x.to(x.dtype) if needs_x else None,
@@ -134,26 +133,57 @@ def relaxed_mask(
 ) -> Tensor:
     """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
     check_scores(x, dim)
-    is_last = dim in (-1, x.dim() - 1)  # views would cost four small operations with the derivative
-    x = x if is_last else x.movedim(dim, -1)
+    if dim in (-1, x.dim() - 1):  # without views, which would cost four small operations with the derivative
+        return mask_and_threshold(x, k, softness, link=link, name=name, log=log)[0]
+    return mask_and_threshold(x.movedim(dim, -1), k, softness, link=link, name=name, log=log)[0].movedim(-1, dim)
+
+
+def mask_and_threshold(
+    x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str, log: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`relaxed_mask` along the last axis, with the two numbers of its :class:`khot.kernels.rows.Threshold`."""
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
-    y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
-    return y if is_last else y.movedim(-1, dim)
+    found: tuple[Tensor, Tensor, Tensor] = _apply(x, k, softness, link, log, name, checks_contents(x))
+    return found
 
 
-def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
-    """The z of the relaxed mask F(z) along the last axis; differentiable as the mask is."""
-    check_scores(x, -1)
-    batch, n = x.shape[:-1], x.shape[-1]
-    check_k(k, x, batch, n)
-    check_softness(name, softness, x, batch)
-    k, scale = (row_scalar(value, x, batch, False) for value in (k, softness))
-    _, anchor, offset = _apply(x, k, scale, link, False, name, checks_contents(x))
-    return distances(x, Threshold(anchor, offset), scale)
+class _MaskDistances(Function):
+    """(x, c, a, s) -> z, of which c = (t - a) / s belongs to the scores x.
+
+    The first derivative goes to x alone, where that of c would end as well: with one node in place of ten.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, offset: Tensor, anchor: Tensor, scale: Tensor, link: Link) -> Tensor:
+        return distances_of(x, Threshold(anchor, offset), scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *_, scale, ctx.link = inputs
+        ctx.save_for_backward(scale, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> _Grads:
+        scale, z = ctx.saved_tensors
+        inverse = scale.reciprocal().to(grad.dtype).unsqueeze(-1)
+        if not _is_first():
+            return grad * inverse, -grad.sum(-1).to(scale.dtype), None, None, None
+        pulled = grad - ctx.link.normalised_slope(z) * grad.sum(-1, keepdim=True)
+        return pulled.mul_(inverse), *(None,) * 4
+
+
+def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, at: Threshold, *, link: Link) -> Tensor:
+    """The z of a relaxed mask F(z) of x along the last axis, differentiable as the mask is."""
+    scale = row_scalar(softness, x, x.shape[:-1], False)
+    of_x_alone = x.requires_grad and not any(v.requires_grad for v in (k, scale) if isinstance(v, Tensor))
+    is_plain = not torch.compiler.is_compiling() and is_plain_call(x, *at, scale) and not in_forward_mode()
+    if of_x_alone and at.offset.requires_grad and torch.is_grad_enabled() and is_plain:
+        return apply_untransformed(_MaskDistances, x, at.offset, at.anchor, scale, link)
+    return distances(x, at, scale)
 
 
 @one_operation

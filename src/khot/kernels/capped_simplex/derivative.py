@@ -89,12 +89,6 @@ def plain_derivative(
     return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
 
 
-def offset_gradient(x: Tensor, scale: Tensor, at: Threshold, grad_offset: Tensor, link: Link) -> Tensor:
-    """:func:`derivative` in x from dL/d offset alone, not differentiable."""
-    share, _ = _underflowing(x.to(compute_dtype(x)), scale, at, link, False)
-    return share.mul_((grad_offset / scale).to(share.dtype).unsqueeze(-1)).to(x.dtype)
-
-
 def _underflow(total: Tensor) -> bool:
     """Whether the slopes of some row with this sum make sense relative to each other only."""
     limits = torch.finfo(total.dtype)
