@@ -20,18 +20,8 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
-from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.rows import Threshold
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.engine import mask_distances
-from khot.relaxations.log_odds import (
-    inside,
-    log_volume,
-    memory_of,
-    remember_scores,
-    sigmoid_topk_and_threshold,
-    sigmoid_topk_log_odds,
-)
+from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
 __all__ = ["capped_simplex", "k_hot"]
 
@@ -215,9 +205,8 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
 
     def _call(self, u: Tensor) -> Tensor:
         scores = self._scores(u)
-        y, *at = sigmoid_topk_and_threshold(scores, self.k)
-        y = inside(y)
-        remember_scores(y, scores, self.k, at=Threshold(*at), source=u)
+        y = inside(sigmoid_topk(scores, self.k))
+        remember_scores(y, scores, self.k)
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -226,17 +215,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return logit[..., :-1] - logit[..., -1:]
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        return log_volume(self._log_odds(u, y))  # y may have rounded to 0 or 1
-
-    def _log_odds(self, u: Tensor, y: Tensor) -> Tensor:
-        """By the threshold that y was made with, if it was made of this u and has the derivatives that are wanted."""
-        memory = memory_of(y)
-        if memory is None or memory.source is not u or memory.at is None:
-            return sigmoid_topk_log_odds(self._scores(u), self.k)
-        wanted = torch.is_grad_enabled() and any(v.requires_grad for v in (u, self.k) if isinstance(v, Tensor))
-        if wanted and not memory.at.offset.requires_grad:
-            return sigmoid_topk_log_odds(self._scores(u), self.k)
-        return mask_distances(memory.scores, self.k, 1.0, memory.at, link=LOGISTIC)
+        return log_volume(sigmoid_topk_log_odds(self._scores(u), self.k))  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] + 1])

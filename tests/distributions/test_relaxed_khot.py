@@ -26,7 +26,7 @@ from khot import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.relaxations import Logistic
-from khot.relaxations.log_odds import log_odds, memory_of, remember_scores
+from khot.relaxations.log_odds import log_odds, remember_scores
 from tests import gof
 from tests.maps import publics
 from tests.oracle import cases, tensor
@@ -179,7 +179,8 @@ def test_samples_remember_what_rounding_takes(dtype, temperature):
     assert log_prob.dtype == dtype and log_prob.isfinite().all()
     assert torch.autograd.grad(log_prob.sum() + y.max(), logits)[0].isfinite().all()
     # The threshold drops out of the first part of the density, so that it follows from the noise alone.
-    share = torch.log_softmax((logits - memory_of(y).scores).detach().double(), -1).sum(-1)
+    (scores, _, _), _ = y._khot_scores
+    share = torch.log_softmax((logits - scores).detach().double(), -1).sum(-1)
     exact = RelaxedKHot(temperature, logits=logits.detach().double(), k=7)
     z = log_odds(y).detach()
     torch.testing.assert_close(share, torch.log_softmax(logits.detach().double() - temperature * z, -1).sum(-1))
@@ -198,7 +199,7 @@ def test_memory_belongs_to_one_unchanged_tensor():
         y = relaxed.sample()
         assert relaxed.log_prob(y).isfinite() and abs(relaxed.log_prob(y) - relaxed.log_prob(y.clone())) > 1e-3
     other = RelaxedKHot(0.02, logits=LOGITS[0], k=2, relaxation=lapsum_topk).sample()
-    assert memory_of(other) is None  # they would be those of another map
+    assert not hasattr(other, "_khot_scores")  # they would be those of another map
     hard = RelaxedKHotStraightThrough(0.02, logits=LOGITS[0], k=2)
     x = hard.sample()
     torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(x._unquantize))

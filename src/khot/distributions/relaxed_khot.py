@@ -33,16 +33,8 @@ from khot._validation import (
 from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import uniform
-from khot.kernels.rows import Threshold
 from khot.relaxations import sigmoid_topk, topk_mask
-from khot.relaxations.log_odds import (
-    inside,
-    is_interior,
-    log_odds,
-    log_slope,
-    remember_scores,
-    sigmoid_topk_and_threshold,
-)
+from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, column
@@ -191,16 +183,14 @@ class RelaxedKHot(KHotDistribution):
         return self.logits.to(dtype) - exponential.log().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
-        dtype, varies = self.logits.dtype, self._varies
-        if self.relaxation is not sigmoid_topk:
-            return self.relaxation(scores, self.k, self.temperature).to(dtype)
-        value, *at = sigmoid_topk_and_threshold(scores, self.k, self.temperature)
-        value = value.to(dtype)
-        if isinstance(varies, Tensor):
-            value = torch.where(varies.unsqueeze(-1), inside(value), value)
-        elif varies:
-            value = inside(value)
-        remember_scores(value, scores, self.k, self.temperature, Threshold(*at))
+        value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
+        if self.relaxation is sigmoid_topk:
+            varies = self._varies
+            if isinstance(varies, Tensor):
+                value = torch.where(varies.unsqueeze(-1), inside(value), value)
+            elif varies:
+                value = inside(value)
+            remember_scores(value, scores, self.k, self.temperature)
         return value
 
     def enumerate_support(self, expand: bool = True) -> Tensor:

@@ -53,7 +53,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return function.apply(*args)
-        if not is_plain_call(*args):
+        if not _is_plain_call(args):
             return in_both_modes.apply(*args)
         if _wants_derivative(args):
             return apply_untransformed(in_both_modes, *args)
@@ -63,7 +63,7 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     return apply
 
 
-def is_plain_call(*args: Any) -> bool:
+def _is_plain_call(args: Sequence[Any]) -> bool:
     """Whether a Function of these is nothing but its forward and, perhaps, a node in a graph of autograd."""
     return not (is_transformed() or is_tracing()) and all(map(is_plain, args))
 

@@ -14,27 +14,24 @@ of every order follow; a is a constant. From y they could not be had: 1 - y has 
 almost certainly in.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
-from khot._torch_internals import apply_untransformed, in_forward_mode
+from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
-from khot.kernels.autograd import is_plain_call, move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import (
-    balanced,
-    centred,
-    derivative,
-    local_shape,
-    mask_values,
-)
+from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
+
+NUMBERS = (float, int)
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -71,8 +68,6 @@ class _CappedSimplexMap(Function):
         x, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
         link, log = ctx.link, ctx.log
-        if grad_y is None and grad_offset is None:  # as after the short way of _MaskDistances
-            return (None,) * 7
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
         if grad_y is not None and grad_offset is None and _is_first():
             arguments = (x, scale, anchor, offset, grad_y, link.key, log, needs_scale)
@@ -119,6 +114,96 @@ def _jvp(
 _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
+class _Plain(NamedTuple):
+    """What a plain call has found: y, the thresholds in arrays; its numbers; and what finds the gradient."""
+
+    y: Tensor
+    anchor: Any
+    offset: Any
+    k: float
+    scale: float
+    link: Link
+    log: bool
+    gradient: Any
+
+
+class _PlainMap(Function):
+    """The mask as a function of scores alone, k and s being numbers, which it is nearly always: at the least cost.
+
+    Derivatives of its derivative are those of :class:`_CappedSimplexMap`, which solves for the threshold again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: _Plain) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.found = found
+        return found.y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,), found = ctx.saved_tensors, ctx.found
+        if torch.is_grad_enabled():
+            numbers = (row_scalar(v, x, x.shape[:-1], False) for v in (found.k, found.scale))
+            y, _, _ = _apply(x, *numbers, found.link, found.log, "", False)
+            return torch.autograd.grad(y, x, grad, create_graph=True)[0], None
+        if is_plain(grad) and is_eager_everywhere():
+            g = grad.to(x.dtype).contiguous()
+            grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, found.log)
+            if grad_x is not None:
+                return grad_x, None
+        at, scale = _at(x, found)
+        return derivative(x, scale, at, grad, None, found.link, found.log)[0].to(x.dtype), None
+
+
+class _PlainDistances(Function):
+    """The z of :class:`_PlainMap`, from which the mask was found."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: _Plain) -> Tensor:
+        z = distances_of(x, *_at(x, found))
+        ctx.save_for_backward(x, z)
+        ctx.found = found
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x, z), found = ctx.saved_tensors, ctx.found
+        if torch.is_grad_enabled():
+            again = _distances(x, found.k, found.scale, found.link, "", False)
+            return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
+        pulled = grad - found.link.normalised_slope(z) * grad.sum(-1, keepdim=True)
+        return pulled.mul_(1 / found.scale), None
+
+
+def _at(x: Tensor, found: _Plain) -> tuple[Threshold, Tensor]:
+    """Threshold and scale as tensors."""
+    anchor, offset = (torch.from_numpy(v).reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
+    return Threshold(anchor, offset), row_scalar(found.scale, x, x.shape[:-1], False)
+
+
+def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor | None:
+    """The mask, if this is a plain call that a backend has a short way for."""
+    found = _solved_plainly(x, k, scale, link, log)
+    if found is None or not (x.requires_grad and torch.is_grad_enabled()):
+        return found and found.y
+    return _PlainMap.apply(x, found)
+
+
+def _solved_plainly(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> _Plain | None:
+    if torch.compiler.is_compiling() or type(k) not in NUMBERS or type(scale) not in NUMBERS:
+        return None
+    if type(x) not in (Tensor, Parameter) or not x.is_contiguous():
+        return None
+    if x.dtype not in (torch.float32, torch.float64) or not is_eager_everywhere():
+        return None
+    short = capped_simplex.plain.find(x, link, log)
+    solved: Any = short and short.mask(x, float(k), float(scale), link, log)
+    if solved is None:
+        return None
+    y, anchor, offset = solved
+    return _Plain(y, anchor, offset, k, scale, link, log, short.gradient)
+
+
 def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
     """A number for each row; one ``on_host`` for all rows stays there, which saves an accelerator a launch."""
     if isinstance(value, Tensor):
@@ -133,57 +218,41 @@ def relaxed_mask(
 ) -> Tensor:
     """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
     check_scores(x, dim)
-    if dim in (-1, x.dim() - 1):  # without views, which would cost four small operations with the derivative
-        return mask_and_threshold(x, k, softness, link=link, name=name, log=log)[0]
-    return mask_and_threshold(x.movedim(dim, -1), k, softness, link=link, name=name, log=log)[0].movedim(-1, dim)
+    if dim in (-1, x.dim() - 1):
+        return _mask_of_rows(x, k, softness, link, name, log)
+    return _mask_of_rows(x.movedim(dim, -1), k, softness, link, name, log).movedim(-1, dim)
 
 
-def mask_and_threshold(
-    x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str, log: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`relaxed_mask` along the last axis, with the two numbers of its :class:`khot.kernels.rows.Threshold`."""
+def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, log: bool) -> Tensor:
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
+    y = _plain_map(x, k, softness, link, log)
+    if y is not None:
+        return y
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
-    found: tuple[Tensor, Tensor, Tensor] = _apply(x, k, softness, link, log, name, checks_contents(x))
-    return found
+    y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
+    return y
 
 
-class _MaskDistances(Function):
-    """(x, c, a, s) -> z, of which c = (t - a) / s belongs to the scores x.
-
-    The first derivative goes to x alone, where that of c would end as well: with one node in place of ten.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, offset: Tensor, anchor: Tensor, scale: Tensor, link: Link) -> Tensor:
-        return distances_of(x, Threshold(anchor, offset), scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *_, scale, ctx.link = inputs
-        ctx.save_for_backward(scale, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> _Grads:
-        scale, z = ctx.saved_tensors
-        inverse = scale.reciprocal().to(grad.dtype).unsqueeze(-1)
-        if not _is_first():
-            return grad * inverse, -grad.sum(-1).to(scale.dtype), None, None, None
-        pulled = grad - ctx.link.normalised_slope(z) * grad.sum(-1, keepdim=True)
-        return pulled.mul_(inverse), *(None,) * 4
+def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
+    """The z of the relaxed mask F(z) along the last axis; differentiable as the mask is."""
+    check_scores(x, -1)
+    check_k(k, x, x.shape[:-1], x.shape[-1])
+    check_softness(name, softness, x, x.shape[:-1])
+    found = _solved_plainly(x, k, softness, link, False)
+    if found is None:
+        return _distances(x, k, softness, link, name, checks_contents(x))
+    if x.requires_grad and torch.is_grad_enabled():
+        return _PlainDistances.apply(x, found)
+    return distances_of(x, *_at(x, found))
 
 
-def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, at: Threshold, *, link: Link) -> Tensor:
-    """The z of a relaxed mask F(z) of x along the last axis, differentiable as the mask is."""
-    scale = row_scalar(softness, x, x.shape[:-1], False)
-    of_x_alone = x.requires_grad and not any(v.requires_grad for v in (k, scale) if isinstance(v, Tensor))
-    is_plain = not torch.compiler.is_compiling() and is_plain_call(x, *at, scale) and not in_forward_mode()
-    if of_x_alone and at.offset.requires_grad and torch.is_grad_enabled() and is_plain:
-        return apply_untransformed(_MaskDistances, x, at.offset, at.anchor, scale, link)
-    return distances(x, at, scale)
+def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, check: bool) -> Tensor:
+    k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
+    _, anchor, offset = _apply(x, k, scale, link, False, name, check)
+    return distances(x, Threshold(anchor, offset), scale)
 
 
 @one_operation
