@@ -328,9 +328,9 @@ class SamplingDesign(KHotDistribution):
             self._validate_sample(value)
             if self._shared_k is not None:
                 return self._log_prob(value)
-        inside = self.support.check(value)
-        if inside.device.type == "cpu" and can_look(inside) and bool(inside.all()):
+        if value.device.type == "cpu" and self._is_in_support(value):
             return self._log_prob(value)
+        inside = self.support.check(value)
         unit = torch.arange(self.event_shape[0], device=value.device)
         some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
         value = torch.where(inside.unsqueeze(-1), value, some_value)

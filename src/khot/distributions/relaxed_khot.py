@@ -22,6 +22,7 @@ from torch.types import _size as SizeLike
 
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
+    can_look,
     check_draw,
     check_flag,
     check_function,
@@ -179,8 +180,8 @@ class RelaxedKHot(KHotDistribution):
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
-        exponential = -u.clamp(min=torch.finfo(u.dtype).tiny).log()
-        return self.logits.to(dtype) - exponential.log().to(dtype)
+        exponential = u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # fresh buffers would cost more
+        return self.logits.to(dtype) - exponential.log_().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
@@ -213,6 +214,8 @@ class RelaxedKHot(KHotDistribution):
         if self._checks_contents(value):
             self._check_interior(value)
             return self._log_density(log_odds(value))
+        if self._is_surely_inside(value):
+            return self._log_density(log_odds(value))
         inside = self._is_inside(value)
         return self._log_density(log_odds(value, inside), inside)
 
@@ -226,6 +229,12 @@ class RelaxedKHot(KHotDistribution):
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
+
+    def _is_surely_inside(self, value: Tensor) -> bool:
+        """Whether one look, on a CPU, tells that all values have a density."""
+        if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors()):
+            return False
+        return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
 
     @one_operation
     def _is_inside(self, value: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values
+from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values, shares
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
@@ -171,8 +171,8 @@ class _PlainDistances(Function):
         if torch.is_grad_enabled():
             again = _distances(x, found.k, found.scale, found.link, "", False)
             return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
-        pulled = grad - found.link.normalised_slope(z) * grad.sum(-1, keepdim=True)
-        return pulled.mul_(1 / found.scale), None
+        pull = shares(z, found.link).mul_(grad.sum(-1, keepdim=True))
+        return (grad - pull).mul_(1 / found.scale), None
 
 
 def _at(x: Tensor, found: _Plain) -> tuple[Threshold, Tensor]:
