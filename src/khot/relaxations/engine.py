@@ -115,11 +115,11 @@ _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
 class _Plain(NamedTuple):
-    """What a plain call has found: y, the thresholds in arrays; its numbers; and what finds the gradient."""
+    """What a plain call has found: y, the thresholds of all rows; its numbers; and what finds the gradient."""
 
     y: Tensor
-    anchor: Any
-    offset: Any
+    anchor: Tensor
+    offset: Tensor
     k: float
     scale: float
     link: Link
@@ -177,7 +177,7 @@ class _PlainDistances(Function):
 
 def _at(x: Tensor, found: _Plain) -> tuple[Threshold, Tensor]:
     """Threshold and scale as tensors."""
-    anchor, offset = (torch.from_numpy(v).reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
+    anchor, offset = (v.reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
     return Threshold(anchor, offset), row_scalar(found.scale, x, x.shape[:-1], False)
 
 
