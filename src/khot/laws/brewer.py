@@ -28,6 +28,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from khot._torch_internals import count_as_constant
 from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio
 from khot.kernels.random_numbers import uniform
 
@@ -65,7 +66,7 @@ def sample(
 Subsets = list[tuple[int, ...]]
 
 
-@torch.compiler.assume_constant_result
+@count_as_constant
 def _subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
     """:func:`_listed_subsets`, kept; compilers trace through what keeps it, and warn."""
     return _listed_subsets(size, r)

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.capped_simplex import solve_threshold
@@ -162,7 +163,7 @@ def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> T
 
 @_log_prob.register_fake
 def _(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
-    shape = torch.broadcast_shapes(value.shape[:-1], theta.shape[:-1])
+    shape = broadcast_shapes(value.shape[:-1], theta.shape[:-1])
     return theta.new_empty(shape, dtype=torch.float64)
 
 

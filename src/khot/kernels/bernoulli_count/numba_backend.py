@@ -206,8 +206,8 @@ def bernoulli_count_draw(
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = draw_parts(rows, draws)
-    arguments = (parts, *(x.numpy() for x in (logits.reshape(rows, n), k.reshape(rows), seed)), *first, out.numpy())
-    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, *arguments)
+    arguments = (x.contiguous().numpy() for x in (logits.reshape(rows, n), k.reshape(rows), seed))
+    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, parts, *arguments, *first, out.numpy())
     return out.view(draws, *batch, n).to(dtype)
 
 
