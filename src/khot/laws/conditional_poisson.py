@@ -33,7 +33,7 @@ from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 
-from . import characteristic
+from .characteristic import Factors, factors
 from .kept import Kept, is_plain
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
@@ -265,13 +265,14 @@ def pull_back(
 
 def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time."""
-    return _covariance(logits, k)[0]
+    return covariance_factors(logits, k).dense()
 
 
-def _covariance(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+def covariance_factors(logits: Tensor, k: int | Tensor) -> Factors:
+    """The covariance in another form, which takes O(n) numbers."""
     logits, size = _expand(logits, k)
     log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
-    return characteristic.covariance(logits, size, log_odds)
+    return factors(logits, size, log_odds)
 
 
 def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
@@ -280,9 +281,9 @@ def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
     Where contents can be looked at, small entries have as many digits as others. Of rows that a few units dominate, the
     designs that include a unit are needed for that, each in O(n log² n) time.
     """
-    product, scale = _covariance(logits, k)
+    found = covariance_factors(logits, k)
     logits, size = _expand(logits, k)
-    pairs = product + mean[..., :, None] * mean[..., None, :]
+    pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
     value, given = pairs.detach(), mean.detach()
     free = logits.isfinite()
     unit = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -290,7 +291,7 @@ def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
     single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # left to the others: no two of them
     exact = torch.where(unit, given[..., None], value.masked_fill(others & single, 0.0))
     if can_look(value):
-        bound = scale + given
+        bound = found.scale + given
         lost = others & ~single & (value < RELIABLE * bound[..., :, None] * bound[..., None, :])
         exact = _without_differences(exact, lost.any(-1), logits.detach(), size, given)
     return pairs + (exact - value)

@@ -7,7 +7,14 @@ Newton's method on the log-odds of the inclusion probabilities, which are nearly
 with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
 sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
 and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
-the product tree and none with an n x n matrix, and in long rows the right-hand side itself will do as a step.
+the product tree and none with an n x n matrix. In short rows C is made, and the systems are solved directly.
+
+In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off by
+the inverse square of :math:`\operatorname{tr} D`, and the iteration
+
+.. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
+
+gains as much with every step; for other families M is the identity. Its derivative is a preconditioner of C.
 
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
 another scale in the place of the log-odds, and D its slope.
@@ -25,6 +32,7 @@ from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
+from .characteristic import Factors, factors
 from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
 from .kept import Kept
 
@@ -36,6 +44,9 @@ MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
+MOST_FACTORED = 2**16  # units of rows whose factors are not too much memory
+SHORT = 32  # units of rows whose covariance matrix is made
+RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
 
@@ -47,6 +58,8 @@ class Family(NamedTuple):
     scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
+    guess: Callable[[Tensor], Tensor] = lambda scores: scores  # about the logits of these scores
+    factors: Callable[..., Factors] | None = None  # the covariance, of (logits, k, scores)
     goal: float = 1e-14  # error of the scores, relative to the largest logit
 
 
@@ -54,8 +67,26 @@ def _logistic_slope(log_odds: Tensor) -> Tensor:
     return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
 
 
+def _without_correlation(log_odds: Tensor) -> Tensor:
+    r"""About the logits whose log-odds of inclusion are these.
+
+    Given its own value the count of the others is nearly normal, which adds :math:`(2 p_i - 1) / 2 d_i` to the log-odds
+    of a unit, with d_i the variance of the others' count. A quarter more keeps it bounded.
+    """
+    p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+    variance = p * q
+    others = variance.sum(-1, keepdim=True) - variance + 0.25
+    return torch.where(log_odds.isfinite(), log_odds + (q - p) / (2 * others), log_odds)
+
+
 CONDITIONAL_POISSON = Family(
-    "conditional_poisson", inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope
+    "conditional_poisson",
+    inclusion_probabilities,
+    inclusion_log_odds,
+    lambda log_odds: log_odds,
+    _logistic_slope,
+    _without_correlation,
+    factors,
 )
 _families = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
 
@@ -208,7 +239,7 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _covariance(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _products(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The slopes D, to the relative accuracy of every entry, and the products with C."""
     scores, pulled_back = pull_back(family.scores, logits, k)
     weight = family.slope(scores)
@@ -251,9 +282,9 @@ def _covariance_solution(
     """v of :class:`_CovarianceSolve`."""
 
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
-        interior = logits.isfinite()
-        weight, product = _covariance(logits, k, _families[family])
-        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+        solved_for = _families[family]
+        scores = solved_for.scores(logits, k) if solved_for.factors else None
+        return _solve_system(logits, _centre(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
 
     return _by_rows(of_rows, _either(k, size), logits, b)
 
@@ -300,19 +331,22 @@ def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
         r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
         return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
-    logits, fixed_point = target, True  # exact as the covariances vanish
+    short = family.factors is not None and target.shape[-1] <= SHORT
+    aim, logits, fixed_point = target, family.guess(target), not short
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
         if (error <= family.goal).all():
             break
-        if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
-            new_r, new_error = residual(logits + r)
+        if fixed_point:
+            new_logits = family.guess(aim + r)
+            new_r, new_error = residual(new_logits)
             fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
-                logits, r, error = logits + r, new_r, new_error
+                aim, logits, r, error = aim + r, new_logits, new_r, new_error
                 continue
-        weight, product = _covariance(logits, k, family)
-        step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
+        scores = target - r
+        weight = family.slope(scores)
+        step = _solve_system(logits, weight * _centre(r, interior, weight), k, family, CG_FORCING, scores)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
@@ -326,6 +360,46 @@ def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
+
+
+def _solve_system(
+    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor | None
+) -> Tensor:
+    """v with C v = b over the finite logits, of mean 0; b sums to 0. Where there are factors of C, scores are needed."""
+    if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
+        interior = logits.isfinite()
+        shift = _centre(scores - logits, interior, family.slope(scores))
+        reliable = shift.abs().amax(-1) <= RELIABLE_SHIFT
+        if reliable.all():
+            return _solve_factored(logits, b, k, family, tolerance, scores)
+        if reliable.any():
+            v = torch.empty_like(b)
+            for rows, given in ((reliable, scores[reliable]), (~reliable, None)):
+                size = k[rows] if isinstance(k, Tensor) else k
+                v[rows] = _solve_system(logits[rows], b[rows], size, family, tolerance, given)
+            return v
+    weight, product = _products(logits, k, family)
+    return _conjugate_gradients(product, b, weight, tolerance)
+
+
+def _solve_factored(
+    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
+) -> Tensor:
+    """:func:`_solve_system` by the factors of C, in short rows directly."""
+    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
+    found, weight = cast(Any, family.factors)(logits, size, scores), family.slope(scores)
+    if logits.shape[-1] > SHORT:
+        return _conjugate_gradients(found.times, b, weight, tolerance)
+    interior, matrix = weight > 0, found.dense()
+    root = torch.where(interior, weight, 1.0).sqrt()
+    constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
+    scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
+    total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
+    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
+    v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
+    # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
+    left = b - (matrix @ v[..., None]).squeeze(-1)
+    return _centre(v + _centre(left / root.square(), interior, weight), interior)
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
