@@ -236,7 +236,7 @@ def is_own_object(node: ast.expr) -> bool:
 
 def test_only_kernels_leave_types_out():
     lax = {module_name(file) for file in FILES if "# mypy:" in file.read_text()}
-    assert {library_of(module) for module in lax} <= {"triton"}
+    assert {library_of(module) for module in lax} <= {"triton", "numba"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)
@@ -401,6 +401,8 @@ def test_first_calls_on_a_cpu_import_nothing_large():
         khot.soft_rank(x).square().sum().backward()
         khot.sorted_transport_topk(x, 2).square().sum().backward()
         loaded = set(sys.modules) - before
-        assert not {name.partition(".")[0] for name in loaded} & {"pyro", "triton", "scipy", "matplotlib", "sympy"}
+        packages = {name.partition(".")[0] for name in loaded}
+        assert not packages & {"pyro", "triton", "matplotlib", "sympy"}
+        assert "scipy" not in packages or "numba" in packages  # which imports SciPy
         assert not [name for name in loaded if name.startswith("torch._dynamo") or name.endswith("_triton")]
     """)

@@ -37,10 +37,10 @@ def mask_arguments(x, link=LOGISTIC, log=False):
     return x, row, row, link.key, log, "scale", False
 
 
-def test_a_cpu_runs_torch():
+def test_a_cpu_runs_numba_where_it_is():
     arguments = mask_arguments(torch.randn(2, 5))
     plain = capped_simplex.mask.plain
-    assert capped_simplex.mask.implementation(*arguments) is plain
+    assert capped_simplex.mask.choose(*arguments).name == ("numba" if registry.HAS_NUMBA else "torch")
     with backend("torch"):
         assert capped_simplex.mask.implementation(*arguments) is plain
         assert not capped_simplex.mask.fuses(*arguments)
@@ -86,7 +86,7 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
 
 
 def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="`name` must be one of auto, torch, triton, but got 'cuda'"), backend("cuda"):
+    with pytest.raises(ValueError, match="`name` must be one of auto, torch, numba, triton, but got 'cuda'"), backend("cuda"):
         pass
 
 
@@ -94,7 +94,7 @@ def test_unknown_backends_are_refused():
 def test_unknown_backends_in_the_environment_are_refused():
     code = "import os; os.environ['KHOT_BACKEND'] = 'fast'; import khot"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "KHOT_BACKEND must be one of auto, torch, triton, but got 'fast'" in result.stderr
+    assert "KHOT_BACKEND must be one of auto, torch, numba, triton, but got 'fast'" in result.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("triton")
 
 import khot.kernels.links
-from khot.kernels.links.base import Link
-from khot.kernels.links.base_triton import CompactLink, SmoothLink, link_numbers, triton_link
+from khot.kernels.links.base import Link, link_numbers
+from khot.kernels.links.base_triton import CompactLink, SmoothLink, triton_link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.links.student_t import StudentT

@@ -9,9 +9,10 @@ and at the first call the import of torch's compiler. The first backend that run
 the call does the work, the reference if there is none; its module is imported then, not before. ``KHOT_BACKEND`` in the
 environment, or :func:`backend` around a piece of code, chooses for every operation:
 
-    auto     the fastest that is there: Triton on accelerators that it supports, SciPy for isotonic regression of long
-             rows on a CPU, torch elsewhere (the default)
+    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, SciPy for isotonic
+             regression of long rows there, torch elsewhere (the default)
     torch    plain torch everywhere
+    numba    numba where an operation has loops for the call, or an error that says why they cannot run
     triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
              in its interpreter (``TRITON_INTERPRET=1``)
 
@@ -20,9 +21,11 @@ Plain torch does what the chosen one has nothing for.
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -36,6 +39,7 @@ from .autograd import move_batch_first
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
+HAS_NUMBA = importlib.util.find_spec("numba") is not None  # importing it takes half a second: at the first call
 MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
 
 
@@ -52,6 +56,19 @@ def _triton_obstacle(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < OLDEST_CUDA:
         return f"{device} has compute capability {capability}, and Triton needs {OLDEST_CUDA}"
+    return None
+
+
+@functools.cache
+def _numba_obstacle(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"numba's loops run on a CPU, and the tensor is on {device}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "numba's loops are not tested in a Python without the global interpreter lock"
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:
+        return f"numba is not installed ({error}): pip install 'khot[cpu]'"
     return None
 
 
@@ -84,6 +101,7 @@ class Platform(NamedTuple):
 
 PLATFORMS = {
     "torch": Platform(None, lambda x: True, lambda device: None),
+    "numba": Platform(("cpu",) if HAS_NUMBA else (), lambda x: x.numel() > 0, _numba_obstacle),
     "triton": Platform(("cuda",), lambda x: x.numel() > 0 and x.shape[-1] <= MAX_N, _triton_obstacle),
     "scipy": Platform(("cpu",), lambda x: True, _scipy_obstacle, has_name=False),
 }
@@ -104,7 +122,7 @@ def backend(name: str) -> Iterator[None]:
     """Forces a backend inside a ``with`` block, for all threads and every operation.
 
     Args:
-        name: "auto", "torch" or "triton".
+        name: "auto", "torch", "numba" or "triton".
 
     Raises:
         ValueError: If there is no such backend.

@@ -40,11 +40,17 @@ threshold = Operator("capped_simplex_threshold", reference.threshold, fake=lambd
 threshold.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
 )
+threshold.backend(
+    "numba", module=".numba_backend", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
+)
 threshold.backend("torch", module=".torch_backend")
 
 mask = Operator("capped_simplex_mask", reference.mask, fake=_like_x_and_rows)
 mask.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
+)
+mask.backend(
+    "numba", module=".numba_backend", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
 )
 mask.backend("torch", module=".torch_backend")
 
@@ -52,6 +58,11 @@ mask_derivative = Operator("capped_simplex_mask_derivative", reference.mask_deri
 mask_derivative.backend(
     "triton",
     module=".triton_backward",
+    takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
+)
+mask_derivative.backend(
+    "numba",
+    module=".numba_backend",
     takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
 )
 mask_derivative.backend("torch", module=".torch_backend")

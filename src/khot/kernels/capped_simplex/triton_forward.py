@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..contents import check_rows
-from ..links.base import Link
-from ..links.base_triton import link_numbers, triton_link, value
+from ..links.base import Link, link_numbers
+from ..links.base_triton import triton_link, value
 from ..rows import Threshold
 from ..tiles import Plan, Table, plan
 from ..triton_tools import (

@@ -8,6 +8,7 @@ certainly chosen.
 
 import math
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -69,10 +70,11 @@ class Link(ABC):
         condition: Of a compact link, a bound of z F'(z) / F(z) for F(z) < 1: how much of the rounding of z shows in F.
         moments: Mean and variance of F as a distribution function, for the first guess only; None if it has none, or
             nobody knows them, and the guess takes quantiles instead.
-        kernel: The name of its Triton piece, in the file beside that of its class, see
-            :mod:`khot.kernels.links.base_triton`; None, also for subclasses, if it has none.
-        kernel_has_log: Whether the Triton piece has the logarithms, too.
-        q: The parameter of the Triton piece, if it has one; of a compact link the same as ``condition``.
+        kernel: The name of its pieces for fused loops, in the files beside that of its class, see
+            :mod:`khot.kernels.links.base_triton` and :mod:`khot.kernels.links.base_numba`; None, also for subclasses,
+            if it has none.
+        kernel_has_log: Whether the pieces have the logarithms, too.
+        q: The parameter of the pieces, if they have one; of a compact link the same as ``condition``.
 
     Links of one class are equal, and the same to compiled graphs, if their attributes are. To be part of an exported
     program (``torch.export``) a link needs a name of its own, by which the process that loads the program finds the
@@ -222,3 +224,10 @@ class Link(ABC):
         slope = self.log_slope_(z).sub_(shift).exp_().sum(-1)
         total = tail.sub_(shift).exp_().sum(-1)
         return TailSums(above.sum(-1), total - 2 * tail.mul_(above).sum(-1), total, slope)
+
+
+@lru_cache(maxsize=256)
+def link_numbers(link: Link) -> tuple[float, float, float]:
+    """What fused loops get of a link at run time: q, and centre and squared spread for the first guess."""
+    centre, spread = link.start(torch.device("cpu"))
+    return float(link.q), float(centre), float(spread)

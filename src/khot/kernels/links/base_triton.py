@@ -16,11 +16,9 @@ No library of device functions is used: Triton's interpreter has none.
 
 import hashlib
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -120,13 +118,6 @@ class CompactLink(TritonLink):
 def triton_link(link: Link) -> TritonLink:
     """What the kernels know of a link that has a Triton piece, from the file beside that of its class."""
     return import_module(f"{type(link).__module__}_triton").KERNELS[link.kernel]
-
-
-@lru_cache(maxsize=256)
-def link_numbers(link: Link) -> tuple[float, float, float]:
-    """What kernels get of a link at run time: q, and centre and squared spread for the first guess."""
-    centre, spread = link.start(torch.device("cpu"))
-    return float(link.q), float(centre), float(spread)
 
 
 @triton.jit

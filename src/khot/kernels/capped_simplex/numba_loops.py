@@ -1,0 +1,389 @@
+"""The loops of the numba backend, compiled for one link, one dtype, and values or logarithms.
+
+Forward: Newton's method of :mod:`khot.kernels.capped_simplex.search` from the same start, row by row. Backward: as
+:mod:`khot.kernels.capped_simplex.derivative`. A loop marks the rows that it has ``left`` to others.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..links.base import Link
+from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
+from ..newton import COARSEST, NEAR, RESOLUTION
+from ..numba_math import Real
+from ..numba_rows import CHUNK, highest, look, lowest
+from ..numba_tools import inlined, kernel, per_row, summed
+from ..rows import SAMPLE_SIZE
+from .derivative import CANCELLED, DOMINANT
+from .search import SHORT
+
+Compiled = Any  # a function that numba has compiled
+
+LOST, FOUND, KINK = range(3)  # how a search ends: KINK where the mask seems to consist of zeros and ones
+
+STEPS = 16  # usual are 2 to 5; rows that take more are left to others
+NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
+
+
+class Loops(NamedTuple):
+    """Kernels, see :func:`khot.kernels.numba_tools.kernel`."""
+
+    mask: Compiled
+    derivative: Compiled
+
+
+class Shape(NamedTuple):
+    """What a loop knows of a link besides its functions."""
+
+    compact: bool
+    reaches_zero: bool
+    reach: float
+
+
+def loops_of(link: Link, real: Real, log: bool) -> Loops:
+    """The loops for a link that has a numba piece."""
+    shape = Shape(link.compact, link.reaches_zero, link.reach)
+    return _loops(type(link).__module__, variant_of(link), shape, real, log)
+
+
+@functools.cache
+def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
+    link, name = numba_link(module, variant, real), f"{variant}, {real.__name__}, {'log' if log else 'value'}"
+    return Loops(kernel(_mask(link, shape, real, log), name), kernel(_derivative(link, shape, real, log), name))
+
+
+def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
+    solve, value = _solver(link, shape, real), link.log_value if log else link.value
+
+    @per_row
+    def fill(x, anchor, inverse, offset, q, y):
+        for i in range(x.shape[0]):
+            y[i] = value(_distance(x[i], anchor, inverse, offset), q)
+
+    def mask(first, last, x, k, scale, y, anchor, offset, left, q, centre, spread):
+        sample = np.empty(2 * SAMPLE_SIZE, x.dtype)
+        for r in range(first, last):
+            anchor[r], offset[r], done = solve(x[r], k[r], scale[r], q, centre, spread, sample)
+            left[r] = not done
+            if done and y.shape[1] > 0:
+                fill(x[r], real(anchor[r]), real(1 / scale[r]), real(offset[r]), q, y[r])
+
+    return mask
+
+
+@inlined
+def _distance(x, anchor, inverse, offset):
+    return (x - anchor) * inverse - offset
+
+
+def _sums(link: NumbaLink, real: Real) -> Compiled:
+    """``(x, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at t."""
+    terms, two = link.terms, real(2)
+
+    @summed
+    def of_chunk(x, anchor, inverse, offset, q):
+        above = signed = total = slope = real(0)
+        for i in range(x.shape[0]):
+            is_above, tail, rate = terms(_distance(x[i], anchor, inverse, offset), q)
+            above += is_above
+            signed += tail - two * is_above * tail
+            total += tail
+            slope += rate
+        return above, signed, total, slope
+
+    @per_row
+    def sums(x, t, inverse, q):
+        anchor = real(t)
+        offset = real((t - np.float64(anchor)) * inverse)
+        above = signed = total = slope = 0.0
+        for i in range(0, x.shape[0], CHUNK):
+            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, real(inverse), offset, q)
+            above += a
+            signed += s
+            total += u
+            slope += w
+        return above, signed, total, slope
+
+    return sums
+
+
+def _smooth_search(link: NumbaLink, real: Real) -> Compiled:
+    """``(x, k, scale, q, t, low, high)``: t, what its rounding took, and whether it is the root; no bracket."""
+    sums, newton_step = _sums(link, real), link.newton_step
+    limits = np.finfo(real)
+    tolerance, smallest = 0.5 * float(limits.eps) ** 0.5, float(limits.tiny) / float(limits.eps)
+
+    @per_row
+    def search(x, k, scale, q, t, low, high):
+        inverse = 1 / scale
+        for _ in range(STEPS):
+            above, signed, total, slope = sums(x, t, inverse, q)
+            step = newton_step(signed, total, slope, above - k, k, q)
+            before, move = t, step * scale
+            t = before + move
+            if abs(step) <= tolerance:
+                return t, (before - t) + move, FOUND if above != k or total >= smallest else LOST
+            if not math.isfinite(t):
+                break
+        return t, 0.0, LOST
+
+    return search
+
+
+def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """The same inside a bracket, for a link with kinks."""
+    sums, newton_step, reaches_zero = _sums(link, real), link.newton_step, shape.reaches_zero
+    eps = float(np.finfo(real).eps)
+
+    @per_row
+    def at_kink(signed, total, slope, excess, q):
+        if not reaches_zero or excess != math.floor(excess):
+            return False
+        leaving = excess == 0 and slope > 0
+        reaching = excess < 0 and q * total >= (1 - NEAR) * slope and abs(signed + excess) <= NEAR * total
+        return leaving or reaching
+
+    @per_row
+    def search(x, k, scale, q, t, low, high):
+        inverse, older, last = 1 / scale, high - low, high - low
+        r_low, r_high = x.shape[0] - k, -k
+        for i in range(STEPS):
+            above, signed, total, slope = sums(x, t, inverse, q)
+            excess = above - k
+            residual = signed + excess
+            found = KINK if at_kink(signed, total, slope, excess, q) else FOUND
+            if abs(residual) <= (1 + q) * eps * (total + abs(excess)):
+                return t, 0.0, found
+            move = newton_step(signed, total, slope, excess, k, q) * scale
+            between = min(RESOLUTION * abs(t), COARSEST * scale)
+            if slope > 0 and slope * excess < 0 and abs(move) <= min(between, SHORT * scale * (total / slope)):
+                return t + move, (t - (t + move)) + move, found
+            if residual > 0:
+                low, r_low = t, residual
+            else:
+                high, r_high = t, residual
+            proposal, size = t + move, abs(move)
+            if low < proposal < high and size <= 0.5 * older:
+                older, last, t = last, size, proposal
+            else:
+                share = min(max(r_low / (r_low - r_high), 0.02), 0.98) if i % 2 == 0 else 0.5
+                older, last, t = last, high - low, (1 - share) * low + share * high
+        return t, 0.0, LOST
+
+    return search
+
+
+@inlined
+def _first_guess(mean, variance, fraction, scale, quantile, centre, spread):
+    """-t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if wide."""
+    own = spread * scale * scale
+    share = variance / (variance + own)
+    mixed = (1 - share) * (quantile - centre) / math.sqrt(spread) + share * normal_quantile(fraction)
+    return mean - centre * scale - mixed * math.sqrt(variance + own)
+
+
+@per_row
+def _leave_kink(x, k, scale, t):
+    """Anchor and offset for a mask of zeros and ones that leaves the threshold free: away from either end."""
+    count, left, right = 0, -np.inf, np.inf
+    for i in range(x.shape[0]):
+        if (x[i] - t) > 0.5 * scale:
+            count, right = count + 1, min(right, np.float64(x[i]))
+        else:
+            left = max(left, np.float64(x[i]))
+    room = (right - left) / scale - 1
+    free = count == k and room >= 0
+    return left if free else t, min(0.5 * room, 1.0) if free else 0.0
+
+
+def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, k, scale, q, centre, spread, sample)``: anchor, offset, and whether they are the threshold."""
+    compact, reach, quantile_of = shape.compact, shape.reach, link.quantile
+    search = _compact_search(link, shape, real) if compact else _smooth_search(link, real)
+
+    @per_row
+    def start_and_search(x, span, k, scale, q, centre, spread, start):
+        """From a start, or from what mean and variance say if that is NaN."""
+        selected, finite, low, high, mean, variance = span
+        fraction = min(max((k - selected) / finite, 1e-300), 1 - 2.0**-53)
+        quantile = quantile_of(fraction, q)
+        if math.isnan(start):
+            start = _first_guess(mean, variance, fraction, scale, quantile, centre, spread)
+        if compact:  # all items equal have F(z) = fraction, so the root lies within a quantile of the extreme ones
+            low -= (quantile + 2.0**-10) * scale
+            high -= (quantile - 2.0**-10) * scale
+            start = min(max(start, low), high)
+        return search(x, k, scale, q, start, low, high)
+
+    @per_row
+    def solve(x, k, scale, q, centre, spread, sample):
+        span = look(x, compact)
+        selected, finite, low, high, _, variance = span
+        # Not with a NaN, or so far apart that squares overflow, nor what is to become an error.
+        if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and selected <= k <= selected + finite):
+            return 0.0, 0.0, False
+        if k == selected or k == selected + finite:  # beyond the last item, as far as F needs
+            low, high = look(x, True)[2:4]
+            return (high, reach, True) if k == selected else (low, -reach, True)
+        start = np.nan
+        if x.shape[0] >= 4 * SAMPLE_SIZE and finite == x.shape[0]:
+            stride = x.shape[0] // SAMPLE_SIZE
+            part = sample[: (x.shape[0] + stride - 1) // stride]
+            part[:] = x[::stride]
+            start, _, _ = start_and_search(
+                part, look(part, compact), k / finite * part.shape[0], scale, q, centre, spread, np.nan
+            )
+        t, rest, how = start_and_search(x, span, k, scale, q, centre, spread, start)
+        anchor = np.float64(real(t))
+        offset = ((t - anchor) + rest) / scale
+        if how == KINK:
+            anchor, offset = _leave_kink(x, k, scale, t)
+        return anchor, offset, how != LOST
+
+    return solve
+
+
+# ---- Backward
+
+
+def _derivative(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
+    gradient = _log_gradient(link, real) if log else _gradient(link, shape.compact and shape.reaches_zero, real)
+
+    def derivative(first, last, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q, with_scale):
+        for r in range(first, last):
+            inverse = 1 / scale[r]
+            at = real(anchor[r]), real(inverse), real(offset[r])
+            grad_k[r], done = gradient(x[r], at, g[r], q, real(1 if with_scale else inverse), grad_x[r])
+            left[r] = not (done and NARROWEST < scale[r] < WIDEST)
+            if with_scale:
+                grad_scale[r] = -inverse * _lever(x[r], at, grad_x[r])
+                _multiply(grad_x[r], real(inverse))
+
+    return derivative
+
+
+@per_row
+def _multiply(x, factor):
+    for i in range(x.shape[0]):
+        x[i] *= factor
+
+
+@summed
+def _lever(x, at, grad):
+    """The sum of z dL/dz in float64, where no product overflows; infinite items have no slope."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        z = np.float64(_distance(x[i], *at))
+        total += (z if abs(z) < np.inf else 0.0) * np.float64(grad[i])
+    return total
+
+
+@per_row
+def _balance(grad, top):
+    """Makes the sum of a row 0: the entry ``top`` is minus the sum of the others, which by itself it may not tell."""
+    others = 0.0
+    for i in range(grad.shape[0]):
+        if i != top:
+            others += grad[i]
+    grad[top] = -others
+
+
+def _gradient(link: NumbaLink, may_vanish: bool, real: Real) -> Compiled:
+    """``(x, at, g, q, factor, out)``: dL/dk and whether all is done; dL/dz times the factor in ``out``."""
+    slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
+
+    @summed
+    def slopes(x, at, g, q, out):
+        total = pull = real(0)
+        for i in range(x.shape[0]):
+            w = slope(_distance(x[i], *at), q)
+            out[i] = w
+            total += w
+            pull += w * g[i]
+        return total, pull
+
+    @summed
+    def rest(g, w, mean):
+        total = real(0)
+        for i in range(g.shape[0]):
+            total += w[i] * _difference(g[i], mean)
+        return total
+
+    @per_row
+    def gradient(x, at, g, q, factor, out):
+        n, total, pull, left = x.shape[0], 0.0, 0.0, 0.0
+        for i in range(0, n, CHUNK):
+            t, p = slopes(x[i : i + CHUNK], at, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            total += t
+            pull += p
+        if may_vanish and total < smallest:
+            total = max(total, smallest)
+        if not total >= smallest:
+            return 0.0, False
+        mean = pull / total
+        for i in range(0, n, CHUNK):  # nearly equal cotangents lose digits once
+            left += rest(g[i : i + CHUNK], out[i : i + CHUNK], real(mean))
+        left /= total
+        top = np.argmax(out) if highest(out) > DOMINANT * total else -1
+        for i in range(n):
+            out[i] = out[i] * ((g[i] - real(mean)) - real(left)) * factor
+        if top >= 0:
+            _balance(out, top)
+        return mean + left, True
+
+    return gradient
+
+
+def _log_gradient(link: NumbaLink, real: Real) -> Compiled:
+    """The same of the logarithm."""
+    slope, log_derivative = link.slope, link.log_derivative
+    smallest, single = float(np.finfo(real).tiny) / float(np.finfo(real).eps), real is np.float32
+
+    @inlined
+    def direct(x, z, g, q):
+        return log_derivative(z, q) * g if x > -np.inf else real(0)
+
+    @summed
+    def slopes(x, at, g, q, out):
+        total = pull = real(0)
+        for i in range(x.shape[0]):
+            z = _distance(x[i], *at)
+            w = slope(z, q)
+            out[i] = w
+            total += w
+            pull += direct(x[i], z, g[i], q)
+        return total, pull
+
+    @per_row
+    def gradient(x, at, g, q, factor, out):
+        n, total, pull = x.shape[0], 0.0, 0.0
+        for i in range(0, n, CHUNK):
+            t, p = slopes(x[i : i + CHUNK], at, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            total += t
+            pull += p
+        if not total >= smallest:
+            return 0.0, False
+        largest, mean = np.float64(highest(out)), real(pull / total)
+        top = np.argmax(out) if largest > DOMINANT * total else -1
+        for i in range(n):
+            z = _distance(x[i], *at)
+            out[i] = (direct(x[i], z, g[i], q) - out[i] * mean) * factor
+        if top >= 0:
+            _balance(out, top)
+        if single:  # what cancels so far that the rounding of z shows is left to others
+            farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
+            if farthest < CANCELLED * abs(factor) * (largest / total) * abs(pull):
+                return 0.0, False
+        return pull / total, True
+
+    return gradient
+
+
+@inlined
+def _difference(a, b):
+    return a - b  # which sums in any order must not take apart

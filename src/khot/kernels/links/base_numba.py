@@ -1,0 +1,98 @@
+"""Links in numba: what a loop needs of a link, compiled for one link and one dtype.
+
+A link with a numba piece has the file ``<name>_numba.py`` beside that of its class, with a function
+``numba_link(name, real)`` that makes a record of compiled functions of single numbers. Their constants are numbers of
+the dtype ``real``, since numba takes a product of float32 and a Python number for float64. ``q`` is the parameter of a
+link, a number at run time.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+import math
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numba_math import Real
+from ..numba_tools import inlined, per_row
+from .base import Link
+
+Compiled = Any  # a function that numba has compiled
+
+
+class NumbaLink(NamedTuple):
+    """What loops know of a link: functions of z in the dtype of the loop, and of float64 for the quantile and the step.
+
+    Attributes:
+        terms: ``(z, q) -> (above, tail, slope)``: what an item adds to :class:`khot.kernels.links.base.TailSums`, 1
+            above the cut and 0 below, its tail and F'(z).
+        value: ``(z, q)``: F(z).
+        slope: ``(z, q)``: F'(z).
+        quantile: ``(p, q)``: the inverse of F, to a few digits.
+        newton_step: ``(signed, total, slope, excess, k, q)``: as of the torch link.
+        log_value: ``(z, q)``: log F(z), also where F underflows; None if the link has no logarithms here.
+        log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
+    """
+
+    terms: Compiled
+    value: Compiled
+    slope: Compiled
+    quantile: Compiled
+    newton_step: Compiled
+    log_value: Compiled = None
+    log_derivative: Compiled = None
+
+
+def variant_of(link: Link) -> str:
+    """The name of the loops for a link: of its piece, and where few exponents have loops of their own, of q."""
+    q = link.q
+    small_power = link.kernel == "clip_power" and q in (2, 3, 4)
+    return f"clip_power_{q:g}" if small_power else str(link.kernel)
+
+
+@functools.cache
+def numba_link(module: str, variant: str, real: Real) -> NumbaLink:
+    """The record of the link whose class is in this module."""
+    found: NumbaLink = import_module(f"{module}_numba").numba_link(variant, real)
+    return found
+
+
+def smooth_link(tails: Compiled, quantile: Compiled, real: Real, **logarithms: Compiled) -> NumbaLink:
+    """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0."""
+    zero, one = real(0), real(1)
+
+    @inlined
+    def terms(z, q):
+        tail, slope = tails(abs(z))
+        return one if z > zero else zero, tail, slope
+
+    @inlined
+    def value(z, q):
+        tail, _ = tails(abs(z))
+        return one - tail if z > zero else tail
+
+    @inlined
+    def slope(z, q):
+        _, found = tails(abs(z))
+        return found
+
+    return NumbaLink(terms, value, slope, quantile, balance_step, **logarithms)
+
+
+@per_row
+def balance_step(signed, total, slope, excess, k, q):
+    """Newton's method on log(A / B), for which see :mod:`khot.kernels.capped_simplex.search`."""
+    size = total + abs(excess)
+    ratio = (signed + excess) / size
+    rate = math.atanh(ratio) if abs(ratio) < 1 else math.copysign(np.inf, ratio)
+    return rate * (1 - ratio * ratio) / (1 - ratio * signed / total) * size / slope
+
+
+@per_row
+def normal_quantile(p):
+    """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
+    r = math.sqrt(-2.0 * math.log(min(p, 1.0 - p)))
+    size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
+    return -size if p < 0.5 else size

@@ -1,0 +1,56 @@
+"""The normal link in numba: F(-a) = exp(-a^2 / 2) times Mills' ratio, F'(a) = exp(-a^2 / 2) / sqrt(2 pi)."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+
+from ..numba_math import EXP, Real
+from ..numba_tools import inlined, per_row
+from .base_numba import NumbaLink, normal_quantile, smooth_link
+from .normal import INV_SQRT_2PI
+
+FAR = 1e9  # whose square float32 holds; exp(-FAR^2) is 0
+
+# Mills' ratio over sqrt(2 pi), exp(a^2 / 2) F(-a) for a >= 0, is s times a polynomial in u = 2 s - 1, s = c / (c + a),
+# interpolated at Chebyshev points, highest power first. The relative error is 1.3e-8 in float32 and 7e-17 in float64.
+MILLS_32 = tuple(
+    map(
+        np.float32,
+        (
+            -1.42191112e-5, -9.89577166e-6, 0.00012934112, 0.000119362457, -0.000908281686, -0.00184720974,
+            0.00497315964, 0.0331568701, 0.0901214451, 0.161589117, 0.212690307,
+        ),
+    )
+)  # fmt: skip
+MILLS_64 = (
+    -1.6332385249361177e-10, -1.0074604252267033e-10, 1.8893655039595838e-9, 1.0031299879479652e-9,
+    -1.3565110626631534e-8, -7.1636801030382531e-9, 8.6805251896651399e-8, 6.6213961430482516e-8,
+    -5.5386757420880948e-7, -7.9558252811861061e-7, 3.3362198231727101e-6, 9.9523542379584201e-6,
+    -1.1875134657297736e-5, -0.000108979766180186, -0.00015957388189616127, 0.00059867534764464399,
+    0.0041590133601883231, 0.013823727741762866, 0.033004073234068563, 0.062706631334242753, 0.099061123193995358,
+    0.13307650057801154, 0.15383860995001259,
+)  # fmt: skip
+
+
+@per_row
+def _quantile(p, q):
+    return normal_quantile(p)
+
+
+def numba_link(variant: str, real: Real) -> NumbaLink:
+    exp = EXP[real]
+    one, two, minus_half, density, far = map(real, (1, 2, -0.5, INV_SQRT_2PI, FAR))
+    coefficients, scale = (MILLS_32, real(3.5)) if real is np.float32 else (MILLS_64, real(5))
+
+    @inlined
+    def tails(a):
+        a = min(a, far)
+        s = scale / (scale + a)
+        u = two * s - one
+        p = coefficients[0]
+        for c in coefficients[1:]:
+            p = p * u + c
+        decay = exp(minus_half * a * a)
+        return decay * (s * p), decay * density
+
+    return smooth_link(tails, _quantile, real)

@@ -1,0 +1,109 @@
+"""Moments and ranges of rows in numba."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from .numba_tools import inlined, per_row, summed
+
+CHUNK = 2048  # items whose sums are taken in the dtype of the row before they are added up in float64
+
+
+def _of_two(name: str):
+    """A function of two numbers that a compiler takes several of at once, as it does not of ``min`` and ``max``."""
+
+    @intrinsic
+    def function(context, a, b):
+        def generate(_, builder, __, args):
+            kind = args[0].type
+            return builder.call(
+                builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind])), args
+            )
+
+        return a(a, b), generate
+
+    return function
+
+
+_minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
+
+
+@summed
+def lowest(x):
+    found = x[0]
+    for i in range(x.shape[0]):
+        found = _minimum(found, x[i])
+    return found
+
+
+@summed
+def highest(x):
+    found = x[0]
+    for i in range(x.shape[0]):
+        found = _maximum(found, x[i])
+    return found
+
+
+@inlined
+def _difference(a, b):
+    return a - b  # not to be reordered
+
+
+@summed
+def _chunk_moments(x, centre):
+    total = squares = x[0] - x[0]
+    for i in range(x.shape[0]):
+        d = _difference(x[i], centre)
+        total += d
+        squares += d * d
+    return total, squares
+
+
+@per_row
+def moments(x, centre):
+    """Mean of x - centre, and variance; not finite where the row is not, or nearly not."""
+    total = squares = 0.0
+    n = x.shape[0]
+    for i in range(0, n, CHUNK):
+        t, s = _chunk_moments(x[i : i + CHUNK], centre)
+        total += t
+        squares += s
+    mean = total / n
+    return mean, max(squares / n - mean * mean, 0.0) if math.isfinite(squares) else np.nan
+
+
+@per_row
+def look(x, with_ends):
+    """Number of +inf and of finite items; of the latter the smallest and largest, if asked for, mean and variance.
+
+    The variance is not finite if there is a NaN, if no item is finite, or if squares overflow.
+    """
+    mean, variance = moments(x, x[0])
+    if math.isfinite(variance):
+        low, high = (np.float64(lowest(x)), np.float64(highest(x))) if with_ends else (0.0, 0.0)
+        return 0, x.shape[0], low, high, x[0] + mean, variance
+    return _look_around_infinities(x)
+
+
+@per_row
+def _look_around_infinities(x):
+    selected = finite = 0
+    low, high, centre, total, squares = np.inf, -np.inf, 0.0, 0.0, 0.0
+    for v in x:
+        if math.isfinite(v):
+            centre = np.float64(v) if finite == 0 else centre
+            finite += 1
+            d = np.float64(v) - centre
+            low, high, total, squares = min(low, v), max(high, v), total + d, squares + d * d
+        elif v == np.inf:
+            selected += 1
+        elif v != -np.inf:
+            return 0, 0, 0.0, 0.0, 0.0, np.nan
+    if finite == 0:
+        return selected, 0, 0.0, 0.0, 0.0, 0.0
+    mean = total / finite
+    return selected, finite, low, high, centre + mean, max(squares / finite - mean * mean, 0.0)

@@ -1,0 +1,103 @@
+"""What numba backends share: how loops are compiled, and the thread pool that runs them over the rows.
+
+A kernel is a serial loop ``kernel(first, last, *arguments)`` over the rows [first, last) that writes into arrays given
+to it. It is compiled, without the GIL, at its first call for each dtype. :func:`over_rows` runs it over shares of the
+rows on one thread pool; as no row knows of another, results do not depend on the number of threads. numba's own threads
+are not used: they slow down beside other processes, and a child forked after their first use dies.
+
+Within a kernel, what is done to one item is an :func:`inlined` function, which keeps the order of its arithmetic, and
+what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: it may add its terms in any order,
+without which no compiler takes several at once. None of them assumes that there are no infinities or NaN.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import torch
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
+
+from .numba_cache import kept_on_disk
+
+FUSED = {"contract"}  # products and sums rounded once
+ANY_ORDER = {"contract", "reassoc", "nsz"}
+ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
+
+inlined = njit(error_model="numpy", fastmath=FUSED, forceinline=True)
+per_row = njit(error_model="numpy", fastmath=FUSED)
+summed = njit(error_model="numpy", fastmath=ANY_ORDER)
+
+
+def kernel(function: Callable[..., None], variant: str = "") -> Callable[..., None]:
+    """Compiles a loop over rows.
+
+    Args:
+        function: ``function(first, last, *arguments)``. What a factory closes over is part of the compiled code.
+        variant: What tells it from other functions that the factory makes, such as the name of a link.
+    """
+    compiled = njit(error_model="numpy", fastmath=FUSED, nogil=True)(function)
+    found: Callable[..., None] = kept_on_disk(compiled, variant)
+    return found
+
+
+def over_rows(kernel: Callable[..., None], rows: int, items: int, *arguments: Any) -> None:
+    """``kernel(first, last, *arguments)`` for all rows, in shares on ``torch.get_num_threads()`` threads.
+
+    Args:
+        kernel: From :func:`kernel`.
+        rows: How many there are.
+        items: How many steps of work they are, in items of a row: few are not worth waking a thread.
+        arguments: NumPy arrays and numbers.
+    """
+    shares = min(torch.get_num_threads(), rows, items // ITEMS_A_THREAD)
+    if shares <= 1:
+        kernel(0, rows, *arguments)
+        return
+    ends = [rows * share // shares for share in range(shares + 1)]
+    started = list[Future[None]]()
+    try:
+        pool = _pool.of(shares - 1)
+        for first, last in pairwise(ends[1:]):
+            started.append(pool.submit(kernel, first, last, *arguments))
+    except RuntimeError:  # the interpreter shuts down, and starts no threads any more
+        kernel(ends[1 + len(started)], rows, *arguments)
+    kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
+    for share in started:
+        share.result()
+
+
+class _Pool:
+    """The threads, as many as ever were asked for; others in a child after a fork, which takes no threads along."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.executor: ThreadPoolExecutor | None = None
+
+    def of(self, threads: int) -> ThreadPoolExecutor:
+        with self.lock:
+            if self.executor is None or self.threads < threads:
+                if self.executor is not None:
+                    self.executor.shutdown(wait=False)  # it ends what it has begun
+                self.threads = threads
+                self.executor = ThreadPoolExecutor(threads, thread_name_prefix="khot")
+            return self.executor
+
+
+_pool = _Pool()
+
+if hasattr(os, "register_at_fork"):
+    # A child that is forked while another thread compiles would wait for numba's lock for ever.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
+    os.register_at_fork(after_in_child=_pool.forget)
