@@ -86,7 +86,10 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
 
 
 def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="`name` must be one of auto, torch, numba, triton, but got 'cuda'"), backend("cuda"):
+    with (
+        pytest.raises(ValueError, match="`name` must be one of auto, torch, numba, triton, but got 'cuda'"),
+        backend("cuda"),
+    ):
         pass
 
 

@@ -9,8 +9,8 @@ sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie
 and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
 the product tree and none with an n x n matrix. In short rows C is made, and the systems are solved directly.
 
-In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off by
-the inverse square of :math:`\operatorname{tr} D`, and the iteration
+In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off
+by the inverse square of :math:`\operatorname{tr} D`, and the iteration
 
 .. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
 
@@ -29,6 +29,7 @@ from torch.autograd import Function
 
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
@@ -286,7 +287,14 @@ def _covariance_solution(
         scores = solved_for.scores(logits, k) if solved_for.factors else None
         return _solve_system(logits, _centre(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
 
-    return _by_rows(of_rows, _either(k, size), logits, b)
+    if not _has_kernel(logits, family):
+        return _by_rows(of_rows, _either(k, size), logits, b)
+    rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
+    v = covariance_inverse(rows, right, sizes)
+    lost = v.isnan().any(-1)
+    if lost.any():
+        v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])
+    return v.view(logits.shape)
 
 
 def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
@@ -299,7 +307,35 @@ _solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_lik
 def _solution(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
     """:func:`solve_logits`, not differentiable."""
     solved_for = _families[family]._replace(goal=goal)
-    return _by_rows(lambda k, probs: _newton(probs, k, solved_for), _either(k, size), probs)
+
+    def of_rows(k: int | Tensor, target: Tensor) -> Tensor:
+        return _newton(target, k, solved_for)
+
+    target = _target(probs, _either(k, size))
+    if target.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+    if not _has_kernel(target, family):
+        return _by_rows(of_rows, _either(k, size), target)
+    rows, sizes = _flat(target), _sizes(target, k, size)
+    logits, error = inclusion_inverse(rows, sizes, goal)
+    lost = ~(error <= max(ACCEPTED, goal))
+    if lost.any():
+        logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
+    return logits.view(target.shape)
+
+
+def _has_kernel(x: Tensor, family: str) -> bool:
+    """Whether these rows are solved one by one."""
+    return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
+    """k of each row."""
+    return torch.full((x.numel() // x.shape[-1],), size) if k is None else k.reshape(-1)
 
 
 def _like_probs(probs: Tensor, *_: Any) -> Tensor:
@@ -320,10 +356,7 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
     return cast(int, size) if k is None else k
 
 
-def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
-    target = _target(probs, k)
-    if target.isnan().any():
-        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
@@ -365,7 +398,7 @@ def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
 def _solve_system(
     logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor | None
 ) -> Tensor:
-    """v with C v = b over the finite logits, of mean 0; b sums to 0. Where there are factors of C, scores are needed."""
+    """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
     if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
         interior = logits.isfinite()
         shift = _centre(scores - logits, interior, family.slope(scores))

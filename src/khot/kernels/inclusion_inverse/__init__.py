@@ -1,0 +1,37 @@
+r"""The logits of a conditional Poisson design with given inclusion probabilities, of short rows, a row at a time.
+
+* ``inclusion_inverse``: logits for which the units that are ones, k of them given, have these log-odds;
+* ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian.
+
+The reference is a definition for tests; who has no kernel for a call solves for all rows together, as
+:mod:`khot.laws.inverse` does.
+"""
+
+import torch
+from torch import Tensor
+
+from ..registry import Operator
+from . import reference
+
+LONGEST = 32  # units of rows whose matrices a kernel makes: O(n^3) time
+
+
+def _is_short(x: Tensor, *_: object) -> bool:
+    return 0 < x.shape[-1] <= LONGEST
+
+
+inclusion_inverse = Operator(
+    "inclusion_inverse",
+    reference.inclusion_inverse,
+    fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
+    batch=False,
+)
+inclusion_inverse.backend("numba", module=".numba_backend", takes=_is_short)
+
+covariance_inverse = Operator(
+    "covariance_inverse",
+    reference.covariance_inverse,
+    fake=lambda logits, b, k: torch.empty_like(b),
+    batch=False,
+)
+covariance_inverse.backend("numba", module=".numba_backend", takes=_is_short)

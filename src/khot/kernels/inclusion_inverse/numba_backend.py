@@ -1,0 +1,281 @@
+r"""Newton's method for a row of a few units, in numba.
+
+Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count of
+the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
+
+.. math:: P(B = k \mid x_i = 1) = \sum_c F_i(c)\, G_{i+1}(c + 1), \qquad
+    -C_{ij} = p_i q_i p_j q_j \frac{P_{10} P_{01} - P_{11} P_{00}}{P(B = k)^2}
+
+where :math:`P_{ab}` is the chance of B = k given the values of the two units. All of it is sums of positive numbers but
+for one difference. The covariance C is the Laplacian of a graph with the weights :math:`-C_{ij} \ge 0`, and systems
+with it are solved by taking out one unit after the other, which lays new edges between its neighbours: positive numbers
+again, so that no digits are lost where units hardly know of each other, however rare.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_math import EXP, LOG
+from ..numba_tools import kernel, over_rows, per_row
+
+STEPS, HALVINGS, TILT_STEPS = 60, 30, 200
+ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
+MARGIN = 100.0  # by which a predicted error has to be small enough
+CLOSE = 1e-3  # of an expected count to k
+
+_exp, _log = EXP[np.float64], LOG[np.float64]
+
+
+@per_row
+def _gather(x, k, units, z):
+    """Finite entries, the smallest last, and where they were; with their number, the ones among them, and a sign.
+
+    A sign of -1 says that zeros are counted, as they are fewer: then the entries are those of the zeros.
+    """
+    m, left = 0, k
+    for i in range(x.shape[0]):
+        if abs(x[i]) < np.inf:
+            units[m], z[m] = i, x[i]
+            m += 1
+        elif x[i] > 0:
+            left -= 1
+    last = 0
+    for i in range(m):
+        if abs(z[i]) < abs(z[last]):
+            last = i
+    if m > 0:
+        units[last], units[m - 1] = units[m - 1], units[last]
+        z[last], z[m - 1] = z[m - 1], z[last]
+    sign = 1.0
+    if 2 * left > m:
+        left, sign = m - left, -1.0
+        for i in range(m):
+            z[i] = -z[i]
+    return m, left, sign
+
+
+@per_row
+def _chances(z, p, q):
+    """Writes the chances of one and of zero; the expected count and its variance."""
+    mean = variance = 0.0
+    for i in range(z.shape[0]):
+        e = _exp(-abs(z[i]))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        p[i], q[i] = (s, few) if z[i] > 0 else (few, s)
+        mean += p[i]
+        variance += few * s
+    return mean, variance
+
+
+@per_row
+def _balance(z, k, p, q):
+    """Shifts z so that k ones are about what is expected, and writes their chances."""
+    m = z.shape[0]
+    low, high = z.max(), z.min()
+    low, high = -low - np.log(m), -high + np.log(m)  # shifts with fewer and with more
+    done = 0.0
+    for _ in range(TILT_STEPS):
+        mean, variance = _chances(z, p, q)
+        if abs(mean - k) <= CLOSE:
+            break
+        if mean > k:
+            high = done
+        else:
+            low = done
+        shift = done - (mean - k) / variance
+        if not low < shift < high:
+            shift = (low + high) / 2
+        for i in range(m):
+            z[i] += shift - done
+        done = shift
+
+
+@per_row
+def _evaluate(p, q, k, first, rest, zero, one):
+    """Fills the tables F and G and writes P(B = k | x_i = 0) and P(B = k | x_i = 1); returns P(B = k)."""
+    m = p.shape[0]
+    first[0, : k + 1], rest[m, : k + 2] = 0.0, 0.0
+    first[0, 0] = rest[m, k] = 1.0
+    for i in range(m):
+        first[i + 1, 0] = q[i] * first[i, 0]
+        for c in range(1, k + 1):
+            first[i + 1, c] = q[i] * first[i, c] + p[i] * first[i, c - 1]
+    for i in range(m - 1, -1, -1):
+        out = included = 0.0
+        for c in range(k + 1):
+            out += first[i, c] * rest[i + 1, c]
+            included += first[i, c] * rest[i + 1, c + 1]
+            rest[i, c] = q[i] * rest[i + 1, c] + p[i] * rest[i + 1, c + 1]
+        rest[i, k + 1] = 0.0
+        zero[i], one[i] = out, included
+    return rest[0, 0]
+
+
+@per_row
+def _edges(p, q, k, first, rest, total, without, having, weights):
+    """Writes -C_ij for i < j."""
+    m = p.shape[0]
+    for i in range(m - 1):
+        having[0] = 0.0
+        for c in range(k + 1):
+            without[c], having[c + 1] = first[i, c], first[i, c]
+        spread = p[i] * q[i] / total / total
+        for j in range(i + 1, m):
+            p00 = p01 = p10 = p11 = 0.0
+            for c in range(k + 1):
+                more, same = rest[j + 1, c + 1], rest[j + 1, c]
+                p00 += without[c] * same
+                p01 += without[c] * more
+                p10 += having[c] * same
+                p11 += having[c] * more
+            weights[i, j] = max(p10 * p01 - p11 * p00, 0.0) * spread * p[j] * q[j]
+            for c in range(k, 0, -1):
+                without[c] = q[j] * without[c] + p[j] * without[c - 1]
+                having[c] = q[j] * having[c] + p[j] * having[c - 1]
+            without[0] *= q[j]
+            having[0] *= q[j]
+
+
+@per_row
+def _solve_laplacian(weights, b, v):
+    """v with C v = b, the last one 0; b is used up, and so are the weights."""
+    m = b.shape[0]
+    for i in range(m - 1):
+        degree = 0.0
+        for j in range(i + 1, m):
+            degree += weights[i, j]
+        weights[i, i] = degree
+        for j in range(i + 1, m):
+            share = weights[i, j] / degree
+            b[j] += share * b[i]
+            for other in range(j + 1, m):
+                weights[j, other] += share * weights[i, other]
+    v[m - 1] = 0.0
+    for i in range(m - 2, -1, -1):
+        total = b[i]
+        for j in range(i + 1, m):
+            total += weights[i, j] * v[j]
+        v[i] = total / weights[i, i]
+
+
+@per_row
+def _guess(target, p, q, variance, z):
+    """As in laws.inverse."""
+    for i in range(target.shape[0]):
+        z[i] = target[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
+
+
+@per_row
+def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
+    """Writes the z whose log-odds given B = k are the target; returns the error."""
+    m = target.shape[0]
+    _, variance = _chances(target, p, q)
+    _guess(target, p, q, variance, z)
+    last, halvings = np.inf, 0
+    for _ in range(STEPS):
+        _balance(z, k, p, q)
+        total = _evaluate(p, q, k, first, rest, zero, one)
+        error = largest = weight = mean = 0.0
+        for i in range(m):
+            right[i] = target[i] - (z[i] + _log(one[i] / zero[i]))
+            error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
+            step[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)  # pi (1 - pi)
+            weight += step[i]
+            mean += step[i] * right[i]
+        error /= 1 + largest
+        if error <= goal or not total > 0:
+            return error if total > 0 else np.inf
+        if not error < last:
+            if last <= ACCEPTED or halvings == HALVINGS:
+                z[:] = old
+                return last
+            halvings += 1
+            for i in range(m):
+                z[i] = (z[i] + old[i]) / 2
+            continue
+        sure = last < np.inf and error / last * error * MARGIN <= goal  # what the next step leaves
+        for i in range(m):
+            right[i] = step[i] * (right[i] - mean / weight)
+            old[i] = z[i]
+        _edges(p, q, k, first, rest, total, without, having, weights)
+        _solve_laplacian(weights, right, step)
+        for i in range(m):
+            z[i] += step[i]
+        if sure:
+            return goal
+        last, halvings = error, 0
+    return np.inf
+
+
+@kernel
+def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
+    n = log_odds.shape[1]
+    units = np.empty(n, np.int64)
+    target, z, old, step, p, q, zero, one, right = np.empty((9, n))
+    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
+    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    for r in range(begin, end):
+        logits[r, :] = log_odds[r]
+        m, left, sign = _gather(log_odds[r], k[r], units, target)
+        errors[r] = 0.0
+        if m == 0:
+            continue
+        if left <= 0:
+            errors[r] = np.inf
+            continue
+        errors[r] = _newton(
+            target[:m], left, goal, z[:m], old[:m], step[:m], p[:m], q[:m], zero, one, right[:m],
+            first, rest, without, having, weights,
+        )  # fmt: skip
+        mean = z[:m].mean()
+        for i in range(m):
+            logits[r, units[i]] = sign * (z[i] - mean)
+        if not np.isfinite(mean):
+            errors[r] = np.inf
+
+
+@kernel
+def _covariance_rows(begin, end, logits, b, k, result):
+    n = logits.shape[1]
+    units = np.empty(n, np.int64)
+    z, p, q, zero, one, right, v = np.empty((7, n))
+    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
+    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    for r in range(begin, end):
+        result[r, :] = 0.0
+        m, left, _ = _gather(logits[r], k[r], units, z)
+        if m == 0 or left <= 0:
+            continue
+        mean = 0.0
+        for i in range(m):
+            mean += b[r, units[i]] / m
+        for i in range(m):
+            right[i] = b[r, units[i]] - mean
+        _balance(z[:m], left, p[:m], q[:m])
+        total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
+        _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
+        _solve_laplacian(weights, right[:m], v[:m])
+        mean = v[:m].mean()
+        for i in range(m):
+            result[r, units[i]] = v[i] - mean
+
+
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    log_odds, k = log_odds.contiguous(), k.contiguous()
+    rows, n = log_odds.shape
+    logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
+    over_rows(
+        _inverse_rows, rows, rows * n**3, *(x.numpy() for x in (log_odds, k)), goal, logits.numpy(), errors.numpy()
+    )
+    return logits, errors
+
+
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    result = torch.empty(logits.shape, dtype=torch.float64)
+    arguments = (x.contiguous().numpy() for x in (logits, b, k))
+    over_rows(_covariance_rows, len(result), result.numel() * logits.shape[-1] ** 2, *arguments, result.numpy())
+    return result
