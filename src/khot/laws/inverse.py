@@ -29,7 +29,13 @@ from torch.autograd import Function
 
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse
+from khot.kernels.inclusion_inverse import (
+    LONGEST,
+    MOST_FACTORED,
+    covariance_inverse,
+    covariance_inverse_factored,
+    inclusion_inverse,
+)
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
@@ -45,8 +51,6 @@ MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
-MOST_FACTORED = 2**16  # units of rows whose factors are not too much memory
-SHORT = 32  # units of rows whose covariance matrix is made
 RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
@@ -335,7 +339,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
     """k of each row."""
-    return torch.full((x.numel() // x.shape[-1],), size) if k is None else k.reshape(-1)
+    return torch.full((x.numel() // x.shape[-1],), cast(int, size)) if k is None else k.reshape(-1)
 
 
 def _like_probs(probs: Tensor, *_: Any) -> Tensor:
@@ -364,7 +368,7 @@ def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
         r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
         return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
-    short = family.factors is not None and target.shape[-1] <= SHORT
+    short = family.factors is not None and target.shape[-1] <= LONGEST
     aim, logits, fixed_point = target, family.guess(target), not short
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
@@ -400,17 +404,12 @@ def _solve_system(
 ) -> Tensor:
     """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
     if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
-        interior = logits.isfinite()
-        shift = _centre(scores - logits, interior, family.slope(scores))
-        reliable = shift.abs().amax(-1) <= RELIABLE_SHIFT
-        if reliable.all():
-            return _solve_factored(logits, b, k, family, tolerance, scores)
-        if reliable.any():
-            v = torch.empty_like(b)
-            for rows, given in ((reliable, scores[reliable]), (~reliable, None)):
-                size = k[rows] if isinstance(k, Tensor) else k
-                v[rows] = _solve_system(logits[rows], b[rows], size, family, tolerance, given)
-            return v
+        v = _solve_factored(logits, b, k, family, tolerance, scores)
+        lost = v.isnan().any(-1)
+        if lost.any():
+            size = k[lost] if isinstance(k, Tensor) else k
+            v[lost] = _solve_system(logits[lost], b[lost], size, family, tolerance, None)
+        return v
     weight, product = _products(logits, k, family)
     return _conjugate_gradients(product, b, weight, tolerance)
 
@@ -418,11 +417,17 @@ def _solve_system(
 def _solve_factored(
     logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
 ) -> Tensor:
-    """:func:`_solve_system` by the factors of C, in short rows directly."""
+    """:func:`_solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    found, weight = cast(Any, family.factors)(logits, size, scores), family.slope(scores)
-    if logits.shape[-1] > SHORT:
-        return _conjugate_gradients(found.times, b, weight, tolerance)
+    if covariance_inverse_factored.is_fused(logits):
+        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, scores, b))
+        return covariance_inverse_factored(*rows, size.reshape(-1), tolerance).view(b.shape)
+    weight = family.slope(scores)
+    shift = _centre(scores - logits, logits.isfinite(), weight)
+    lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
+    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
+    if logits.shape[-1] > LONGEST:
+        return _conjugate_gradients(found.times, b, weight, tolerance).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
     constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
@@ -432,7 +437,7 @@ def _solve_factored(
     v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
     # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
     left = b - (matrix @ v[..., None]).squeeze(-1)
-    return _centre(v + _centre(left / root.square(), interior, weight), interior)
+    return _centre(v + _centre(left / root.square(), interior, weight), interior).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:

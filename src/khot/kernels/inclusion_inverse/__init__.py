@@ -1,7 +1,8 @@
-r"""The logits of a conditional Poisson design with given inclusion probabilities, of short rows, a row at a time.
+r"""The logits of a conditional Poisson design with given inclusion probabilities, a row at a time.
 
 * ``inclusion_inverse``: logits for which the units that are ones, k of them given, have these log-odds;
-* ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian.
+* ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian;
+* ``covariance_inverse_factored``: the same for long rows, given the log-odds of the inclusion probabilities.
 
 The reference is a definition for tests; who has no kernel for a call solves for all rows together, as
 :mod:`khot.laws.inverse` does.
@@ -14,6 +15,7 @@ from ..registry import Operator
 from . import reference
 
 LONGEST = 32  # units of rows whose matrices a kernel makes: O(n^3) time
+MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
 
 
 def _is_short(x: Tensor, *_: object) -> bool:
@@ -35,3 +37,11 @@ covariance_inverse = Operator(
     batch=False,
 )
 covariance_inverse.backend("numba", module=".numba_backend", takes=_is_short)
+
+covariance_inverse_factored = Operator(
+    "covariance_inverse_factored",
+    reference.covariance_inverse_factored,
+    fake=lambda logits, log_odds, b, k, tolerance: torch.empty_like(b),
+    batch=False,
+)
+covariance_inverse_factored.backend("numba", module=".numba_factors", takes=lambda x, *_: LONGEST < x.shape[-1] <= MOST_FACTORED)

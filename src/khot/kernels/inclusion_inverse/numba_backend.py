@@ -26,15 +26,12 @@ ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
 MARGIN = 100.0  # by which a predicted error has to be small enough
 CLOSE = 1e-3  # of an expected count to k
 
-_exp, _log = EXP[np.float64], LOG[np.float64]
+EXP_64, _log = EXP[np.float64], LOG[np.float64]
 
 
 @per_row
-def _gather(x, k, units, z):
-    """Finite entries, the smallest last, and where they were; with their number, the ones among them, and a sign.
-
-    A sign of -1 says that zeros are counted, as they are fewer: then the entries are those of the zeros.
-    """
+def gather(x, k, units, z):
+    """Finite entries, and where they were; with their number, and how many of them are ones."""
     m, left = 0, k
     for i in range(x.shape[0]):
         if abs(x[i]) < np.inf:
@@ -42,19 +39,26 @@ def _gather(x, k, units, z):
             m += 1
         elif x[i] > 0:
             left -= 1
-    last = 0
+    return m, left
+
+
+@per_row
+def _arrange(units, z, k):
+    """Puts the smallest entry last, and counts zeros if they are fewer; returns their number and -1 then, else k and 1.
+
+    The entries are log-odds of what is counted.
+    """
+    m, last = z.shape[0], 0
     for i in range(m):
         if abs(z[i]) < abs(z[last]):
             last = i
-    if m > 0:
-        units[last], units[m - 1] = units[m - 1], units[last]
-        z[last], z[m - 1] = z[m - 1], z[last]
-    sign = 1.0
-    if 2 * left > m:
-        left, sign = m - left, -1.0
-        for i in range(m):
-            z[i] = -z[i]
-    return m, left, sign
+    units[last], units[m - 1] = units[m - 1], units[last]
+    z[last], z[m - 1] = z[m - 1], z[last]
+    if 2 * k <= m:
+        return k, 1.0
+    for i in range(m):
+        z[i] = -z[i]
+    return m - k, -1.0
 
 
 @per_row
@@ -62,7 +66,7 @@ def _chances(z, p, q):
     """Writes the chances of one and of zero; the expected count and its variance."""
     mean = variance = 0.0
     for i in range(z.shape[0]):
-        e = _exp(-abs(z[i]))
+        e = EXP_64(-abs(z[i]))
         s = 1.0 / (1.0 + e)
         few = e * s
         p[i], q[i] = (s, few) if z[i] > 0 else (few, s)
@@ -72,7 +76,7 @@ def _chances(z, p, q):
 
 
 @per_row
-def _balance(z, k, p, q):
+def balance(z, k, p, q):
     """Shifts z so that k ones are about what is expected, and writes their chances."""
     m = z.shape[0]
     low, high = z.max(), z.min()
@@ -177,7 +181,7 @@ def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, 
     _guess(target, p, q, variance, z)
     last, halvings = np.inf, 0
     for _ in range(STEPS):
-        _balance(z, k, p, q)
+        balance(z, k, p, q)
         total = _evaluate(p, q, k, first, rest, zero, one)
         error = largest = weight = mean = 0.0
         for i in range(m):
@@ -220,10 +224,11 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
         logits[r, :] = log_odds[r]
-        m, left, sign = _gather(log_odds[r], k[r], units, target)
+        m, left = gather(log_odds[r], k[r], units, target)
         errors[r] = 0.0
         if m == 0:
             continue
+        left, sign = _arrange(units[:m], target[:m], left)
         if left <= 0:
             errors[r] = np.inf
             continue
@@ -247,15 +252,16 @@ def _covariance_rows(begin, end, logits, b, k, result):
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
         result[r, :] = 0.0
-        m, left, _ = _gather(logits[r], k[r], units, z)
-        if m == 0 or left <= 0:
+        m, left = gather(logits[r], k[r], units, z)
+        if m == 0:
             continue
+        left, _ = _arrange(units[:m], z[:m], left)
         mean = 0.0
         for i in range(m):
             mean += b[r, units[i]] / m
         for i in range(m):
             right[i] = b[r, units[i]] - mean
-        _balance(z[:m], left, p[:m], q[:m])
+        balance(z[:m], left, p[:m], q[:m])
         total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
         _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
         _solve_laplacian(weights, right[:m], v[:m])

@@ -55,3 +55,8 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
         if free.any():
             row[free] = _solve(theta[free], right[free], size - int((theta == torch.inf).sum()))
     return v
+
+
+def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
+    """:func:`covariance_inverse` to a relative ``tolerance``, for whom the log-odds of inclusion ``(R, n)`` are known."""
+    return covariance_inverse(logits, b, k)
