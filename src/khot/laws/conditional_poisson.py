@@ -263,6 +263,24 @@ def pull_back(
     return value, lambda v: vjp(v)[0]
 
 
+def slopes(
+    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
+    if torch.is_grad_enabled() or not is_plain(logits) or has_derivative(logits, False):
+        return pull_back(function, logits, k)
+    with torch.enable_grad():
+        theta = logits.detach().requires_grad_()
+        value = function(theta, k)
+    return value.detach(), lambda v: torch.autograd.grad(value, theta, v, retain_graph=True)[0]
+
+
+def times_covariance(v: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+    """The covariance of the k-hot vector times v, ``(*batch, n)``, differentiable in both."""
+    derivative = pull_back if has_derivative(v, False) else slopes
+    return derivative(inclusion_probabilities, logits, k)[1](v)
+
+
 def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time."""
     return covariance_factors(logits, k).dense()

@@ -40,7 +40,7 @@ from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 
 from .characteristic import Factors, factors
-from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
 from .kept import Kept
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
@@ -246,7 +246,7 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
 
 def _products(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The slopes D, to the relative accuracy of every entry, and the products with C."""
-    scores, pulled_back = pull_back(family.scores, logits, k)
+    scores, pulled_back = slopes(family.scores, logits, k)
     weight = family.slope(scores)
     return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
 

@@ -44,4 +44,6 @@ covariance_inverse_factored = Operator(
     fake=lambda logits, log_odds, b, k, tolerance: torch.empty_like(b),
     batch=False,
 )
-covariance_inverse_factored.backend("numba", module=".numba_factors", takes=lambda x, *_: LONGEST < x.shape[-1] <= MOST_FACTORED)
+covariance_inverse_factored.backend(
+    "numba", module=".numba_factors", takes=lambda x, *_: LONGEST < x.shape[-1] <= MOST_FACTORED
+)

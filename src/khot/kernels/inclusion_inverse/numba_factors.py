@@ -108,7 +108,9 @@ def _precondition(residual, variance, total, out):
 
 
 @per_row
-def _conjugate_gradients(real, imag, law_real, law_imag, own, variance, tolerance, v, residual, z, direction, along, sums):
+def _conjugate_gradients(
+    real, imag, law_real, law_imag, own, variance, tolerance, v, residual, z, direction, along, sums
+):
     """Writes the v with C v = residual, up to a constant; whether it has been found."""
     total = variance.sum()
     v[:] = 0.0
@@ -180,7 +182,16 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
         law_real[:nodes], law_imag[:nodes] = 1.0, 0.0
         for i in range(m):
             _multiply_unit(
-                p[i], q[i], mean[i], rest[i], cos[:nodes], sin[:nodes], law_real[:nodes], law_imag[:nodes], real[i], imag[i]
+                p[i],
+                q[i],
+                mean[i],
+                rest[i],
+                cos[:nodes],
+                sin[:nodes],
+                law_real[:nodes],
+                law_imag[:nodes],
+                real[i],
+                imag[i],
             )
         total = _pair(law_real[:nodes], law_imag[:nodes], weight_real[:nodes], weight_imag[:nodes])
         for j in range(nodes):
@@ -198,9 +209,7 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
             result[r, units[i]] = v[i] - average if found else np.nan
 
 
-def covariance_inverse_factored(
-    logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float
-) -> Tensor:
+def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
     result = torch.empty(logits.shape, dtype=torch.float64)
     arguments = (x.contiguous().numpy() for x in (logits, log_odds, b, k))
     over_rows(_long_rows, len(result), result.numel() * NODES, *arguments, tolerance, result.numpy())
