@@ -1,7 +1,7 @@
 r"""Newton's method for a row of a few units, in numba.
 
-Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count of
-the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
+Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
+of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
 
 .. math:: P(B = k \mid x_i = 1) = \sum_c F_i(c)\, G_{i+1}(c + 1), \qquad
     -C_{ij} = p_i q_i p_j q_j \frac{P_{10} P_{01} - P_{11} P_{00}}{P(B = k)^2}
@@ -26,7 +26,7 @@ ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
 MARGIN = 100.0  # by which a predicted error has to be small enough
 CLOSE = 1e-3  # of an expected count to k
 
-EXP_64, _log = EXP[np.float64], LOG[np.float64]
+exp, log = EXP[np.float64], LOG[np.float64]
 
 
 @per_row
@@ -66,7 +66,7 @@ def _chances(z, p, q):
     """Writes the chances of one and of zero; the expected count and its variance."""
     mean = variance = 0.0
     for i in range(z.shape[0]):
-        e = EXP_64(-abs(z[i]))
+        e = exp(-abs(z[i]))
         s = 1.0 / (1.0 + e)
         few = e * s
         p[i], q[i] = (s, few) if z[i] > 0 else (few, s)
@@ -79,8 +79,10 @@ def _chances(z, p, q):
 def balance(z, k, p, q):
     """Shifts z so that k ones are about what is expected, and writes their chances."""
     m = z.shape[0]
-    low, high = z.max(), z.min()
-    low, high = -low - np.log(m), -high + np.log(m)  # shifts with fewer and with more
+    lowest = highest = z[0]
+    for i in range(m):
+        lowest, highest = min(lowest, z[i]), max(highest, z[i])
+    low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
     done = 0.0
     for _ in range(TILT_STEPS):
         mean, variance = _chances(z, p, q)
@@ -174,42 +176,56 @@ def _guess(target, p, q, variance, z):
 
 
 @per_row
+def _compare(target, z, p, q, zero, one, total, right, variance):
+    """Writes what the log-odds given B = k lack, and pi (1 - pi).
+
+    Returns:
+        The largest of what they lack, relative to the largest of z, and its mean weighted by pi (1 - pi).
+    """
+    error = largest = weight = mean = 0.0
+    for i in range(target.shape[0]):
+        right[i] = target[i] - (z[i] + log(one[i] / zero[i]))
+        error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
+        variance[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)
+        weight += variance[i]
+        mean += variance[i] * right[i]
+    return error / (1 + largest), mean / weight
+
+
+@per_row
+def _mix(a, x, b, y, out):
+    for i in range(out.shape[0]):
+        out[i] = a * x[i] + b * y[i]
+
+
+@per_row
 def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
     """Writes the z whose log-odds given B = k are the target; returns the error."""
-    m = target.shape[0]
     _, variance = _chances(target, p, q)
     _guess(target, p, q, variance, z)
     last, halvings = np.inf, 0
     for _ in range(STEPS):
         balance(z, k, p, q)
         total = _evaluate(p, q, k, first, rest, zero, one)
-        error = largest = weight = mean = 0.0
-        for i in range(m):
-            right[i] = target[i] - (z[i] + _log(one[i] / zero[i]))
-            error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
-            step[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)  # pi (1 - pi)
-            weight += step[i]
-            mean += step[i] * right[i]
-        error /= 1 + largest
-        if error <= goal or not total > 0:
-            return error if total > 0 else np.inf
+        if not total > 0:
+            return np.inf
+        error, mean = _compare(target, z, p, q, zero, one, total, right, step)
+        if error <= goal:
+            return error
         if not error < last:
-            if last <= ACCEPTED or halvings == HALVINGS:
-                z[:] = old
-                return last
+            _mix(0.5, z, 0.5, old, z)
             halvings += 1
-            for i in range(m):
-                z[i] = (z[i] + old[i]) / 2
-            continue
-        sure = last < np.inf and error / last * error * MARGIN <= goal  # what the next step leaves
-        for i in range(m):
-            right[i] = step[i] * (right[i] - mean / weight)
-            old[i] = z[i]
+            if last > ACCEPTED and halvings <= HALVINGS:
+                continue
+            _mix(0.0, z, 1.0, old, z)
+            return last
+        for i in range(target.shape[0]):
+            right[i] = step[i] * (right[i] - mean)
+        _mix(0.0, z, 1.0, z, old)
         _edges(p, q, k, first, rest, total, without, having, weights)
         _solve_laplacian(weights, right, step)
-        for i in range(m):
-            z[i] += step[i]
-        if sure:
+        _mix(1.0, z, 1.0, step, z)
+        if last < np.inf and error / last * error * MARGIN <= goal:  # what this step has left
             return goal
         last, halvings = error, 0
     return np.inf

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..numba_tools import kernel, over_rows, per_row, summed
-from .numba_backend import balance, gather
-from .numba_backend import EXP_64 as _exp
+from .numba_backend import balance, exp, gather
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic
 MOST_STEPS = 200  # of conjugate gradients; usual are 3 to 10
@@ -29,11 +28,11 @@ RELIABLE_SHIFT = 8.0  # as in khot.laws.inverse
 def _choose_nodes(variance, k, m, cos, sin, weight_real, weight_imag):
     """Writes cos t, sin t and e^{-ikt} times the weight of the nodes; returns how many there are."""
     radius = DEPTH / 3 + math.sqrt(DEPTH * DEPTH / 9 + 2 * DEPTH * variance)
-    last = int(math.ceil(min(radius, float(max(k, m - k))) / 2))
+    last = math.ceil(min(radius, float(max(k, m - k))) / 2)
     count = 2 * last + 1
     step = 2 * math.pi / count
     end = 2 * math.asin(min(1.0, math.sqrt(0.5 * DEPTH / variance)))
-    nodes = min(min(NODES, last + 1), 1 + int(math.ceil(end / step)))
+    nodes = min(min(NODES, last + 1), 1 + math.ceil(end / step))
     for j in range(nodes):
         cos[j], sin[j] = math.cos(j * step), math.sin(j * step)
         turn, size = j * k % count * step, (1.0 if j == 0 else 2.0) / count
@@ -141,7 +140,7 @@ def _means(z, odds, p, q, mean, rest, variance):
     """Writes the inclusion probabilities from their log-odds; whether these are near enough to those of the units."""
     total = shift = 0.0
     for i in range(z.shape[0]):
-        e = _exp(-abs(odds[i]))
+        e = exp(-abs(odds[i]))
         s = 1.0 / (1.0 + e)
         few = e * s
         mean[i], rest[i] = (s, few) if odds[i] > 0 else (few, s)

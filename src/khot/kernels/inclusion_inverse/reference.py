@@ -58,5 +58,5 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
 
 
 def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    """:func:`covariance_inverse` to a relative ``tolerance``, for whom the log-odds of inclusion ``(R, n)`` are known."""
+    """:func:`covariance_inverse` to a relative ``tolerance``, where the log-odds of inclusion ``(R, n)`` are known."""
     return covariance_inverse(logits, b, k)
