@@ -19,6 +19,7 @@ __all__ = [
     "eager_dispatcher",
     "has_dispatch_mode",
     "in_forward_mode",
+    "is_eager_everywhere",
     "is_mapped",
     "is_plain",
     "is_shape_only",
@@ -59,6 +60,19 @@ def is_mapped(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside of a transform of torch.func, in which a new tensor may be one of many, too."""
     return functorch.peek_interpreter_stack() is not None
+
+
+def is_eager_everywhere() -> bool:
+    """Whether there is no transform, tracer, dispatch mode or forward mode at work, whatever the arguments.
+
+    Not to be asked under Dynamo.
+    """
+    return (
+        forward_ad._current_level < 0
+        and not torch._C._len_torch_dispatch_stack()
+        and functorch.peek_interpreter_stack() is None
+        and not is_tracing()
+    )
 
 
 def is_plain(argument: Any) -> bool:

@@ -67,8 +67,17 @@ def test_every_call_asks_once(monkeypatch):
             operator, "choose", lambda *args, f=choose, name=operator.name: (asked.append(name), f(*args))[1]
         )
     x = torch.randn(2, 5, requires_grad=True)
-    sigmoid_topk(x, 2)[:, 0].sum().backward()
+    sigmoid_topk(x, torch.tensor(2.0))[:, 0].sum().backward()
     assert asked == ["capped_simplex_mask", "capped_simplex_mask_derivative"]
+
+
+def test_a_call_with_numbers_asks_for_the_short_way_only(monkeypatch):
+    if not registry.HAS_NUMBA:
+        pytest.skip("only numba has it")
+    monkeypatch.setattr(capped_simplex.mask, "choose", lambda *args: pytest.fail("asked twice"))
+    monkeypatch.setattr(capped_simplex.mask_derivative, "choose", lambda *args: pytest.fail("asked twice"))
+    x = torch.randn(2, 5, requires_grad=True)
+    sigmoid_topk(x, 2)[:, 0].sum().backward()
 
 
 def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypatch):

@@ -97,7 +97,7 @@ def test_is_sigmoid_topk_with_its_kernels(monkeypatch):
     asked = []
     run = capped_simplex.mask.implementation
     monkeypatch.setattr(capped_simplex.mask, "implementation", lambda *args: (asked.append(args[3]), run(*args))[1])
-    transport_topk(x, 3, 0.2)
+    transport_topk(x, torch.tensor(3.0), 0.2)
     assert asked == ["logistic"]
 
 

@@ -4,6 +4,7 @@ Dynamo refuses to trace a Function that has a ``jvp``; and torch switches forwar
 forward-over-forward derivatives come out as zeros, silently.
 """
 
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,9 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     in_both_modes: Any = types.new_class(
         f"{function.__name__}ForwardMode", (function,), exec_body=lambda body: body.update(jvp=staticmethod(nestable))
     )
+
+    # Which torch asks for at every call, and it takes long to find.
+    vars(function.forward).update(__signature__=inspect.signature(function.forward))
 
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():

@@ -2,13 +2,14 @@
 
 numba has a cache of its own, which looks at the file of the function alone: it misses an edit of a function that this
 one calls from another file, and takes a function made by a factory (a loop for one link) for new in every process. Here
-an entry is found by the function's name and the ``variant`` that the factory made of it, and is valid while the sources
-of all numba backends, and the versions of numba and NumPy, are what they were.
+an entry is found by the function's qualified name, which says what the factory made of it, in a folder for the state
+of the sources of all numba backends and the versions of numba and NumPy.
 """
 
 import functools
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -25,9 +26,9 @@ from numba.misc.appdirs import AppDirs
 PACKAGE = Path(__file__).parent
 
 
-def kept_on_disk(dispatcher: Any, variant: str = "") -> Any:
+def kept_on_disk(dispatcher: Any) -> Any:
     """The same compiled function, whose machine code later processes find on disk."""
-    dispatcher._cache = _Cache(dispatcher.py_func, variant) if _folder() else NullCache()
+    dispatcher._cache = _Cache(dispatcher.py_func) if _folder() else NullCache()
     return dispatcher
 
 
@@ -44,8 +45,11 @@ def source_stamp() -> str:
 def _folder() -> Path | None:
     """The folder for this installation; None, with a warning, if it cannot be written."""
     base = os.environ.get("NUMBA_CACHE_DIR") or AppDirs("khot", appauthor=False).user_cache_dir
-    path = Path(base) / f"khot_{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
+    installation = Path(base) / f"khot_{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
+    path = installation / source_stamp()[:16]
     try:
+        if not path.exists():
+            shutil.rmtree(installation, ignore_errors=True)  # of sources that are no more
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
@@ -67,10 +71,7 @@ def _warn_once(error: OSError) -> None:
 
 
 class _Locator:
-    """Where numba's cache shall look; the names of its methods are numba's."""
-
-    def __init__(self, variant: str) -> None:
-        self.variant = variant
+    """Where numba's cache shall look; the names of the methods are numba's."""
 
     def ensure_cache_path(self) -> None:
         Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)
@@ -81,26 +82,21 @@ class _Locator:
     def get_source_stamp(self) -> str:
         return source_stamp()
 
-    def get_disambiguator(self) -> str:
-        return hashlib.sha256(self.variant.encode()).hexdigest()[:16]
-
 
 class _Implementation(CompileResultCacheImpl):
-    def __init__(self, function: Callable[..., Any], variant: str) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._lineno = function.__code__.co_firstlineno
-        self._locator = _Locator(variant)
-        module = function.__module__.replace(".", "_")
-        self._filename_base = self.get_filename_base(f"{module}.{function.__qualname__}", sys.abiflags)
+        self._locator = _Locator()
+        full_name = f"{function.__module__}.{function.__qualname__}"
+        version = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
+        self._filename_base = f"{function.__name__}-{hashlib.sha256(full_name.encode()).hexdigest()[:24]}.{version}"
 
 
 class _Cache(FunctionCache):
-    def __init__(self, function: Callable[..., Any], variant: str) -> None:
-        self._impl_class = functools.partial(_Implementation, variant=variant)  # type: ignore[assignment]
-        self._variant = variant
-        super().__init__(function)
+    _impl_class = _Implementation
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return sig, codegen.magic_tuple(), self._variant
+        return sig, codegen.magic_tuple()
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

@@ -12,8 +12,9 @@ without which no compiler takes several at once. None of them assumes that there
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -27,24 +28,57 @@ FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
 
-inlined = njit(error_model="numpy", fastmath=FUSED, forceinline=True)
-per_row = njit(error_model="numpy", fastmath=FUSED)
-summed = njit(error_model="numpy", fastmath=ANY_ORDER)
+_names = threading.local()
 
 
-def kernel(function: Callable[..., None], variant: str = "") -> Callable[..., None]:
-    """Compiles a loop over rows.
+@contextmanager
+def specialised(name: str) -> Iterator[None]:
+    """Inside, compiled functions are those of the specialisation ``name``, such as a link and a dtype.
 
-    Args:
-        function: ``function(first, last, *arguments)``. What a factory closes over is part of the compiled code.
-        variant: What tells it from other functions that the factory makes, such as the name of a link.
+    A factory needs it: numba knows machine code by the qualified name of its function and a number that is unique in
+    this process only. Code from the disk under a name that other code has would be run in its place.
     """
-    compiled = njit(error_model="numpy", fastmath=FUSED, nogil=True)(function)
-    found: Callable[..., None] = kept_on_disk(compiled, variant)
+    before, _names.current = getattr(_names, "current", ""), name
+    try:
+        yield
+    finally:
+        _names.current = before
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    name = getattr(_names, "current", "")
+    if "<locals>" in function.__qualname__:
+        if not name:
+            raise RuntimeError(f"{function.__qualname__} comes from a factory: compile it inside `specialised`")
+        function.__qualname__ += f"[{name}]"
+    return function
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compiles what is done to an item."""
+    return njit(error_model="numpy", fastmath=FUSED, forceinline=True)(_named(function))
+
+
+def per_row(function: Callable[..., Any]) -> Any:
+    """Compiles what is done to a row, in the order that is written down."""
+    return njit(error_model="numpy", fastmath=FUSED)(_named(function))
+
+
+def summed(function: Callable[..., Any]) -> Any:
+    """Compiles sums over the items of a row, in any order."""
+    return njit(error_model="numpy", fastmath=ANY_ORDER)(_named(function))
+
+
+def kernel(function: Callable[..., int]) -> Callable[..., int]:
+    """Compiles a loop over rows, ``function(first, last, *arguments)``, kept on disk.
+
+    It returns a number, such as that of the rows that it has left to others.
+    """
+    found: Callable[..., int] = kept_on_disk(njit(error_model="numpy", fastmath=FUSED, nogil=True)(_named(function)))
     return found
 
 
-def over_rows(kernel: Callable[..., None], rows: int, items: int, *arguments: Any) -> None:
+def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any) -> int:
     """``kernel(first, last, *arguments)`` for all rows, in shares on ``torch.get_num_threads()`` threads.
 
     Args:
@@ -52,22 +86,25 @@ def over_rows(kernel: Callable[..., None], rows: int, items: int, *arguments: An
         rows: How many there are.
         items: How many steps of work they are, in items of a row: few are not worth waking a thread.
         arguments: NumPy arrays and numbers.
+
+    Returns:
+        The sum of what the kernel returns.
     """
-    shares = min(torch.get_num_threads(), rows, items // ITEMS_A_THREAD)
+    shares = min(rows, items // ITEMS_A_THREAD)
+    if shares > 1:
+        shares = min(shares, torch.get_num_threads())
     if shares <= 1:
-        kernel(0, rows, *arguments)
-        return
+        return kernel(0, rows, *arguments)
     ends = [rows * share // shares for share in range(shares + 1)]
-    started = list[Future[None]]()
+    started, done = list[Future[int]](), 0
     try:
         pool = _pool.of(shares - 1)
         for first, last in pairwise(ends[1:]):
             started.append(pool.submit(kernel, first, last, *arguments))
     except RuntimeError:  # the interpreter shuts down, and starts no threads any more
-        kernel(ends[1 + len(started)], rows, *arguments)
-    kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
-    for share in started:
-        share.result()
+        done = kernel(ends[1 + len(started)], rows, *arguments)
+    done += kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
+    return done + sum(share.result() for share in started)
 
 
 class _Pool:

@@ -14,12 +14,14 @@ of every order follow; a is a constant. From y they could not be had: 1 - y has 
 almost certainly in.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
+from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
@@ -28,6 +30,8 @@ from khot.kernels.capped_simplex.derivative import balanced, centred, derivative
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold
+
+NUMBERS = (float, int)
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -110,6 +114,67 @@ def _jvp(
 _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
+class _Plain(NamedTuple):
+    """What a plain call has found: y, the thresholds in arrays; its numbers; and what finds the gradient."""
+
+    y: Tensor
+    anchor: Any
+    offset: Any
+    k: float
+    scale: float
+    link: Link
+    log: bool
+    gradient: Any
+
+
+class _PlainMap(Function):
+    """The mask as a function of scores alone, k and s being numbers, which it is nearly always: at the least cost.
+
+    Derivatives of its derivative are those of :class:`_CappedSimplexMap`, which solves for the threshold again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: _Plain) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.found = found
+        return found.y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,), found = ctx.saved_tensors, ctx.found
+        if torch.is_grad_enabled():
+            numbers = (row_scalar(v, x, x.shape[:-1], False) for v in (found.k, found.scale))
+            y, _, _ = _apply(x, *numbers, found.link, found.log, "", False)
+            return torch.autograd.grad(y, x, grad, create_graph=True)[0], None
+        if is_plain(grad) and is_eager_everywhere():
+            g = grad.to(x.dtype).contiguous()
+            grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, found.log)
+            if grad_x is not None:
+                return grad_x, None
+        at = (torch.from_numpy(v).reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
+        scale = row_scalar(found.scale, x, x.shape[:-1], False)
+        return derivative(x, scale, Threshold(*at), grad, None, found.link, found.log)[0].to(x.dtype), None
+
+
+def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor | None:
+    """The mask, if this is a plain call that a backend has a short way for."""
+    if torch.compiler.is_compiling() or type(k) not in NUMBERS or type(scale) not in NUMBERS:
+        return None
+    if type(x) not in (Tensor, Parameter) or not x.is_contiguous():
+        return None
+    if x.dtype not in (torch.float32, torch.float64) or not is_eager_everywhere():
+        return None
+    short = capped_simplex.plain.find(x, link, log)
+    solved: Any = short and short.mask(x, float(k), float(scale), link, log)
+    if solved is None:
+        return None
+    y, anchor, offset = solved
+    found = _Plain(y, anchor, offset, k, scale, link, log, short.gradient)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _PlainMap.apply(x, found)
+    return found.y
+
+
 def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
     """A number for each row; one ``on_host`` for all rows stays there, which saves an accelerator a launch."""
     if isinstance(value, Tensor):
@@ -124,14 +189,22 @@ def relaxed_mask(
 ) -> Tensor:
     """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
     check_scores(x, dim)
-    x = x.movedim(dim, -1)
+    if dim in (-1, x.dim() - 1):
+        return _mask_of_rows(x, k, softness, link, name, log)
+    return _mask_of_rows(x.movedim(dim, -1), k, softness, link, name, log).movedim(-1, dim)
+
+
+def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, log: bool) -> Tensor:
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
+    y = _plain_map(x, k, softness, link, log)
+    if y is not None:
+        return y
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
-    return y.movedim(-1, dim)
+    return y
 
 
 @one_operation

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
-from ..registry import Operator
+from ..registry import Backends, Operator
 from ..rows import in_rows_of
 from . import reference
 
@@ -32,8 +32,7 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _has_kernel(link: str, log: bool) -> bool:
-    found = Link.find(link)
-    return found.kernel is not None and (found.kernel_has_log or not log)
+    return Link.find(link).has_kernel(log)
 
 
 threshold = Operator("capped_simplex_threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
@@ -66,6 +65,11 @@ mask_derivative.backend(
     takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
 )
 mask_derivative.backend("torch", module=".torch_backend")
+
+
+# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
+plain = Backends(__name__, "PLAIN")
+plain.backend("numba", module=".numba_backend", takes=lambda x, link, log: link.has_kernel(log))
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:

@@ -4,7 +4,8 @@ Those with numbers near the limits of their dtype, whose tails underflow, or tha
 the torch backend together; so does what is to become an error.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,17 +35,14 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y or log y, empty if ``log`` is None, and the threshold."""
     batch, n = x.shape[:-1], x.shape[-1]
-    found = Link.find(link)
-    items = _rows(x)
+    found, items = Link.find(link), _rows(x)
     rows = items.shape[0]
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))
     at = Threshold(k.new_empty(rows), k.new_empty(rows))
-    left = np.zeros(rows, np.bool_)
-    arguments = (items, k, scale, y, *at)
-    loop = _loops(found, items, bool(log)).mask
-    over_rows(loop, rows, rows * n, *map(_array, arguments), left, *link_numbers(found))
-    if left.any():
+    left = np.empty(rows, np.bool_)
+    arrays = [v.numpy() for v in (items, k, scale, y, *at)]
+    if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, *arrays, left, *link_numbers(found)):
         _solve_by_torch(torch.from_numpy(left), items, k, scale, y, at, found, log, softness, check)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 
@@ -73,11 +71,9 @@ def mask_derivative(
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
     grad_x, grad_k = torch.empty_like(items), torch.empty_like(scale)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    left = np.zeros(rows, np.bool_)
-    arguments = (items, scale, *at, cotangents, grad_x, grad_k, grad_scale)
-    loop = _loops(found, items, log).derivative
-    over_rows(loop, rows, rows * n, *map(_array, arguments), left, float(found.q), with_scale)
-    if left.any():
+    left = np.empty(rows, np.bool_)
+    arrays = [v.numpy() for v in (items, scale, *at, cotangents, grad_x, grad_k, grad_scale)]
+    if over_rows(_loops(found, items, log).derivative, rows, rows * n, *arrays, left, float(found.q), with_scale):
         some = torch.from_numpy(left)
         inputs = (items[some], scale[some], at.anchor[some], at.offset[some], cotangents[some])
         grad_x[some], grad_k[some], grad_scale[some] = torch_backend.mask_derivative(*inputs, link, log, with_scale)
@@ -97,5 +93,44 @@ def _flat(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).contiguous()
 
 
-def _array(x: Tensor) -> Any:
-    return x.numpy()
+class Plain(NamedTuple):
+    """The map of contiguous scores in a computing dtype, k and scale being numbers, at the least fixed cost.
+
+    Attributes:
+        mask: ``(x, k, scale, link, log)``: y or log y, anchors and offsets; None if not all rows are ordinary.
+        gradient: ``(x, scale, anchor, offset, grad, link, log)``: dL/dx, or None likewise.
+    """
+
+    mask: Callable[[Tensor, float, float, Link, bool], tuple[Tensor, Any, Any] | None]
+    gradient: Callable[[Tensor, float, Any, Any, Tensor, Link, bool], Tensor | None]
+
+
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Any, Any] | None:
+    n = x.shape[-1]
+    rows = x.numel() // n
+    y, anchor, offset = torch.empty_like(x), np.empty(rows), np.empty(rows)
+    items, out = x.detach().numpy().reshape(rows, n), y.numpy().reshape(rows, n)
+    numbers = np.array([k], np.float64), np.array([scale], np.float64)
+    loop = _loops(link, x, log).mask
+    left = over_rows(
+        loop, rows, rows * n, items, *numbers, out, anchor, offset, np.empty(rows, np.bool_), *link_numbers(link)
+    )
+    return None if left else (y, anchor, offset)
+
+
+def _plain_gradient(
+    x: Tensor, scale: float, anchor: Any, offset: Any, grad: Tensor, link: Link, log: bool
+) -> Tensor | None:
+    n = x.shape[-1]
+    rows = len(anchor)
+    grad_x, unused = torch.empty_like(x), np.empty(rows)
+    items, g, out = (v.detach().numpy().reshape(rows, n) for v in (x, grad, grad_x))
+    loop = _loops(link, x, log).derivative
+    left = over_rows(
+        loop, rows, rows * n, items, np.array([scale], np.float64), anchor, offset, g, out, unused, unused,
+        np.empty(rows, np.bool_), float(link.q), False,
+    )  # fmt: skip
+    return None if left else grad_x
+
+
+PLAIN = Plain(_plain_mask, _plain_gradient)

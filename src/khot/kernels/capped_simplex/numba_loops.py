@@ -17,7 +17,7 @@ from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_o
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
 from ..numba_rows import CHUNK, highest, look, lowest
-from ..numba_tools import inlined, kernel, per_row, summed
+from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
 from .search import SHORT
@@ -53,8 +53,9 @@ def loops_of(link: Link, real: Real, log: bool) -> Loops:
 
 @functools.cache
 def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
-    link, name = numba_link(module, variant, real), f"{variant}, {real.__name__}, {'log' if log else 'value'}"
-    return Loops(kernel(_mask(link, shape, real, log), name), kernel(_derivative(link, shape, real, log), name))
+    with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
+        link = numba_link(module, variant, real)
+        return Loops(kernel(_mask(link, shape, real, log)), kernel(_derivative(link, shape, real, log)))
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
@@ -66,14 +67,23 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
             y[i] = value(_distance(x[i], anchor, inverse, offset), q)
 
     def mask(first, last, x, k, scale, y, anchor, offset, left, q, centre, spread):
-        sample = np.empty(2 * SAMPLE_SIZE, x.dtype)
+        sample, count = np.empty(2 * SAMPLE_SIZE if x.shape[1] >= 4 * SAMPLE_SIZE else 0, x.dtype), 0
         for r in range(first, last):
-            anchor[r], offset[r], done = solve(x[r], k[r], scale[r], q, centre, spread, sample)
+            s = _of_row(scale, r)
+            anchor[r], offset[r], done = solve(x[r], _of_row(k, r), s, q, centre, spread, sample)
             left[r] = not done
+            count += not done
             if done and y.shape[1] > 0:
-                fill(x[r], real(anchor[r]), real(1 / scale[r]), real(offset[r]), q, y[r])
+                fill(x[r], real(anchor[r]), real(1 / s), real(offset[r]), q, y[r])
+        return count
 
     return mask
+
+
+@inlined
+def _of_row(values, r):
+    """A number of each row, or of all."""
+    return values[r if values.shape[0] > 1 else 0]
 
 
 @inlined
@@ -255,14 +265,18 @@ def _derivative(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
     gradient = _log_gradient(link, real) if log else _gradient(link, shape.compact and shape.reaches_zero, real)
 
     def derivative(first, last, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q, with_scale):
+        count = 0
         for r in range(first, last):
-            inverse = 1 / scale[r]
+            s = _of_row(scale, r)
+            inverse = 1 / s
             at = real(anchor[r]), real(inverse), real(offset[r])
             grad_k[r], done = gradient(x[r], at, g[r], q, real(1 if with_scale else inverse), grad_x[r])
-            left[r] = not (done and NARROWEST < scale[r] < WIDEST)
+            left[r] = not (done and NARROWEST < s < WIDEST)
+            count += left[r]
             if with_scale:
                 grad_scale[r] = -inverse * _lever(x[r], at, grad_x[r])
                 _multiply(grad_x[r], real(inverse))
+        return count
 
     return derivative
 

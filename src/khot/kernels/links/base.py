@@ -123,6 +123,10 @@ class Link(ABC):
         """The link with this key, or one that equals it."""
         return find_link(key)
 
+    def has_kernel(self, log: bool) -> bool:
+        """Whether it has pieces for fused loops, of values or of logarithms."""
+        return self.kernel is not None and (self.kernel_has_log or not log)
+
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Link) and self.key == other.key)
 
