@@ -3,12 +3,43 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import carray, types  # type: ignore[attr-defined]  # numba does not say what it exports
 from numba.extending import intrinsic
 
-from .numba_tools import inlined, per_row, summed
+from .numba_tools import inlined, per_row, specialised, summed
+
+
+def _rows_at(kind):
+    """``(address, rows, n)``: the contiguous numbers of a tensor as an array.
+
+    Without a count of references, which rows as views would change, in memory that all threads share.
+    """
+
+    @intrinsic
+    def pointer(context, address):
+        found = types.CPointer(kind)
+        return found(address), lambda c, builder, __, args: builder.inttoptr(args[0], c.get_value_type(found))
+
+    pointer_to: Any = pointer
+
+    @inlined
+    def rows_at(address, rows, n):
+        return carray(pointer_to(address), (rows, n))
+
+    return rows_at
+
+
+with specialised("float32"):
+    _singles = _rows_at(types.float32)
+with specialised("float64"):
+    doubles_at = _rows_at(types.float64)
+with specialised("uint8"):
+    bytes_at = _rows_at(types.uint8)
+REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
 CHUNK = 2048  # items whose sums are taken in the dtype of the row before they are added up in float64
 

@@ -115,11 +115,11 @@ _apply = with_forward_mode(_CappedSimplexMap, _jvp)
 
 
 class _Plain(NamedTuple):
-    """What a plain call has found: y, the thresholds in arrays; its numbers; and what finds the gradient."""
+    """What a plain call has found: y, the thresholds of all rows; its numbers; and what finds the gradient."""
 
     y: Tensor
-    anchor: Any
-    offset: Any
+    anchor: Tensor
+    offset: Tensor
     k: float
     scale: float
     link: Link
@@ -151,9 +151,9 @@ class _PlainMap(Function):
             grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, found.log)
             if grad_x is not None:
                 return grad_x, None
-        at = (torch.from_numpy(v).reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
+        at = Threshold(*(v.reshape(x.shape[:-1]) for v in (found.anchor, found.offset)))
         scale = row_scalar(found.scale, x, x.shape[:-1], False)
-        return derivative(x, scale, Threshold(*at), grad, None, found.link, found.log)[0].to(x.dtype), None
+        return derivative(x, scale, at, grad, None, found.link, found.log)[0].to(x.dtype), None
 
 
 def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor | None:

@@ -5,7 +5,7 @@ the torch backend together; so does what is to become an error.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,12 +38,13 @@ def _solve(
     found, items = Link.find(link), _rows(x)
     rows = items.shape[0]
     k, scale = _flat(k), _flat(scale)
-    y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))
+    y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))  # at no address
     at = Threshold(k.new_empty(rows), k.new_empty(rows))
-    left = np.empty(rows, np.bool_)
-    arrays = [v.numpy() for v in (items, k, scale, y, *at)]
-    if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, *arrays, left, *link_numbers(found)):
-        _solve_by_torch(torch.from_numpy(left), items, k, scale, y, at, found, log, softness, check)
+    left = k.new_empty(rows, dtype=torch.bool)
+    results = (v.data_ptr() for v in (y, *at, left))
+    arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
+    if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, n, *arguments):
+        _solve_by_torch(left, items, k, scale, y, at, found, log, softness, check)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
@@ -71,12 +72,13 @@ def mask_derivative(
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
     grad_x, grad_k = torch.empty_like(items), torch.empty_like(scale)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    left = np.empty(rows, np.bool_)
-    arrays = [v.numpy() for v in (items, scale, *at, cotangents, grad_x, grad_k, grad_scale)]
-    if over_rows(_loops(found, items, log).derivative, rows, rows * n, *arrays, left, float(found.q), with_scale):
-        some = torch.from_numpy(left)
-        inputs = (items[some], scale[some], at.anchor[some], at.offset[some], cotangents[some])
-        grad_x[some], grad_k[some], grad_scale[some] = torch_backend.mask_derivative(*inputs, link, log, with_scale)
+    left = scale.new_empty(rows, dtype=torch.bool)
+    inputs = (v.data_ptr() for v in (*at, cotangents))
+    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
+    arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
+    if over_rows(_loops(found, items, log).derivative, rows, rows * n, n, *arguments):
+        some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
+        grad_x[left], grad_k[left], grad_scale[left] = torch_backend.mask_derivative(*some, link, log, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
@@ -101,36 +103,32 @@ class Plain(NamedTuple):
         gradient: ``(x, scale, anchor, offset, grad, link, log)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float, Link, bool], tuple[Tensor, Any, Any] | None]
-    gradient: Callable[[Tensor, float, Any, Any, Tensor, Link, bool], Tensor | None]
+    mask: Callable[[Tensor, float, float, Link, bool], tuple[Tensor, Tensor, Tensor] | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, bool], Tensor | None]
 
 
-def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Any, Any] | None:
-    n = x.shape[-1]
-    rows = x.numel() // n
-    y, anchor, offset = torch.empty_like(x), np.empty(rows), np.empty(rows)
-    items, out = x.detach().numpy().reshape(rows, n), y.numpy().reshape(rows, n)
-    numbers = np.array([k], np.float64), np.array([scale], np.float64)
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    items, n = x.numel(), x.shape[-1]
+    rows = items // n
+    y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
+    left = x.new_empty(rows, dtype=torch.bool)
+    results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
     loop = _loops(link, x, log).mask
-    left = over_rows(
-        loop, rows, rows * n, items, *numbers, out, anchor, offset, np.empty(rows, np.bool_), *link_numbers(link)
-    )
-    return None if left else (y, anchor, offset)
+    if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
+        return None
+    return y, anchor, offset
 
 
 def _plain_gradient(
-    x: Tensor, scale: float, anchor: Any, offset: Any, grad: Tensor, link: Link, log: bool
+    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, log: bool
 ) -> Tensor | None:
-    n = x.shape[-1]
-    rows = len(anchor)
-    grad_x, unused = torch.empty_like(x), np.empty(rows)
-    items, g, out = (v.detach().numpy().reshape(rows, n) for v in (x, grad, grad_x))
+    items, n = x.numel(), x.shape[-1]
+    rows = items // n
+    grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
+    inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
+    results = grad_x.data_ptr(), 0, 0, left.data_ptr()
     loop = _loops(link, x, log).derivative
-    left = over_rows(
-        loop, rows, rows * n, items, np.array([scale], np.float64), anchor, offset, g, out, unused, unused,
-        np.empty(rows, np.bool_), float(link.q), False,
-    )  # fmt: skip
-    return None if left else grad_x
+    return None if over_rows(loop, rows, items, n, x.data_ptr(), 0, scale, *inputs, *results, float(link.q)) else grad_x
 
 
 PLAIN = Plain(_plain_mask, _plain_gradient)

@@ -16,7 +16,7 @@ from ..links.base import Link
 from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
-from ..numba_rows import CHUNK, highest, look, lowest
+from ..numba_rows import CHUNK, REALS_AT, bytes_at, doubles_at, highest, look, lowest
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
@@ -27,6 +27,7 @@ Compiled = Any  # a function that numba has compiled
 LOST, FOUND, KINK = range(3)  # how a search ends: KINK where the mask seems to consist of zeros and ones
 
 STEPS = 16  # usual are 2 to 5; rows that take more are left to others
+NO_QUANTILES = math.nan, math.nan, math.nan
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
 
 
@@ -66,24 +67,32 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
         for i in range(x.shape[0]):
             y[i] = value(_distance(x[i], anchor, inverse, offset), q)
 
-    def mask(first, last, x, k, scale, y, anchor, offset, left, q, centre, spread):
-        sample, count = np.empty(2 * SAMPLE_SIZE if x.shape[1] >= 4 * SAMPLE_SIZE else 0, x.dtype), 0
+    reals_at = REALS_AT[real]
+
+    def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
+        xs, ys = reals_at(x, last, n), reals_at(y, last, n)
+        anchors, offsets, is_left = (
+            doubles_at(anchor, 1, last)[0],
+            doubles_at(offset, 1, last)[0],
+            bytes_at(left, 1, last)[0],
+        )
+        sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
         for r in range(first, last):
-            s = _of_row(scale, r)
-            anchor[r], offset[r], done = solve(x[r], _of_row(k, r), s, q, centre, spread, sample)
-            left[r] = not done
+            row, s = xs[r], _of_row(scale, one_scale, r)
+            a, c, done, known = solve(row, _of_row(k, one_k, r), s, q, centre, spread, sample, known)
+            anchors[r], offsets[r], is_left[r] = a, c, not done
             count += not done
-            if done and y.shape[1] > 0:
-                fill(x[r], real(anchor[r]), real(1 / s), real(offset[r]), q, y[r])
+            if done and y != 0:
+                fill(row, real(a), real(1 / s), real(c), q, ys[r])
         return count
 
     return mask
 
 
 @inlined
-def _of_row(values, r):
-    """A number of each row, or of all."""
-    return values[r if values.shape[0] > 1 else 0]
+def _of_row(address, one, r):
+    """The number of a row: of an array, or where that has no address, one for all rows."""
+    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
 
 
 @inlined
@@ -188,12 +197,12 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     return search
 
 
-@inlined
-def _first_guess(mean, variance, fraction, scale, quantile, centre, spread):
+@per_row
+def _first_guess(mean, variance, scale, quantile, normal, centre, spread):
     """-t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if wide."""
     own = spread * scale * scale
     share = variance / (variance + own)
-    mixed = (1 - share) * (quantile - centre) / math.sqrt(spread) + share * normal_quantile(fraction)
+    mixed = (1 - share) * (quantile - centre) / math.sqrt(spread) + share * normal
     return mean - centre * scale - mixed * math.sqrt(variance + own)
 
 
@@ -212,18 +221,20 @@ def _leave_kink(x, k, scale, t):
 
 
 def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, scale, q, centre, spread, sample)``: anchor, offset, and whether they are the threshold."""
+    """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, whether they are the threshold, ``known``.
+
+    ``known`` is a share k / n with the quantiles there of the link and the normal law, often those of the row before.
+    """
     compact, reach, quantile_of = shape.compact, shape.reach, link.quantile
     search = _compact_search(link, shape, real) if compact else _smooth_search(link, real)
 
     @per_row
-    def start_and_search(x, span, k, scale, q, centre, spread, start):
-        """From a start, or from what mean and variance say if that is NaN."""
-        selected, finite, low, high, mean, variance = span
-        fraction = min(max((k - selected) / finite, 1e-300), 1 - 2.0**-53)
-        quantile = quantile_of(fraction, q)
+    def search_from(start, x, span, k, scale, q, centre, spread, known):
+        """From a start, or if that is NaN from what mean and variance say."""
+        _, _, low, high, mean, variance = span
+        _, quantile, normal = known
         if math.isnan(start):
-            start = _first_guess(mean, variance, fraction, scale, quantile, centre, spread)
+            start = _first_guess(mean, variance, scale, quantile, normal, centre, spread)
         if compact:  # all items equal have F(z) = fraction, so the root lies within a quantile of the extreme ones
             low -= (quantile + 2.0**-10) * scale
             high -= (quantile - 2.0**-10) * scale
@@ -231,29 +242,31 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         return search(x, k, scale, q, start, low, high)
 
     @per_row
-    def solve(x, k, scale, q, centre, spread, sample):
+    def solve(x, k, scale, q, centre, spread, sample, known):
         span = look(x, compact)
         selected, finite, low, high, _, variance = span
         # Not with a NaN, or so far apart that squares overflow, nor what is to become an error.
         if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and selected <= k <= selected + finite):
-            return 0.0, 0.0, False
+            return 0.0, 0.0, False, known
         if k == selected or k == selected + finite:  # beyond the last item, as far as F needs
             low, high = look(x, True)[2:4]
-            return (high, reach, True) if k == selected else (low, -reach, True)
+            return high if k == selected else low, reach if k == selected else -reach, True, known
+        share = min(max((k - selected) / finite, 1e-300), 1 - 2.0**-53)
+        if share != known[0]:
+            known = share, quantile_of(share, q), normal_quantile(share)
         start = np.nan
         if x.shape[0] >= 4 * SAMPLE_SIZE and finite == x.shape[0]:
             stride = x.shape[0] // SAMPLE_SIZE
             part = sample[: (x.shape[0] + stride - 1) // stride]
             part[:] = x[::stride]
-            start, _, _ = start_and_search(
-                part, look(part, compact), k / finite * part.shape[0], scale, q, centre, spread, np.nan
-            )
-        t, rest, how = start_and_search(x, span, k, scale, q, centre, spread, start)
+            size = share * part.shape[0]
+            start, _, _ = search_from(np.nan, part, look(part, compact), size, scale, q, centre, spread, known)
+        t, rest, how = search_from(start, x, span, k, scale, q, centre, spread, known)
         anchor = np.float64(real(t))
         offset = ((t - anchor) + rest) / scale
         if how == KINK:
             anchor, offset = _leave_kink(x, k, scale, t)
-        return anchor, offset, how != LOST
+        return anchor, offset, how != LOST, known
 
     return solve
 
@@ -264,18 +277,24 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 def _derivative(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
     gradient = _log_gradient(link, real) if log else _gradient(link, shape.compact and shape.reaches_zero, real)
 
-    def derivative(first, last, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q, with_scale):
-        count = 0
+    reals_at = REALS_AT[real]
+
+    def derivative(first, last, n, x, scale, one_scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
+        xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
+        count, is_left = 0, bytes_at(left, 1, last)[0]
         for r in range(first, last):
-            s = _of_row(scale, r)
+            s = _of_row(scale, one_scale, r)
             inverse = 1 / s
-            at = real(anchor[r]), real(inverse), real(offset[r])
-            grad_k[r], done = gradient(x[r], at, g[r], q, real(1 if with_scale else inverse), grad_x[r])
-            left[r] = not (done and NARROWEST < s < WIDEST)
-            count += left[r]
-            if with_scale:
-                grad_scale[r] = -inverse * _lever(x[r], at, grad_x[r])
-                _multiply(grad_x[r], real(inverse))
+            at = real(_of_row(anchor, 0.0, r)), real(inverse), real(_of_row(offset, 0.0, r))
+            row, out = xs[r], grads[r]
+            of_k, done = gradient(row, at, gs[r], q, real(1 if grad_scale != 0 else inverse), out)
+            is_left[r] = not (done and NARROWEST < s < WIDEST)
+            count += is_left[r]
+            if grad_k != 0:
+                doubles_at(grad_k, 1, last)[0, r] = of_k
+            if grad_scale != 0:
+                doubles_at(grad_scale, 1, last)[0, r] = -inverse * _lever(row, at, out)
+                _multiply(out, real(inverse))
         return count
 
     return derivative

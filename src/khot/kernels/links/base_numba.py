@@ -20,6 +20,7 @@ from ..numba_tools import inlined, per_row
 from .base import Link
 
 Compiled = Any  # a function that numba has compiled
+NEARLY_BALANCED = 1 / 32
 
 
 class NumbaLink(NamedTuple):
@@ -86,8 +87,12 @@ def balance_step(signed, total, slope, excess, k, q):
     """Newton's method on log(A / B), for which see :mod:`khot.kernels.capped_simplex.search`."""
     size = total + abs(excess)
     ratio = (signed + excess) / size
-    rate = math.atanh(ratio) if abs(ratio) < 1 else math.copysign(np.inf, ratio)
-    return rate * (1 - ratio * ratio) / (1 - ratio * signed / total) * size / slope
+    square = ratio * ratio
+    if square < NEARLY_BALANCED:  # its series to 1e-8: a tenth of the time
+        rate = ratio * (1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9))))
+    else:
+        rate = math.atanh(ratio) if square < 1 else math.copysign(np.inf, ratio)
+    return rate * (1 - square) / (1 - ratio * signed / total) * size / slope
 
 
 @per_row
