@@ -68,7 +68,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self.size).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size, log_odds=self.__dict__.get("log_odds")).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:

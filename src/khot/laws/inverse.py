@@ -20,8 +20,9 @@ The same holds for other families of designs whose Jacobian C of the inclusion p
 another scale in the place of the log-odds, and D its slope.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -38,13 +39,14 @@ from khot.kernels.inclusion_inverse import (
 )
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
+from khot.kernels.small_numbers import sigmoid
 
 from .characteristic import Factors, factors
 from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
 from .kept import Kept
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
-NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
+NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows, and so at 1
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MAX_STEPS = 100
 MAX_HALVINGS = 30
@@ -102,7 +104,9 @@ def register_family(family: Family) -> Family:
     return family
 
 
-def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
+def solve_logits(
+    probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON, log_odds: Tensor | None = None
+) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
     Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
@@ -112,6 +116,8 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
         probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
         family: The designs to choose from.
+        log_odds: Float64 log-odds of what ``probs`` are roundings of, where they are known. Derivatives are with
+            respect to them then.
 
     Returns:
         ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
@@ -127,7 +133,9 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal))
+    if log_odds is None:
+        return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal, None))
+    return cast(Tensor, _apply_solve(sigmoid(log_odds), k, family.name, goal, log_odds.detach()))
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
@@ -165,19 +173,19 @@ class _LargestEntropy(Function):
 
 class _SolveLogits(Function):
     @staticmethod
-    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
-        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal))
+    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float, log_odds: Tensor | None) -> Tensor:
+        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal, log_odds))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
-        _, ctx.k, ctx.family, ctx.goal = inputs
+        _, ctx.k, ctx.family, ctx.goal, _ = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None]:
         (logits,) = ctx.saved_tensors
-        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -259,14 +267,15 @@ def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     return (x - mean).masked_fill(~interior, 0.0)
 
 
-def _target(probs: Tensor, k: int | Tensor) -> Tensor:
-    """The log-odds to reach, those of ``probs`` shifted so that the probabilities sum to k."""
-    probs = probs.masked_fill(probs < NEGLIGIBLE, 0.0)
-    certain, interior = (probs == 1).sum(-1), (probs > 0) & (probs < 1)
-    target = probs.logit()
+def _target(probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
+    """The log-odds to reach: those given, or those of ``probs``, shifted so that the probabilities sum to k."""
+    target = probs.logit() if log_odds is None else log_odds
+    target = torch.where(target.abs() > -math.log(NEGLIGIBLE), target.sign() * torch.inf, target)
+    interior = target.isfinite()
     target = target - solve_threshold(target, k)[..., None]
+    certain = (target == torch.inf).sum(-1)
     # Next to a probability that rounds to 1, the small remainder of the others may have nothing left to share.
-    left = (torch.as_tensor(k, device=probs.device) - certain)[..., None]
+    left = (torch.as_tensor(k, device=target.device) - certain)[..., None]
     target = target.masked_fill(interior & (left <= 0), -torch.inf)
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
@@ -308,14 +317,21 @@ def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
 _solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
 
 
-def _solution(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
+def _solution(
+    probs: Tensor,
+    k: Tensor | None,
+    size: int | None,
+    family: str,
+    goal: float,
+    log_odds: Tensor | None,
+) -> Tensor:
     """:func:`solve_logits`, not differentiable."""
     solved_for = _families[family]._replace(goal=goal)
 
     def of_rows(k: int | Tensor, target: Tensor) -> Tensor:
         return _newton(target, k, solved_for)
 
-    target = _target(probs, _either(k, size))
+    target = _target(probs, _either(k, size), log_odds)
     if target.isnan().any():
         raise RuntimeError("no logits found for these probabilities: there is NaN among them")
     if not _has_kernel(target, family):
@@ -339,7 +355,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
     """k of each row."""
-    return torch.full((x.numel() // x.shape[-1],), cast(int, size)) if k is None else k.reshape(-1)
+    return x.new_full((x.numel() // x.shape[-1],), cast(int, size), dtype=torch.long) if k is None else k.reshape(-1)
 
 
 def _like_probs(probs: Tensor, *_: Any) -> Tensor:

@@ -5,24 +5,24 @@ only as long as both y and 1 - y have digits left. Whoever makes y from scores m
 :func:`log_odds` then starts from the scores.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from khot._tracing import one_operation
 
-from .sigmoid import log_sigmoid_topk
+from .mask_log_odds import mask_log_odds
+from .sigmoid import sigmoid_topk
 
 _ATTRIBUTE = "_khot_scores"
 
 
 @one_operation
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
-    lowest = x.argmin(-1, keepdim=True)  # the smallest entry of the mask, whose logarithm has all digits
-    log_y = log_sigmoid_topk(x, k, temperature).gather(-1, lowest)
-    softness = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    return (x - x.gather(-1, lowest)) / softness + log_y - (-log_y.expm1()).log()
+    """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails."""
+    return cast(Tensor, mask_log_odds(sigmoid_topk, x, k, temperature)).to(x.dtype)
 
 
 def log_volume(z: Tensor) -> Tensor:

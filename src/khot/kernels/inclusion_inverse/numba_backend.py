@@ -297,7 +297,7 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
 
 
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
-    result = torch.empty(logits.shape, dtype=torch.float64)
+    result = logits.new_empty(logits.shape)
     arguments = (x.contiguous().numpy() for x in (logits, b, k))
     over_rows(_covariance_rows, len(result), result.numel() * logits.shape[-1] ** 2, *arguments, result.numpy())
     return result

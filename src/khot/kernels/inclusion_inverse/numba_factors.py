@@ -13,7 +13,6 @@ each node of an integral, of which a few dozen are enough:
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..numba_tools import kernel, over_rows, per_row, summed
@@ -209,7 +208,7 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
 
 
 def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    result = torch.empty(logits.shape, dtype=torch.float64)
+    result = logits.new_empty(logits.shape)
     arguments = (x.contiguous().numpy() for x in (logits, log_odds, b, k))
     over_rows(_long_rows, len(result), result.numel() * NODES, *arguments, tolerance, result.numpy())
     return result
