@@ -15,7 +15,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from ..numba_tools import kernel, over_rows, per_row, summed
+from ..numba_tools import inlined, kernel, over_rows, per_row, summed
 from .numba_backend import balance, exp, gather
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic
@@ -40,53 +40,72 @@ def _choose_nodes(variance, k, m, cos, sin, weight_real, weight_imag):
 
 
 @per_row
-def _multiply_unit(p, q, mean, rest, cos, sin, law_real, law_imag, real, imag):
-    """Writes d of a unit at all nodes, and multiplies phi into the law."""
-    spread = p * q
-    constant, slope = p * p * rest - q * q * mean, spread * (rest - mean)
-    for j in range(cos.shape[0]):
-        size = 1 / (1 - 2 * spread * (1 - cos[j]))
-        real[j], imag[j] = (constant + slope * cos[j]) * size, spread * sin[j] * size
-        a, b = q + p * cos[j], p * sin[j]
-        law_real[j], law_imag[j] = law_real[j] * a - law_imag[j] * b, law_real[j] * b + law_imag[j] * a
+def _node(p, q, spread, constant, slope, cos, sin, real, imag):
+    """Writes d of all units at a node; returns the product of their phi."""
+    for i in range(p.shape[0]):
+        size = 1 / (1 - 2 * spread[i] * (1 - cos))
+        real[i], imag[i] = (constant[i] + slope[i] * cos) * size, spread[i] * sin * size
+    a, b = 1.0, 0.0
+    for i in range(p.shape[0]):
+        c, d = q[i] + p[i] * cos, p[i] * sin
+        a, b = a * c - b * d, a * d + b * c
+    return a, b
 
 
 @summed
-def _weighted_norm(real, imag, law_real, law_imag):
-    """Re sum_t w_t d(t)^2."""
-    total = 0.0
-    for j in range(real.shape[0]):
-        total += law_real[j] * (real[j] * real[j] - imag[j] * imag[j]) - 2 * law_imag[j] * real[j] * imag[j]
-    return total
+def _sums(real, imag, v):
+    """sum_i d_i v_i at a node."""
+    a = b = 0.0
+    for i in range(v.shape[0]):
+        a += real[i] * v[i]
+        b += imag[i] * v[i]
+    return a, b
+
+
+@inlined
+def _add(real, imag, a, b, out):
+    """Adds Re (a + ib) d_i."""
+    for i in range(out.shape[0]):
+        out[i] += a * real[i] - b * imag[i]
 
 
 @per_row
-def _add(v, real, imag, into_real, into_imag):
-    for j in range(real.shape[0]):
-        into_real[j] += v * real[j]
-        into_imag[j] += v * imag[j]
-
-
-@summed
-def _pair(real, imag, of_real, of_imag):
-    total = 0.0
-    for j in range(real.shape[0]):
-        total += real[j] * of_real[j] - imag[j] * of_imag[j]
-    return total
-
-
-@per_row
-def _times(real, imag, law_real, law_imag, own, v, sums, out):
+def _times(real, imag, law_real, law_imag, own, v, out):
     """C v."""
-    nodes = real.shape[1]
-    sums[:, :nodes] = 0.0
-    for i in range(v.shape[0]):
-        _add(v[i], real[i], imag[i], sums[0, :nodes], sums[1, :nodes])
+    m = v.shape[0]
+    for i in range(m):
+        out[i] = own[i] * v[i]
+    for j in range(law_real.shape[0]):
+        a, b = _sums(real[j * m : (j + 1) * m], imag[j * m : (j + 1) * m], v)
+        c, d = a * law_real[j] - b * law_imag[j], a * law_imag[j] + b * law_real[j]
+        _add(real[j * m : (j + 1) * m], imag[j * m : (j + 1) * m], c, d, out)
+
+
+@per_row
+def _make_factors(p, q, mean, rest, k, spread, constant, slope, cos, sin, law_real, law_imag, real, imag, own):
+    """Writes d of all units at all nodes, w, and the variances less what C has on its diagonal by them."""
+    m, variance = p.shape[0], 0.0
+    for i in range(m):
+        spread[i] = p[i] * q[i]
+        constant[i], slope[i] = p[i] * p[i] * rest[i] - q[i] * q[i] * mean[i], spread[i] * (rest[i] - mean[i])
+        variance += spread[i]
+    nodes = _choose_nodes(variance, k, m, cos, sin, law_real, law_imag)
+    total = 0.0
     for j in range(nodes):
-        a, b = sums[0, j], sums[1, j]
-        sums[0, j], sums[1, j] = a * law_real[j] - b * law_imag[j], a * law_imag[j] + b * law_real[j]
-    for i in range(v.shape[0]):
-        out[i] = own[i] * v[i] + _pair(real[i], imag[i], sums[0, :nodes], sums[1, :nodes])
+        at = slice(j * m, (j + 1) * m)
+        a, b = _node(p, q, spread, constant, slope, cos[j], sin[j], real[at], imag[at])
+        c, d = law_real[j], law_imag[j]
+        law_real[j], law_imag[j] = a * c - b * d, a * d + b * c
+        total += law_real[j]
+    for i in range(m):
+        own[i] = mean[i] * rest[i]
+    for j in range(nodes):
+        law_real[j] /= total
+        law_imag[j] /= total
+        for i in range(m):
+            a, b = real[j * m + i], imag[j * m + i]
+            own[i] -= law_real[j] * (a * a - b * b) - 2 * law_imag[j] * a * b
+    return nodes
 
 
 @summed
@@ -97,37 +116,56 @@ def _dot(a, b):
     return total
 
 
-@per_row
-def _precondition(residual, variance, total, out):
-    """D^{-1} r, less its mean weighted by D, which is the mean of r."""
-    mean = residual.sum() / total
+@summed
+def _total(a):
+    total = 0.0
+    for i in range(a.shape[0]):
+        total += a[i]
+    return total
+
+
+@summed
+def _precondition(residual, inverse, total, out):
+    """Writes D^{-1} r, less its mean weighted by D, which is the mean of r; returns the product of the two."""
+    mean = size = 0.0
     for i in range(residual.shape[0]):
-        out[i] = residual[i] / variance[i] - mean
+        mean += residual[i]
+    mean /= total
+    for i in range(residual.shape[0]):
+        out[i] = residual[i] * inverse[i] - mean
+        size += residual[i] * out[i]
+    return size
 
 
 @per_row
 def _conjugate_gradients(
-    real, imag, law_real, law_imag, own, variance, tolerance, v, residual, z, direction, along, sums
+    real, imag, law_real, law_imag, own, variance, tolerance, v, residual, inverse, z, direction, along
 ):
-    """Writes the v with C v = residual, up to a constant; whether it has been found."""
-    total = variance.sum()
-    v[:] = 0.0
-    _precondition(residual, variance, total, z)
-    direction[:] = z
-    size = _dot(residual, z)
+    """Writes the v with C v = residual, up to a constant; whether it has been found.
+
+    Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
+    D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner.
+    """
+    total = _total(variance)
+    total += _dot(variance, variance) / total
+    spread = _total(variance)
+    for i in range(v.shape[0]):
+        v[i], inverse[i] = 0.0, 1 / (variance[i] * (1 + variance[i] / spread))
+    size = _precondition(residual, inverse, total, z)
+    for i in range(v.shape[0]):
+        direction[i] = z[i]
     goal = tolerance * tolerance * size
     for _ in range(MOST_STEPS):
         if not size > goal:
             for i in range(v.shape[0]):
                 v[i] += z[i]  # a sweep of Jacobi's method for units too improbable for a norm to see
             return size == size
-        _times(real, imag, law_real, law_imag, own, direction, sums, along)
+        _times(real, imag, law_real, law_imag, own, direction, along)
         step = size / _dot(direction, along)
         for i in range(v.shape[0]):
             v[i] += step * direction[i]
             residual[i] -= step * along[i]
-        _precondition(residual, variance, total, z)
-        previous, size = size, _dot(residual, z)
+        previous, size = size, _precondition(residual, inverse, total, z)
         share = size / previous
         for i in range(v.shape[0]):
             direction[i] = z[i] + share * direction[i]
@@ -157,9 +195,10 @@ def _means(z, odds, p, q, mean, rest, variance):
 def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
     n = logits.shape[1]
     units = np.empty(n, np.int64)
-    z, odds, p, q, mean, rest, variance, own, right, v, preconditioned, direction, along = np.empty((13, n))
-    tables, sums = np.empty((2, n * NODES)), np.empty((2, NODES))
-    cos, sin, weight_real, weight_imag, law_real, law_imag = np.empty((6, NODES))
+    z, odds, p, q, mean, rest, variance, own, right, v, inverse, preconditioned, direction, along = np.empty((14, n))
+    spread, constant, slope = np.empty((3, n))
+    real, imag = np.empty((2, n * NODES))
+    cos, sin, law_real, law_imag = np.empty((4, NODES))
     for r in range(begin, end):
         result[r, :] = 0.0
         m, left = gather(logits[r], k[r], units, z)
@@ -175,32 +214,12 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
         if not _means(z[:m], odds[:m], p[:m], q[:m], mean[:m], rest[:m], variance[:m]):
             result[r, :] = np.nan
             continue
-        nodes = _choose_nodes(_dot(p[:m], q[:m]), left, m, cos, sin, weight_real, weight_imag)
-        real, imag = tables[0, : m * nodes].reshape(m, nodes), tables[1, : m * nodes].reshape(m, nodes)
-        law_real[:nodes], law_imag[:nodes] = 1.0, 0.0
-        for i in range(m):
-            _multiply_unit(
-                p[i],
-                q[i],
-                mean[i],
-                rest[i],
-                cos[:nodes],
-                sin[:nodes],
-                law_real[:nodes],
-                law_imag[:nodes],
-                real[i],
-                imag[i],
-            )
-        total = _pair(law_real[:nodes], law_imag[:nodes], weight_real[:nodes], weight_imag[:nodes])
-        for j in range(nodes):
-            a, c = law_real[j], law_imag[j]
-            law_real[j] = (a * weight_real[j] - c * weight_imag[j]) / total
-            law_imag[j] = (a * weight_imag[j] + c * weight_real[j]) / total
-        for i in range(m):
-            own[i] = variance[i] - _weighted_norm(real[i], imag[i], law_real[:nodes], law_imag[:nodes])
+        nodes = _make_factors(
+            p[:m], q[:m], mean, rest, left, spread, constant, slope, cos, sin, law_real, law_imag, real, imag, own
+        )
         found = _conjugate_gradients(
-            real, imag, law_real[:nodes], law_imag[:nodes], own[:m], variance[:m], tolerance, v[:m], right[:m],
-            preconditioned[:m], direction[:m], along[:m], sums,
+            real, imag, law_real[:nodes], law_imag[:nodes], own, variance[:m], tolerance, v[:m], right[:m],
+            inverse, preconditioned[:m], direction[:m], along[:m],
         )  # fmt: skip
         average = v[:m].mean()
         for i in range(m):
