@@ -48,6 +48,7 @@ from .kept import Kept
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows, and so at 1
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
@@ -267,10 +268,11 @@ def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     return (x - mean).masked_fill(~interior, 0.0)
 
 
-def _target(probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
-    """The log-odds to reach: those given, or those of ``probs``, shifted so that the probabilities sum to k."""
-    target = probs.logit() if log_odds is None else log_odds
-    target = torch.where(target.abs() > -math.log(NEGLIGIBLE), target.sign() * torch.inf, target)
+def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
+    """The log-odds to reach: these, shifted so that the probabilities sum to k."""
+    if log_odds.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+    target = torch.where(log_odds.abs() > -math.log(NEGLIGIBLE), log_odds.sign() * torch.inf, log_odds)
     interior = target.isfinite()
     target = target - solve_threshold(target, k)[..., None]
     certain = (target == torch.inf).sum(-1)
@@ -328,20 +330,18 @@ def _solution(
     """:func:`solve_logits`, not differentiable."""
     solved_for = _families[family]._replace(goal=goal)
 
-    def of_rows(k: int | Tensor, target: Tensor) -> Tensor:
-        return _newton(target, k, solved_for)
+    def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
+        return _newton(_target(given, k), k, solved_for)
 
-    target = _target(probs, _either(k, size), log_odds)
-    if target.isnan().any():
-        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
-    if not _has_kernel(target, family):
-        return _by_rows(of_rows, _either(k, size), target)
-    rows, sizes = _flat(target), _sizes(target, k, size)
+    given = probs.logit() if log_odds is None else log_odds
+    if not _has_kernel(given, family):
+        return _by_rows(of_rows, _either(k, size), given)
+    rows, sizes = _flat(given), _sizes(given, k, size)
     logits, error = inclusion_inverse(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal))
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
-    return logits.view(target.shape)
+    return logits.view(given.shape)
 
 
 def _has_kernel(x: Tensor, family: str) -> bool:
@@ -395,7 +395,10 @@ def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
             new_r, new_error = residual(new_logits)
             fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
+                left = new_error * (new_error / error) * MARGIN  # by the next step, which gains as much again
                 aim, logits, r, error = aim + r, new_logits, new_r, new_error
+                if (left <= family.goal).all():
+                    logits, error = family.guess(aim + r), left
                 continue
         scores = target - r
         weight = family.slope(scores)
@@ -443,7 +446,9 @@ def _solve_factored(
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
     found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
     if logits.shape[-1] > LONGEST:
-        return _conjugate_gradients(found.times, b, weight, tolerance).masked_fill(lost, torch.nan)
+        # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
+        nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
+        return _conjugate_gradients(found.times, b, nearly, tolerance).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
     constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0

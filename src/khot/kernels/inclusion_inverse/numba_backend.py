@@ -23,22 +23,24 @@ from ..numba_tools import kernel, over_rows, per_row
 
 STEPS, HALVINGS, TILT_STEPS = 60, 30, 200
 ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
-MARGIN = 100.0  # by which a predicted error has to be small enough
+MARGIN = 1e4  # by which a predicted error has to be small enough
 CLOSE = 1e-3  # of an expected count to k
+EPS, LARGEST = np.finfo(np.float64).eps, np.finfo(np.float64).max
+FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
 
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
 @per_row
-def gather(x, k, units, z):
-    """Finite entries, and where they were; with their number, and how many of them are ones."""
+def gather(x, k, farthest, units, z):
+    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
     m, left = 0, k
     for i in range(x.shape[0]):
-        if abs(x[i]) < np.inf:
+        if x[i] > farthest:
+            left -= 1
+        elif x[i] >= -farthest:
             units[m], z[m] = i, x[i]
             m += 1
-        elif x[i] > 0:
-            left -= 1
     return m, left
 
 
@@ -62,42 +64,61 @@ def _arrange(units, z, k):
 
 
 @per_row
-def _chances(z, p, q):
-    """Writes the chances of one and of zero; the expected count and its variance."""
-    mean = variance = 0.0
+def chances(z, k, p, q):
+    """Writes the chances of one and of zero.
+
+    Returns:
+        By how much the expected count exceeds k, without a difference of large numbers; how large the terms of that
+        were; and the variance of the count.
+    """
+    few_ones = few_zeros = variance = 0.0
+    likely = 0
     for i in range(z.shape[0]):
         e = exp(-abs(z[i]))
         s = 1.0 / (1.0 + e)
         few = e * s
-        p[i], q[i] = (s, few) if z[i] > 0 else (few, s)
-        mean += p[i]
+        if z[i] > 0:
+            p[i], q[i] = s, few
+            few_zeros += few
+            likely += 1
+        else:
+            p[i], q[i] = few, s
+            few_ones += few
         variance += few * s
-    return mean, variance
+    return few_ones - few_zeros + (likely - k), few_ones + few_zeros, variance
 
 
 @per_row
-def balance(z, k, p, q):
-    """Shifts z so that k ones are about what is expected, and writes their chances."""
-    m = z.shape[0]
-    lowest = highest = z[0]
-    for i in range(m):
-        lowest, highest = min(lowest, z[i]), max(highest, z[i])
-    low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
-    done = 0.0
+def balance(z, k, p, q, close, rounding):
+    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
+
+    The result is the variance of the count.
+    """
+    m, done = z.shape[0], 0.0
+    low, high = -np.inf, np.inf
+    variance = 0.0
     for _ in range(TILT_STEPS):
-        mean, variance = _chances(z, p, q)
-        if abs(mean - k) <= CLOSE:
+        excess, terms, variance = chances(z, k, p, q)
+        if abs(excess) <= max(close, rounding * terms):
             break
-        if mean > k:
+        if low == -np.inf:
+            lowest = highest = z[0]
+            for i in range(m):
+                lowest, highest = min(lowest, z[i]), max(highest, z[i])
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+        if excess > 0:
             high = done
         else:
             low = done
-        shift = done - (mean - k) / variance
+        shift = done - excess / variance
         if not low < shift < high:
             shift = (low + high) / 2
+        if shift == done:
+            break
         for i in range(m):
             z[i] += shift - done
         done = shift
+    return variance
 
 
 @per_row
@@ -147,9 +168,8 @@ def _edges(p, q, k, first, rest, total, without, having, weights):
 
 
 @per_row
-def _solve_laplacian(weights, b, v):
-    """v with C v = b, the last one 0; b is used up, and so are the weights."""
-    m = b.shape[0]
+def _eliminate(weights, m):
+    """Takes the units out one by one: what they leave to each other, and on the diagonal the sums of the weights."""
     for i in range(m - 1):
         degree = 0.0
         for j in range(i + 1, m):
@@ -157,9 +177,18 @@ def _solve_laplacian(weights, b, v):
         weights[i, i] = degree
         for j in range(i + 1, m):
             share = weights[i, j] / degree
-            b[j] += share * b[i]
             for other in range(j + 1, m):
                 weights[j, other] += share * weights[i, other]
+
+
+@per_row
+def _substitute(weights, b, v):
+    """v with C v = b, the last one 0, from what :func:`_eliminate` has left; b is used up."""
+    m = b.shape[0]
+    for i in range(m - 1):
+        share = b[i] / weights[i, i]
+        for j in range(i + 1, m):
+            b[j] += share * weights[i, j]
     v[m - 1] = 0.0
     for i in range(m - 2, -1, -1):
         total = b[i]
@@ -201,11 +230,11 @@ def _mix(a, x, b, y, out):
 @per_row
 def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
     """Writes the z whose log-odds given B = k are the target; returns the error."""
-    _, variance = _chances(target, p, q)
+    variance = balance(target, k, p, q, 0.0, EPS)
     _guess(target, p, q, variance, z)
     last, halvings = np.inf, 0
     for _ in range(STEPS):
-        balance(z, k, p, q)
+        balance(z, k, p, q, CLOSE, 0.0)
         total = _evaluate(p, q, k, first, rest, zero, one)
         if not total > 0:
             return np.inf
@@ -222,10 +251,15 @@ def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, 
         for i in range(target.shape[0]):
             right[i] = step[i] * (right[i] - mean)
         _mix(0.0, z, 1.0, z, old)
-        _edges(p, q, k, first, rest, total, without, having, weights)
-        _solve_laplacian(weights, right, step)
+        gain = error / last
+        linear, quadratic = gain * error * MARGIN <= goal, gain * gain * error * MARGIN <= goal
+        known = last < np.inf
+        if not (known and linear):  # else the matrix of the last step will do
+            _edges(p, q, k, first, rest, total, without, having, weights)
+            _eliminate(weights, target.shape[0])
+        _substitute(weights, right, step)
         _mix(1.0, z, 1.0, step, z)
-        if last < np.inf and error / last * error * MARGIN <= goal:  # what this step has left
+        if known and quadratic:
             return goal
         last, halvings = error, 0
     return np.inf
@@ -239,15 +273,17 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
     first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
-        logits[r, :] = log_odds[r]
-        m, left = gather(log_odds[r], k[r], units, target)
+        m, left = gather(log_odds[r], k[r], FARTHEST, units, target)
+        certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
         errors[r] = 0.0
-        if m == 0:
+        for i in range(n):
+            x = log_odds[r, i]
+            logits[r, i] = certain if abs(x) <= FARTHEST else x * np.inf
+            if x != x:
+                errors[r] = np.nan
+        if errors[r] != 0 or not 0 < left < m:
             continue
         left, sign = _arrange(units[:m], target[:m], left)
-        if left <= 0:
-            errors[r] = np.inf
-            continue
         errors[r] = _newton(
             target[:m], left, goal, z[:m], old[:m], step[:m], p[:m], q[:m], zero, one, right[:m],
             first, rest, without, having, weights,
@@ -268,7 +304,7 @@ def _covariance_rows(begin, end, logits, b, k, result):
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
         result[r, :] = 0.0
-        m, left = gather(logits[r], k[r], units, z)
+        m, left = gather(logits[r], k[r], LARGEST, units, z)
         if m == 0:
             continue
         left, _ = _arrange(units[:m], z[:m], left)
@@ -277,10 +313,11 @@ def _covariance_rows(begin, end, logits, b, k, result):
             mean += b[r, units[i]] / m
         for i in range(m):
             right[i] = b[r, units[i]] - mean
-        balance(z[:m], left, p[:m], q[:m])
+        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
         total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
         _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
-        _solve_laplacian(weights, right[:m], v[:m])
+        _eliminate(weights, m)
+        _substitute(weights, right[:m], v[:m])
         mean = v[:m].mean()
         for i in range(m):
             result[r, units[i]] = v[i] - mean

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ..numba_tools import inlined, kernel, over_rows, per_row, summed
-from .numba_backend import balance, exp, gather
+from .numba_backend import CLOSE, LARGEST, balance, exp, gather
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic
 MOST_STEPS = 200  # of conjugate gradients; usual are 3 to 10
@@ -201,7 +201,7 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
     cos, sin, law_real, law_imag = np.empty((4, NODES))
     for r in range(begin, end):
         result[r, :] = 0.0
-        m, left = gather(logits[r], k[r], units, z)
+        m, left = gather(logits[r], k[r], LARGEST, units, z)
         if m == 0:
             continue
         average = 0.0
@@ -210,7 +210,7 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
             average += b[r, units[i]] / m
         for i in range(m):
             right[i] = b[r, units[i]] - average
-        balance(z[:m], left, p[:m], q[:m])
+        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
         if not _means(z[:m], odds[:m], p[:m], q[:m], mean[:m], rest[:m], variance[:m]):
             result[r, :] = np.nan
             continue

@@ -32,7 +32,8 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     """Logits ``(R, n)`` of mean 0, and the errors ``(R,)`` of the log-odds relative to the largest logit.
 
     Args:
-        log_odds: Float64 ``(R, n)``, those of the inclusion probabilities; infinite ones fix a unit and are passed on.
+        log_odds: Float64 ``(R, n)``, those of the inclusion probabilities up to a constant in each row; infinite ones
+            fix a unit and are passed on.
         k: Integers ``(R,)``, the sums of the inclusion probabilities.
         goal: Error that is small enough. A larger one in the result says that this row is not solved.
     """
