@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch.distributions import Distribution
 
+from khot.kernels import backend
+from khot.kernels.registry import HAS_NUMBA
+
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
 
@@ -19,6 +22,13 @@ def _validation_as_before() -> Iterator[None]:
     before = Distribution._validate_args
     yield
     Distribution.set_default_validate_args(before)
+
+
+@pytest.fixture(params=["torch", "numba"] if HAS_NUMBA else ["torch"])
+def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend of a CPU in its turn, for what is computed in all of them."""
+    with backend(request.param):
+        yield request.param
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,8 @@ from tests import gof
 from tests.inputs import normal
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 @pytest.mark.parametrize("case", cases("conditional_poisson"))
 def test_oracle(case):

@@ -128,3 +128,17 @@ def test_factors_of_the_covariance(n: int, k: int, scale: float) -> None:
     tolerance = 1e-13 * (found.dense().abs() @ v.abs()[..., None]).squeeze(-1)
     assert ((found.times(v) - product).abs() <= tolerance).all()
     assert (((found.dense() @ v[..., None]).squeeze(-1) - product).abs() <= tolerance).all()
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.parametrize("n, k, rows", [(12, 5, 200), (90, 20, 60)])
+def test_results_do_not_depend_on_the_number_of_threads(n: int, k: int, rows: int) -> None:
+    probs, g, found = sigmoid_topk(normal(rows, n), k).requires_grad_(), normal(rows, n, seed=1), []
+    threads = torch.get_num_threads()
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        logits = solve_logits(probs, k)
+        found.append((logits.detach(), *torch.autograd.grad(logits, probs, g)))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0]) and torch.equal(other[1], found[0][1])

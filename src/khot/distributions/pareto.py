@@ -8,7 +8,7 @@ from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
 from khot.kernels import order_draw
-from khot.kernels.order_draw.noises import LOGISTIC
+from khot.kernels.noises import LOGISTIC
 from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 

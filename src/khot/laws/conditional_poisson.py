@@ -13,7 +13,9 @@ All functions take logits ``(*batch, n)`` and k, an int or an integer tensor tha
 excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
 not be excluded. Arguments are not checked here.
 
-Behind each of them is a product tree. Functions that are called with the same logits, k and ``kept`` share one.
+Behind each of them is a product tree; behind what is asked for most, of rows that are not long, a recursion over the
+units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
+k and ``kept`` share what is made.
 """
 
 import math
@@ -27,6 +29,7 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
@@ -34,7 +37,11 @@ from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 
+<<<<<<< HEAD
 from .characteristic import Factors, factors
+=======
+from . import unit_by_unit
+>>>>>>> main
 from .kept import Kept, is_plain
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
@@ -210,8 +217,14 @@ def log_prob(
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
-    return _shifted_log_prob(logits, shift, value) - log_count
+
+    def by_tree(logits: Tensor, value: Tensor) -> Tensor:
+        log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
+        return _shifted_log_prob(logits, shift, value) - log_count
+
+    if unit_by_unit.takes(logits, k, value):
+        return unit_by_unit.log_prob(logits, k, value, kept, by_tree)
+    return by_tree(logits, value)
 
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
@@ -230,7 +243,13 @@ def _inclusion(tilted: _Tilted) -> Tensor:
 
 def inclusion_probabilities(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
-    return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+
+    def by_tree(logits: Tensor) -> Tensor:
+        return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+
+    if unit_by_unit.takes(logits, k):
+        return unit_by_unit.inclusion(logits, k, kept, False, by_tree)
+    return by_tree(logits)
 
 
 def _log_odds(tilted: _Tilted) -> Tensor:
@@ -243,7 +262,13 @@ def _log_odds(tilted: _Tilted) -> Tensor:
 
 def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+
+    def by_tree(logits: Tensor) -> Tensor:
+        return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+
+    if unit_by_unit.takes(logits, k):
+        return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
+    return by_tree(logits)
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -328,9 +353,11 @@ def _without_differences(pairs: Tensor, lost: Tensor, logits: Tensor, k: Tensor,
 
 def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
+    # log_prob is linear in its value, so that its expectation is taken at the mean.
+    if unit_by_unit.takes(logits, k):
+        return -log_prob(logits, k, inclusion_probabilities(logits, k, kept), kept)
 
     def function(tilted: _Tilted) -> Tensors:
-        # log_prob is linear in its value, so that its expectation is taken at the mean.
         return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
 
     return _by_rows(function, logits, k, kept)[0]
@@ -357,6 +384,9 @@ def sample(
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
+    drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
+    if drawn is not None:
+        return drawn.view(*sample_shape, *drawn.shape[1:])
 
     def function(tilted: _Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)

@@ -293,6 +293,7 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
             logits[r, units[i]] = sign * (z[i] - mean)
         if not np.isfinite(mean):
             errors[r] = np.inf
+    return 0
 
 
 @kernel
@@ -321,6 +322,7 @@ def _covariance_rows(begin, end, logits, b, k, result):
         mean = v[:m].mean()
         for i in range(m):
             result[r, units[i]] = v[i] - mean
+    return 0
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:

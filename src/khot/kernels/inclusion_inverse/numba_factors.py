@@ -224,6 +224,7 @@ def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
         average = v[:m].mean()
         for i in range(m):
             result[r, units[i]] = v[i] - average if found else np.nan
+    return 0
 
 
 def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
