@@ -13,6 +13,7 @@ import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
 from khot.kernels.capped_simplex import reference as simplex
+from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.noises import NOISES
@@ -21,6 +22,7 @@ from khot.kernels.order_draw import rank_centre
 from khot.kernels.ordered_duels import kinds
 from khot.kernels.philox import FIRST
 from khot.kernels.registry import OPERATORS
+from khot.laws.conditional_poisson import inclusion_log_odds
 from tests.inputs import normal
 
 DOUBLE = torch.float64
@@ -99,6 +101,18 @@ def balanced(k: Tensor) -> Tensor:
 def duels() -> tuple[Tensor, ...]:
     take, first = normal(2, 9).sigmoid(), (torch.arange(9) == 0).expand(2, 9)
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
+
+
+def inclusion() -> tuple[Tensor, Tensor]:
+    """Log-odds of inclusion, in one row of units some of which are certain, and sizes."""
+    log_odds = balanced(SIZES).logit()
+    log_odds[1, 0], log_odds[1, 1] = -torch.inf, torch.inf
+    return log_odds - solve_threshold(log_odds, SIZES)[:, None], SIZES
+
+
+def long_inclusion() -> tuple[Any, ...]:
+    logits = normal(2, 34, seed=3)
+    return logits, inclusion_log_odds(logits, SIZES), normal(2, 34, seed=4), SIZES, 1e-13
 
 
 def ranks(n: int) -> tuple[Tensor, ...]:
@@ -216,6 +230,9 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
+    "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
+    "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
+    "covariance_inverse_factored": [long_inclusion],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),

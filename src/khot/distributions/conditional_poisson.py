@@ -68,7 +68,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self.size).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size, log_odds=self.__dict__.get("log_odds")).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -77,9 +77,8 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time."""
-        mean = self.mean
-        return self.covariance_matrix + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time."""
+        return law.pairwise_inclusion(self.logits, self.size, self.mean.double()).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:

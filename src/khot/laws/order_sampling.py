@@ -305,9 +305,9 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
     return theta.new_empty(theta.shape, dtype=torch.float64)
 
 
-def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise])
+    return solve_logits(probs, k, FAMILIES[noise], log_odds)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:
