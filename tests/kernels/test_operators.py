@@ -103,7 +103,6 @@ def duels() -> tuple[Tensor, ...]:
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
 
 
-<<<<<<< HEAD
 def inclusion() -> tuple[Tensor, Tensor]:
     """Log-odds of inclusion, in one row of units some of which are certain, and sizes."""
     log_odds = balanced(SIZES).logit()
@@ -114,7 +113,8 @@ def inclusion() -> tuple[Tensor, Tensor]:
 def long_inclusion() -> tuple[Any, ...]:
     logits = normal(2, 34, seed=3)
     return logits, inclusion_log_odds(logits, SIZES), normal(2, 34, seed=4), SIZES, 1e-13
-=======
+
+
 def ranks(n: int) -> tuple[Tensor, ...]:
     """Positions, with certain units, sizes and centres."""
     theta = normal(2, n)
@@ -194,7 +194,6 @@ def marked_gradient(values: Tensor) -> tuple[Tensor, ...]:
 def some_k_hot() -> Tensor:
     _, k = marked()
     return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
->>>>>>> main
 
 
 SIZES = torch.tensor([3, 4])
@@ -231,14 +230,9 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
-<<<<<<< HEAD
-    "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
     "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
     "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
     "covariance_inverse_factored": [long_inclusion],
-    "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
-    "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
-=======
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
@@ -272,7 +266,6 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
     "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],
     "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
->>>>>>> main
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}

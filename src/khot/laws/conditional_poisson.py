@@ -37,11 +37,8 @@ from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 
-<<<<<<< HEAD
-from .characteristic import Factors, factors
-=======
 from . import unit_by_unit
->>>>>>> main
+from .characteristic import Factors, factors
 from .kept import Kept, is_plain
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
