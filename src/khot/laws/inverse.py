@@ -333,7 +333,8 @@ def _solution(
     def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
         return _newton(_target(given, k), k, solved_for)
 
-    given = probs.logit() if log_odds is None else log_odds
+    # Not `logit`, for which torch wakes its threads however few numbers there are.
+    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
     rows, sizes = _flat(given), _sizes(given, k, size)
