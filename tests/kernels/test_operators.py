@@ -13,6 +13,7 @@ import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
 from khot.kernels.capped_simplex import reference as simplex
+from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.noises import NOISES
@@ -21,6 +22,7 @@ from khot.kernels.order_draw import rank_centre
 from khot.kernels.ordered_duels import kinds
 from khot.kernels.philox import FIRST
 from khot.kernels.registry import OPERATORS
+from khot.laws.conditional_poisson import inclusion_log_odds
 from tests.inputs import normal
 
 DOUBLE = torch.float64
@@ -101,6 +103,18 @@ def duels() -> tuple[Tensor, ...]:
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
 
 
+def inclusion() -> tuple[Tensor, Tensor]:
+    """Log-odds of inclusion, in one row of units some of which are certain, and sizes."""
+    log_odds = balanced(SIZES).logit()
+    log_odds[1, 0], log_odds[1, 1] = -torch.inf, torch.inf
+    return log_odds - solve_threshold(log_odds, SIZES)[:, None], SIZES
+
+
+def long_inclusion() -> tuple[Any, ...]:
+    logits = normal(2, 34, seed=3)
+    return logits, inclusion_log_odds(logits, SIZES), normal(2, 34, seed=4), SIZES, 1e-13
+
+
 def ranks(n: int) -> tuple[Tensor, ...]:
     """Positions, with certain units, sizes and centres."""
     theta = normal(2, n)
@@ -155,8 +169,7 @@ def count_gradient(log_odds: bool) -> tuple[Any, ...]:
 
 
 def count_draw() -> tuple[Any, ...]:
-    logits, k, tilt, *_ = counted()
-    return logits, k, tilt, SEED, [1, 2, 4], 50, torch.float32
+    return *counted()[:2], SEED, [1, 2, 4], 50, torch.float32
 
 
 def marked() -> tuple[Tensor, Tensor]:
@@ -218,6 +231,9 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
+    "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
+    "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
+    "covariance_inverse_factored": [long_inclusion],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
@@ -246,6 +262,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     ],
     "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
     "bernoulli_count_draw": [count_draw],
+    "brewer_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
     "marked_count": [lambda: (*marked(), True)],
     "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
     "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.capped_simplex import solve_threshold
@@ -162,7 +163,7 @@ def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> T
 
 @_log_prob.register_fake
 def _(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
-    shape = torch.broadcast_shapes(value.shape[:-1], theta.shape[:-1])
+    shape = broadcast_shapes(value.shape[:-1], theta.shape[:-1])
     return theta.new_empty(shape, dtype=torch.float64)
 
 
@@ -304,9 +305,9 @@ def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
     return theta.new_empty(theta.shape, dtype=torch.float64)
 
 
-def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise])
+    return solve_logits(probs, k, FAMILIES[noise], log_odds)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:

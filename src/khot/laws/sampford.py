@@ -27,6 +27,7 @@ from torch import Tensor
 
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import marked_count_draw
 from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
 from khot.kernels.tournament import balance
@@ -104,8 +105,8 @@ def sample(
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
-    if unit_by_unit.takes(probs, k):
-        drawn = unit_by_unit.sampford_sample(probs, k, math.prod(sample_shape), generator)
+    drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
+    if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
     probs = kept_if_constant(kept, _balanced, probs, k)
     logits, count = log_odds(probs), math.prod(sample_shape)

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode
+from khot._torch_internals import has_dispatch_mode, in_forward_mode
+from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
     bernoulli_count,
     bernoulli_count_derivative,
-    bernoulli_count_draw,
     bernoulli_count_log_prob,
     bernoulli_count_log_prob_derivative,
     marked_count,
-    marked_count_draw,
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
 from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.registry import DrawOperator
 from khot.kernels.small_numbers import TINY
 
 from .kept import Kept, is_plain
@@ -55,14 +55,9 @@ class Solved(NamedTuple):
         return Solved(*_repeated(self.batch_shape, value.shape, *self[1:]))
 
 
-def _broadcast(value: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
-    """The shape of values for rows ``(*batch, n)``; torch's function for it takes a hundred times as long."""
-    return value if tuple(value[-len(rows) :]) == tuple(rows) else torch.broadcast_shapes(value, rows)
-
-
-def _repeated(batch_shape: torch.Size, value: Sequence[int], *rows: Tensor) -> tuple[Any, ...]:
+def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tuple[Any, ...]:
     """The batch that values of a shape ``(..., n)`` have for rows of a batch, and tensors ``(R, ...)`` repeated."""
-    batch = torch.Size(_broadcast(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1])
+    batch = broadcast_shapes(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1]
     if batch == batch_shape:
         return batch, *rows
     expanded = (x.view(*batch_shape, *x.shape[1:]).expand(*batch, *x.shape[1:]) for x in rows)
@@ -87,7 +82,7 @@ def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
 def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
     """The shape of the batch, and ``(R, n)`` float64 and ``(R,)`` of parameters and sizes."""
     if isinstance(k, Tensor):
-        batch_shape = torch.broadcast_shapes(x.shape[:-1], k.shape) if k.shape != x.shape[:-1] else k.shape
+        batch_shape = broadcast_shapes(x.shape[:-1], k.shape)
         size = k.long().expand(batch_shape).reshape(-1)
     else:
         batch_shape = x.shape[:-1]
@@ -189,15 +184,15 @@ class _LogProb(Function):
         return grad_logits, grad_value, None, None
 
 
-def _in_rows(value: Tensor, shape: Sequence[int]) -> Tensor:
+def _in_rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels know."""
     value = value if value.dtype in (torch.float32, torch.float64) else value.double()
-    value = value.expand(_broadcast(value.shape, shape))
+    value = value.expand(broadcast_shapes(value.shape, shape))
     return value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
 
 
 def _log_prob(value: Tensor, solved: Solved) -> Tensor:
-    shape = _broadcast(value.shape, solved.shape)
+    shape = broadcast_shapes(value.shape, solved.shape)
     values = _in_rows(value, solved.shape)
     return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
 
@@ -211,11 +206,20 @@ def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, 
     return result
 
 
-def sample(logits: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None, kept: Kept | None) -> Tensor:
-    """Exact draws, bool ``(draws, *batch, n)``."""
-    solved, seed = solve(logits, k, kept), draw_seed(logits.device, generator)
-    drawn = bernoulli_count_draw(solved.logits, solved.k, solved.tilt, seed, FIRST, draws, torch.bool)
-    return drawn.view(draws, *solved.shape)
+def sample(
+    draw: DrawOperator, x: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None
+) -> Tensor | None:
+    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None where no kernel makes them.
+
+    Inside of a vmap, too, so that draws of a seed are the same there. Graphs draw by the tree.
+    """
+    if torch.compiler.is_compiling() or has_dispatch_mode() or draw.kernel(x, draws) is None:
+        return None
+    size = torch.as_tensor(k, device=x.device).long()
+    batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
+    rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
+    return drawn
 
 
 class Marked(NamedTuple):
@@ -263,7 +267,7 @@ class _SampfordLogProb(Function):
 
 
 def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
-    shape, values = _broadcast(value.shape, marked.shape), _in_rows(value, marked.shape)
+    shape, values = broadcast_shapes(value.shape, marked.shape), _in_rows(value, marked.shape)
     return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
 
 
@@ -275,10 +279,3 @@ def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept,
         return _sampford_log_prob(value, marked)
     result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
     return result
-
-
-def sampford_sample(probs: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None) -> Tensor:
-    """Exact draws, bool ``(draws, *batch, n)``."""
-    batch_shape, rows, size = _rows_of(probs.detach(), k)
-    drawn = marked_count_draw(rows, size, draw_seed(probs.device, generator), FIRST, draws, torch.bool)
-    return drawn.view(draws, *batch_shape, probs.shape[-1])

@@ -166,7 +166,7 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, first_row, first_unit, out):
+def _draw_tasks(from_task, to_task, parts, theta, k, seed, first_draw, first_row, first_unit, out):
     draws, _, n = out.shape
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
@@ -175,10 +175,11 @@ def _draw_tasks(from_task, to_task, parts, theta, k, tilts, seed, first_draw, fi
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        if not abs(tilts[r, 1]) < np.inf:
+        anchor, offset = solve_tilt(theta[r], k[r])
+        if not abs(offset) < np.inf:
             mine[:, :] = False
             continue
-        chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+        chances(theta[r], anchor, offset, p, q)
         _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         counts = np.full(stop_draw - start_draw, k[r])
         for start in range((n - 1) // length * length, -1, -length):
@@ -199,15 +200,14 @@ def draw_parts(rows: int, draws: int) -> int:
 
 
 def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, tilt: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    logits: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = draw_parts(rows, draws)
-    tensors = (logits.reshape(rows, n), k.reshape(rows), tilt.reshape(rows, 2), seed)
-    arguments = (parts, *(x.numpy() for x in tensors), *first, out.numpy())
-    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, *arguments)
+    arguments = (x.contiguous().numpy() for x in (logits.reshape(rows, n), k.reshape(rows), seed))
+    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, parts, *arguments, *first, out.numpy())
     return out.view(draws, *batch, n).to(dtype)
 
 

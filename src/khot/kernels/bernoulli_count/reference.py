@@ -10,6 +10,11 @@ from ..capped_simplex import solve_threshold
 from ..philox import uniform_rows
 
 
+def _tilt(logits: Tensor, k: Tensor) -> Tensor:
+    threshold = solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
+    return torch.stack((threshold, torch.zeros_like(threshold)), -1)
+
+
 def _tilted(logits: Tensor, tilt: Tensor) -> Tensor:
     return (logits - tilt[:, :1]) + tilt[:, 1:]
 
@@ -56,8 +61,7 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         B, or likelier; ``(R, 2)`` of log P(B = k) and the sum of ``log(1 + e^-|z|)``; the probabilities ``(R, n)`` that
         units are zeros, and that they are ones.
     """
-    threshold = solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
-    tilt = torch.stack((threshold, torch.zeros_like(threshold)), -1)
+    tilt = _tilt(logits, k)
     z = _tilted(logits, tilt)
     out, included = _masses(z, k)
     log_count = torch.stack((_chance(z, k).log(), -F.logsigmoid(z.abs()).sum(-1)), -1)
@@ -98,14 +102,15 @@ def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Te
 
 
 def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, tilt: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    logits: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     """Draws the last unit, then the one before it, and so on, each given how many ones are left for the others."""
     *batch, n = logits.shape
     rows = math.prod(batch)
-    z = _tilted(logits.reshape(rows, n), tilt.reshape(rows, 2))
+    logits, k = logits.reshape(rows, n), k.reshape(rows)
+    z = _tilted(logits, _tilt(logits, k))
     laws, u = _laws(z), uniform_rows(seed, draws, [rows], n, first)
-    left, drawn = k.reshape(1, rows).expand(draws, rows), []
+    left, drawn = k.expand(draws, rows), []
     for i in reversed(range(n)):
         law = laws[i].expand(draws, rows, n + 1)
         stays = law.gather(-1, left.unsqueeze(-1)).squeeze(-1) * torch.sigmoid(-z[:, i])

@@ -21,6 +21,8 @@ no backend here takes is for :mod:`khot.laws.order_sampling`, and so are derivat
 import torch
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
+
 from ..registry import Operator
 from . import reference
 
@@ -37,7 +39,7 @@ def depth_for(dtype: torch.dtype) -> float:
 def _like_value(
     theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(theta.shape, value.shape)
+    shape = broadcast_shapes(theta.shape, value.shape)
     slopes = shape if with_slopes else (*shape[:-1], 0)
     return theta.new_empty(shape[:-1], dtype=torch.float64), theta.new_empty(slopes, dtype=torch.float64)
 

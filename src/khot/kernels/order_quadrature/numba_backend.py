@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
+
 from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
 from ..numba_math import LOG1P
 from ..numba_tilt import solve_tilt
@@ -105,7 +107,7 @@ def _log_prob_loops(noise: str) -> Any:
 def order_log_prob(
     theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(theta.shape, value.shape)
+    shape = broadcast_shapes(theta.shape, value.shape)
     batch, n = theta.shape[:-1], shape[-1]
     if shape[len(shape) - theta.ndim : -1] != batch:  # the rows of all positions are not those of each sample
         theta, k = theta.expand(shape), k.expand(shape[:-1])

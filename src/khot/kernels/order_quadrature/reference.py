@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
+
 from ..noises import LOGISTIC, NOISES, Noise
 
 MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
@@ -83,7 +85,7 @@ def order_log_prob(
         ``(*sample, *batch)``, ``-inf`` where a value contradicts an infinite position; and the derivatives
         ``(*sample, *batch, n)``, or nothing of that shape.
     """
-    shape = torch.broadcast_shapes(theta.shape, value.shape)
+    shape = broadcast_shapes(theta.shape, value.shape)
     positions, values = theta.double().expand(shape).reshape(-1, shape[-1]), value.expand(shape).reshape(-1, shape[-1])
     sizes = k.expand(shape[:-1]).flatten().tolist()
     found, slopes = [], []
