@@ -50,7 +50,7 @@ def fill_nodes(low, high, depth, curvature, points):
     """
     width = high - low
     per_unit = math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
-    blocks = min(MOST_NODES // BLOCK, int(width * per_unit) // BLOCK + 1)
+    blocks = int(min(width * per_unit, MOST_NODES - BLOCK)) // BLOCK + 1  # a number too large for an int is none
     count = blocks * BLOCK
     step = width / (count - 1)
     for i in range(count):
