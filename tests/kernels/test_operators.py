@@ -234,6 +234,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
     "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
     "covariance_inverse_factored": [long_inclusion],
+    "bernoulli_count_inverse": [lambda: (long_inclusion()[1], SIZES, 1e-14)],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
