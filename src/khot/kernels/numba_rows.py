@@ -37,6 +37,8 @@ with specialised("float32"):
     _singles = _rows_at(types.float32)
 with specialised("float64"):
     doubles_at = _rows_at(types.float64)
+with specialised("int64"):
+    longs_at = _rows_at(types.int64)
 with specialised("uint8"):
     bytes_at = _rows_at(types.uint8)
 REALS_AT = {np.float32: _singles, np.float64: doubles_at}
