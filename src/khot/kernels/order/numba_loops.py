@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP, Real
+from ..numba_math import EXP, LOG, Real
 from ..numba_rows import REALS_AT, doubles_at, longs_at
 from ..numba_tools import inlined, kernel, per_row, specialised
 from .torch_sums import FAR
@@ -99,7 +99,7 @@ def _with_own(ones, weights, weight):
 
 
 @inlined
-def _pull(ones, weights, weight):
+def _against(ones, weights, weight):
     return weight * ones - weights
 
 
@@ -121,7 +121,7 @@ def _halved(left, right):
 _KINDS = {
     "count": (_ones, _apart),
     "rank": (_ones, _halved),
-    "pull": (_pull, _added),
+    "pull": (_against, _added),
     "whole": (_with_own, _apart),  # may overwrite the weights
 }
 
@@ -231,93 +231,163 @@ def _rank_derivative(scans: Scans, real: Real) -> Any:
 # ---- Sorted values
 
 
-@inlined
-def _near_and_far(excess, left, right, lower, upper):
-    """The anchor of a point, A or B there, and what the items on the other side of the anchor add up to."""
-    if excess > 0:
-        return upper, 1 + right[upper], left[upper]
-    return lower, 1 + left[lower], right[lower]
+class Points(NamedTuple):
+    """Some of the points 1/2, 3/2, ... of a row, one entry each, see :mod:`khot.kernels.order`.
+
+    Attributes:
+        excess: d.
+        left, right: The masses A and B of the items on either side, seen from the neighbour there.
+        product: Of both, times the decay across the gap between the neighbours: d^2 + product = (A' + B')^2 / 4, with
+            A' and B' the masses seen from the point.
+        anchor: The item from which the point's offset counts, and its value.
+    """
+
+    excess: Any
+    left: Any
+    right: Any
+    product: Any
+    anchor: Any
+
+
+@per_row
+def _room_for_points():
+    return Points(np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH), np.empty(STRETCH))
+
+
+@per_row
+def _find_points(left, right, start, stop, below, at):
+    """The points [start, stop) from the sums over the left and right of each item; how many items are below the last.
+
+    ``below`` is that number for the point before. The anchors are numbers of items. Items are counted at the first
+    point above them, which no processor need guess.
+    """
+    n, size, (excesses, lefts, rights, products, anchors) = left.shape[0], stop - start, at
+    excesses[:size] = 0.0
+    for item in range(below, n):
+        first = math.ceil(item + 1 + 0.5 * (right[item] - left[item])) - 1
+        if first >= stop:
+            break
+        excesses[max(first - start, 0)] += 1
+    for i in range(size):
+        below += int(excesses[i])
+        excesses[i] = start + i + 0.5 - below
+    for i in range(size):
+        excess = excesses[i]
+        count = int(start + i + 0.5 - excess)
+        lower, upper = max(count - 1, 0), min(count, n - 1)
+        to_lower, to_upper, mass_left, mass_right = right[lower], left[upper], 1 + left[lower], 1 + right[upper]
+        lefts[i], rights[i] = mass_left, mass_right
+        products[i] = mass_right * to_upper if excess > 0 else mass_left * to_lower
+        anchors[i] = upper if excess > 0 else lower
+    return below
+
+
+_log = LOG[np.float64]
 
 
 @inlined
-def _offset(excess, near, far):
-    distance = math.log(near / (abs(excess) + math.sqrt(excess * excess + near * far)))
-    return math.copysign(max(distance, 0.0), -excess)
+def _offset(excess, left, right, product):
+    near = right if excess > 0 else left
+    distance = max(_log(near / (abs(excess) + math.sqrt(excess * excess + product))), 0.0)
+    return -distance if excess > 0 else distance
 
 
 def _sort(scans: Scans, real: Real) -> Any:
     sums_of_left, sums_of_right, reals_at = scans.left, scans.right, REALS_AT[real]
 
+    @per_row
+    def place(x, at, inverse, y):
+        excess, left, right, product, anchor = at
+        for i in range(y.shape[0]):
+            anchor[i] = 0.5 * np.float64(x[int(anchor[i])])
+        for i in range(y.shape[0]):
+            y[i] = 2 * (anchor[i] + _offset(excess[i], left[i], right[i], product[i]) / inverse)
+
     def sort(first, last, n, values, scale, one_scale, result):
         xs, ys = reals_at(values, last, n), reals_at(result, last, n)
-        decay, left, right = np.empty(STRETCH), np.empty(n), np.empty(n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), _room_for_points()
         for r in range(first, last):
             x, y, inverse, below = xs[r], ys[r], inverse_scale(scale, one_scale, r), 0
             sums_of_left(x, x, inverse, decay, left)
             sums_of_right(x, x, inverse, decay, right)
-            for j in range(n):
-                while below < n and below + 1 + 0.5 * (right[below] - left[below]) <= j + 1:
-                    below += 1
-                excess = j + 0.5 - below
-                anchor, near, far = _near_and_far(excess, left, right, max(below - 1, 0), min(below, n - 1))
-                y[j] = 2 * (0.5 * np.float64(x[anchor]) + _offset(excess, near, far) / inverse)
+            for start in range(0, n, STRETCH):
+                stop = min(start + STRETCH, n)
+                below = _find_points(left, right, start, stop, below, points)
+                place(x, points, inverse, y[start:stop])
         return 0
 
     return sort
+
+
+@per_row
+def _weigh(g, at):
+    """What each point gives to the items on its left and on its right, in place of their masses."""
+    excess, left, right, product, _ = at
+    for i in range(g.shape[0]):
+        both = math.sqrt(excess[i] * excess[i] + product[i])
+        larger, share = abs(excess[i]) + both, 0.5 * np.float64(g[i]) / both
+        smaller = product[i] / larger
+        left[i] = share * (smaller if excess[i] > 0 else larger) / left[i]
+        right[i] = share * (larger if excess[i] > 0 else smaller) / right[i]
+
+
+@per_row
+def _lever(g, at, anchors):
+    """Sum of dL/d point times its offset; and adds dL/d point to that of the anchors."""
+    excess, left, right, product, anchor = at
+    total = 0.0
+    for i in range(g.shape[0]):
+        total += g[i] * _offset(excess[i], left[i], right[i], product[i])
+        anchors[int(anchor[i])] += g[i]
+    return total
+
+
+@per_row
+def _pull(left, right, g, at, with_scale, anchors):
+    """What the points give to their neighbours, to go on to the items on the left and right of these, in their place.
+
+    Returns the :func:`_lever`, if asked for.
+    """
+    n, below, last, lever = g.shape[0], 0, 0, 0.0
+    excess, given_left, given_right, _, _ = at
+    of_lower = to_left = to_right = 0.0  # what the lower neighbour goes on with to the right; and what comes in now
+    for start in range(0, n, STRETCH):
+        part = g[start : start + STRETCH]
+        last = _find_points(left, right, start, start + part.shape[0], last, at)
+        if with_scale:
+            lever += _lever(part, at, anchors)
+        _weigh(part, at)
+        for i in range(part.shape[0]):
+            while below < start + i + 0.5 - excess[i]:
+                if below > 0:  # no later point looks at the sums of the item below
+                    left[below - 1], right[below - 1] = to_left, of_lower
+                of_lower, to_left, to_right = to_right, 0.0, 0.0
+                below += 1
+            to_left += given_left[i]
+            to_right += given_right[i]
+    if below > 0:
+        left[below - 1], right[below - 1] = to_left, of_lower
+    if below < n:
+        left[below:] = right[below:] = 0.0
+        right[below] = to_right
+    return lever
 
 
 def _sort_derivative(counts: Scans, whole: Scans, real: Real) -> Any:
     reals_at = REALS_AT[real]
     ones_of_left, ones_of_right, sum_left, sum_right = counts.left, counts.right, whole.left, whole.right
 
-    @per_row
-    def pull(left, right, g, offsets, anchors):
-        """What each point gives to its neighbours, to go on to the items on their left and right, in their place.
-
-        At a point both sides weigh S - d and S + d, in units of which S = sqrt(d^2 + near * far).
-        """
-        n, below, to_left, to_right, to_right_before = g.shape[0], 0, 0.0, 0.0, 0.0
-        lever = 0.0
-        for j in range(n):
-            while below < n and below + 1 + 0.5 * (right[below] - left[below]) <= j + 1:
-                if below > 0:  # no other point looks at the item below the neighbours
-                    left[below - 1], right[below - 1] = to_left, to_right_before
-                to_right_before, to_left, to_right = to_right, 0.0, 0.0
-                below += 1
-            lower, upper, excess = max(below - 1, 0), min(below, n - 1), j + 0.5 - below
-            anchor, near, far = _near_and_far(excess, left, right, lower, upper)
-            both = math.sqrt(excess * excess + near * far)
-            larger = abs(excess) + both
-            share = 0.5 * np.float64(g[j]) / both
-            # The mass on the anchor's side is near, that on the other far over the decay across the gap.
-            of_near = share * larger / near
-            if excess > 0:
-                to_right += of_near
-                to_left += share * far / larger * near / (1 + left[lower])
-            else:
-                to_left += of_near
-                to_right += share * far / larger * near / (1 + right[upper])
-            if offsets:
-                anchors[anchor] += g[j]
-                lever += g[j] * _offset(excess, near, far)
-        if below > 0:
-            left[below - 1], right[below - 1] = to_left, to_right_before
-        if below < n:
-            left[below], right[below] = 0.0, to_right
-            left[below + 1 :], right[below + 1 :] = 0.0, 0.0
-        return lever
-
     def sort_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
         xs, places = reals_at(values, last, n), longs_at(order, last, n)
         gs, grads = reals_at(grad, last, n), reals_at(grad_x, last, n)
-        decay, left, right = np.empty(STRETCH), np.empty(n), np.empty(n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), _room_for_points()
         anchors = np.empty(n if grad_scale != 0 else 0)
         for r in range(first, last):
             x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
             ones_of_left(x, x, inverse, decay, left)
             ones_of_right(x, x, inverse, decay, right)
             anchors[:] = 0.0
-            lever = pull(left, right, gs[r], grad_scale != 0, anchors)
+            lever = _pull(left, right, gs[r], points, grad_scale != 0, anchors)
             sum_left(x, right, inverse, decay, right)
             sum_right(x, left, inverse, decay, left)
             for i in range(n):

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from ..numba_tools import over_rows
-from ..rows import compute_dtype
 from . import RowMap
 from .numba_loops import Compiled, Loops, loops_of
+
+READ = torch.float32, torch.float64
 
 
 def _soft_rank(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
     items, places, y = _rows(values), order.contiguous(), _result(values)
     _over(_loops(items).rank, items, (items, places), scale, (y,))
-    return (y.to(values.dtype),)
+    return (y if y.dtype == values.dtype else y.to(values.dtype),)
 
 
 def _soft_sort(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
     items, y = _rows(values), _result(values)
     _over(_loops(items).sort, items, (items,), scale, (y,))
-    return (y.to(values.dtype),)
+    return (y if y.dtype == values.dtype else y.to(values.dtype),)
 
 
 def _derivative(
@@ -47,11 +48,13 @@ def _loops(items: Tensor) -> Loops:
 
 def _rows(x: Tensor) -> Tensor:
     """In the dtype that loops read, contiguous."""
-    return x.detach().to(compute_dtype(x)).contiguous()
+    return x.contiguous() if x.dtype in READ else x.float().contiguous()
 
 
 def _result(values: Tensor) -> Tensor:
-    return values.new_empty(values.shape, dtype=compute_dtype(values))
+    if values.dtype in READ:
+        return torch.empty_like(values, memory_format=torch.contiguous_format)
+    return values.new_empty(values.shape, dtype=torch.float32)
 
 
 def _over(
