@@ -18,6 +18,7 @@ An example is a function of a seed that gives one dictionary of scores per row:
 import argparse
 import json
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,14 +62,20 @@ def parse(
 
 
 def each_seed(args: argparse.Namespace, steps: int) -> Iterator[tuple[int, tqdm]]:
-    """Seeds Python, NumPy and torch in turn; the progress bar counts ``steps`` per seed and shows on terminals only."""
+    """Seeds Python, NumPy and torch in turn.
+
+    A progress bar counts ``steps`` per seed on a terminal; elsewhere there is a line for each seed that is done.
+    """
     torch.set_num_threads(1)  # the tensors are too small to share out, and so the numbers do not depend on the cores
     with tqdm(total=args.seeds * steps, disable=None) as progress:
-        for seed in range(args.seed, args.seed + args.seeds):
+        for done, seed in enumerate(range(args.seed, args.seed + args.seeds), 1):
+            start = time.monotonic()
             progress.set_description(f"seed {seed}")
             for set_seed in (random.seed, np.random.seed, torch.manual_seed):
                 set_seed(seed)
             yield seed, progress
+            if progress.disable:
+                print(f"seed {seed}: {time.monotonic() - start:.0f} s ({done} of {args.seeds})", flush=True)
 
 
 def minibatches(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

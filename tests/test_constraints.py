@@ -86,6 +86,28 @@ def test_capped_simplex_membership():
             capped_simplex(k)
 
 
+ODD_ENTRIES = (0.0, -0.0, 1.0, 2.0, -1.0, 0.5, 1.0 + 1e-9, 1e-320, math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "constraint",
+    [k_hot(2), k_hot(0), k_hot(1, 2), k_hot(torch.tensor(2)), capped_simplex(2), capped_simplex(1.5)],
+    ids=repr,
+)
+def test_one_look_at_all_values_agrees_with_a_look_at_each(constraint, dtype):
+    rows = torch.cartesian_prod(*[tensor(ODD_ENTRIES, dtype)] * 3)
+    expected = constraint.check(rows)
+    assert [constraint.holds(row) for row in rows] == expected.tolist()
+    assert constraint.holds(rows[expected]) and not constraint.holds(rows) and constraint.holds(rows[:0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_one_look_at_values_of_other_dtypes(dtype):
+    rows = tensor([[1, 1, 0], [1, 1, 1]], dtype)
+    assert k_hot(2).holds(rows[0]) and not k_hot(2).holds(rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [3, 1000, 100_000])
 def test_capped_simplex_tolerates_rounding_and_no_more(dtype, n):

@@ -388,21 +388,43 @@ def test_relaxations_work_without_pyro_and_triton():
     """)
 
 
-def test_first_calls_on_a_cpu_import_nothing_large():
-    """Neither pyro, nor torch's compiler, which takes seconds and brings Triton."""
-    run_python("""
-        import sys, torch
-        before = set(sys.modules)
-        import khot, khot.kernels, khot.relaxations
-        x = torch.randn(3, 5, requires_grad=True)
-        khot.sigmoid_topk(x, 2).square().sum().backward()
-        khot.log_lapsum_topk(x, torch.tensor(2.5), torch.tensor(0.3, requires_grad=True)).sum().backward()
-        khot.sparse_topk_magnitude(x, 2).sum().backward()
-        khot.soft_rank(x).square().sum().backward()
-        khot.sorted_transport_topk(x, 2).square().sum().backward()
+FIRST_MAPS = """
+import khot, khot.kernels, khot.relaxations
+khot.sigmoid_topk(x, 2).square().sum().backward()
+khot.log_lapsum_topk(x, torch.tensor(2.5), torch.tensor(0.3, requires_grad=True)).sum().backward()
+khot.sparse_topk_magnitude(x, 2).sum().backward()
+khot.soft_rank(x).square().sum().backward()
+khot.sorted_transport_topk(x, 2).square().sum().backward()
+"""
+
+FIRST_DESIGNS = """
+import khot
+members = [khot.Brewer, khot.ConditionalPoisson, khot.GumbelTopK, khot.ParetoSampling, khot.Pivotal, khot.Sampford]
+for member in (*members, khot.SequentialPoisson, khot.Systematic):
+    design = khot.StraightThrough(member(logits=x, k=torch.tensor([2]), validate_args=True), "none")
+    value = design.rsample()
+    (design.log_prob(value) + value.square().sum(-1)).sum().backward()
+for member in (khot.ConditionalPoisson, khot.GumbelTopK, khot.Sampford):
+    member(logits=x, k=2).log_prob(value.detach()).sum().backward()
+relaxed = khot.RelaxedKHot(0.5, logits=x, k=2)
+relaxed.log_prob(relaxed.rsample()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "calls"),
+    [("torch", FIRST_MAPS), ("torch, pyro", FIRST_DESIGNS)],
+    ids=["relaxations", "designs"],
+)
+def test_first_calls_on_a_cpu_import_nothing_large(imported, calls):
+    """Neither pyro, nor torch's compiler, which takes seconds and brings SymPy and Triton."""
+    setup = f"import sys, {imported}\nbefore = set(sys.modules)\nx = torch.randn(3, 5, requires_grad=True)\n"
+    check = """
         loaded = set(sys.modules) - before
         packages = {name.partition(".")[0] for name in loaded}
         assert not packages & {"pyro", "triton", "matplotlib", "sympy"}
         assert "scipy" not in packages or "numba" in packages  # which imports SciPy
-        assert not [name for name in loaded if name.startswith("torch._dynamo") or name.endswith("_triton")]
-    """)
+        compiler = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
+        assert not [name for name in loaded if name.startswith(compiler) or name.endswith("_triton")]
+    """
+    run_python(setup + calls + textwrap.dedent(check))

@@ -4,6 +4,7 @@ Traced at one input, the result and its gradient are those of eager mode at inpu
 random numbers; and nothing warns.
 """
 
+import itertools
 import warnings
 
 import pyro
@@ -36,6 +37,7 @@ from khot import (
     perturbed_topk,
     sigmoid_topk,
 )
+from khot._tracing import broadcast_shapes
 from khot.constraints import capped_simplex
 from khot.relaxations import Link
 from tests.maps import ODD_MAPS, RELAXATIONS, Cauchy
@@ -263,6 +265,21 @@ def loss(x):
 )
 def test_functions(case, design):
     check_trace(lambda x: case.estimate(design(logits=x, k=2), loss, 3))
+
+
+SHAPES = [(), (1,), (3,), (2, 1), (2, 3), (0,), (1, 0), (4, 1, 3)]
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.product(SHAPES, SHAPES)])
+def test_shapes_broadcast_as_in_torch(first, second):
+    shapes = torch.Size(first), torch.Size(second), torch.Size((1,))
+    try:
+        expected = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match="do not broadcast"):
+            broadcast_shapes(*shapes)
+    else:
+        assert broadcast_shapes(*shapes) == expected
 
 
 def test_draws_are_fresh():

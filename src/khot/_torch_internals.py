@@ -1,20 +1,21 @@
 """What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "all_true",
+    "apply_untransformed",
     "count_as_constant",
     "eager_dispatcher",
     "has_dispatch_mode",
@@ -32,6 +33,9 @@ __all__ = [
     "overrides_torch_functions",
     "writes_program",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _C: Any = torch._C  # which has no annotation of what sets the state of a trace
 _KEYS = torch._C._TorchDispatchModeKey
@@ -77,10 +81,10 @@ def is_eager_everywhere() -> bool:
 
 def is_plain(argument: Any) -> bool:
     """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
-    if not isinstance(argument, Tensor):
-        return True
+    if type(argument) not in (Tensor, Parameter):
+        return not isinstance(argument, Tensor)
     transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return type(argument) in (Tensor, Parameter) and not transformed and not argument.is_meta
+    return not transformed and not argument.is_meta
 
 
 # Tracers and dispatch modes
@@ -126,9 +130,13 @@ def overrides_torch_functions(kind: type) -> bool:
     return kind.__torch_function__ is not torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
 
 
-def count_as_constant(function: Any) -> None:
-    """Lets Dynamo call this function while it traces, and take the result for a constant."""
-    function._dynamo_marked_constant = True
+def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: Dynamo calls this function while it traces, and takes the result for a constant.
+
+    As ``torch.compiler.assume_constant_result``, which imports the compiler, a second or two, to say so.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:
@@ -151,6 +159,15 @@ def nested_forward_mode() -> AbstractContextManager[Any]:
 
 
 # Functions without a public name
+
+
+def apply_untransformed(function: type[Function], *args: Any) -> Any:
+    """``function.apply`` of all its arguments, outside of transforms of torch.func.
+
+    Without the look for such transforms, and without the search by ``inspect`` for arguments left out, which takes
+    longer than a few operations on small tensors.
+    """
+    return super(Function, function).apply(*args)  # type: ignore[misc]
 
 
 def all_true(condition: Tensor) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Transform
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.types import _size as SizeLike
 
 from ._torch_internals import is_tracing, outside_trace, overrides_torch_functions
 
@@ -57,9 +58,26 @@ def shape_of(x: Tensor) -> torch.Size:
 
 
 @untraced
-def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """As torch's, of shapes in integers, and so in integers."""
-    return torch.broadcast_shapes(*shapes)
+def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
+    """As torch's, of shapes in integers, and so in integers.
+
+    One call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy:
+    it is for shapes with symbols.
+    """
+    if torch.compiler.is_compiling() or not all(type(length) is int for shape in shapes for length in shape):
+        return torch.broadcast_shapes(*shapes)
+    first = torch.Size(shapes[0])
+    return first if all(shape == first for shape in shapes) else _broadcast_integers(shapes)
+
+
+def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for i, length in enumerate(shape, len(found) - len(shape)):
+            if length != 1 and found[i] not in (1, length):
+                raise RuntimeError(f"shapes {', '.join(str(tuple(shape)) for shape in shapes)} do not broadcast")
+            found[i] = length if found[i] == 1 else found[i]
+    return torch.Size(found)
 
 
 def one_operation(function: Callable[P, R]) -> Callable[P, R]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._torch_internals import is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
+from ._torch_internals import is_plain, is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
 from ._tracing import untraced
 
 
@@ -33,9 +33,9 @@ def is_dry_run(*tensors: Tensor) -> bool:
 
 def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
-    if not has_contents(*tensors) or is_tracing():  # in this order: Dynamo does not know the latter
+    if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows the first only
         return False
-    return not any(is_wrapped(tensor) for tensor in tensors)
+    return all(map(is_plain, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
@@ -50,6 +50,11 @@ def checks_contents(tensor: Tensor) -> bool:
 def looks_at_contents(*tensors: Tensor) -> bool:
     """:func:`checks_contents` for plain Python code, which under tracing and torch.func transforms cannot look."""
     return can_look(*tensors) and all(map(checks_contents, tensors))
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether the contents of a tensor are certainly finite, by one reduction; a sum that overflows is no proof."""
+    return math.isfinite(x.detach().sum().item())
 
 
 def tensors_among(*values: Any) -> list[Tensor]:

@@ -12,13 +12,14 @@ registered with torch, whose registries Pyro shares.
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
-from khot._tracing import untraced
+from khot._tracing import broadcast_shapes, untraced
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
 
@@ -56,7 +57,17 @@ class _KHot(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         ones = value == 1
         size = ones.sum(-1)  # an integer: exact in every dtype
-        return (ones | (value == 0)).all(-1) & (size >= self.k) & (size <= self.upper)
+        right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
+        return (ones | (value == 0)).all(-1) & right
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        if value.numel() == 0 or isinstance(self.k, Tensor) or isinstance(self.upper, Tensor):
+            return bool(self.check(value).all())
+        if not torch.equal(value * value, value):  # besides 0 and 1 only inf, which the sum shows, is its own square
+            return False
+        fewest, most = value.sum(-1, dtype=torch.float64).aminmax()
+        return bool(self.k <= fewest.item() and most.item() <= self.upper)
 
     def __repr__(self) -> str:
         return f"k_hot({self.k})" if self.upper is self.k else f"k_hot({self.k}, {self.upper})"
@@ -83,15 +94,30 @@ class _CappedSimplex(constraints.Constraint):
             raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {k!r}")
         elif not 0 <= k < math.inf:
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k}")
-        self.k = k
+        self.k: float | Tensor = k
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        inside = ((value >= 0) & (value <= 1)).all(-1)  # False for NaN
-        k = torch.as_tensor(self.k, dtype=torch.float64, device=value.device)
-        tolerance = self.relative_tolerance * torch.finfo(value.dtype).eps * k.clamp(min=1)
-        error = (value.sum(-1, dtype=torch.float64) - k).abs()
-        return inside & (error <= tolerance.clamp(self.smallest_tolerance, self.largest_tolerance))
+        inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
+        k = self.k.to(value.device, torch.float64) if isinstance(self.k, Tensor) else self.k
+        return inside & ((value.sum(-1, dtype=torch.float64) - k).abs() <= self._tolerance(k, value.dtype))
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether :meth:`check` is true of all values, which here takes fewer operations."""
+        if value.numel() == 0 or isinstance(self.k, Tensor):
+            return bool(self.check(value).all())
+        lowest, highest = value.aminmax()
+        if not (lowest.item() >= 0 and highest.item() <= 1):
+            return False
+        least, most = value.sum(-1, dtype=torch.float64).aminmax()
+        return bool(max(self.k - least.item(), most.item() - self.k) <= self._tolerance(self.k, value.dtype))
+
+    def _tolerance(self, k: Any, dtype: torch.dtype) -> Any:
+        """How far a sum may be from k, a number or a float64 tensor."""
+        unit = self.relative_tolerance * torch.finfo(dtype).eps
+        if isinstance(k, Tensor):
+            return (unit * k.clamp(min=1)).clamp(self.smallest_tolerance, self.largest_tolerance)
+        return min(max(unit * max(k, 1), self.smallest_tolerance), self.largest_tolerance)
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
@@ -199,7 +225,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
 
 
 def _batch_shape(shape: Size, k: float | Tensor) -> Size:
-    return torch.broadcast_shapes(shape[:-1], k.shape) if isinstance(k, Tensor) else Size(shape[:-1])
+    return broadcast_shapes(shape[:-1], k.shape) if isinstance(k, Tensor) else Size(shape[:-1])
 
 
 @transform_to.register(_CappedSimplex)

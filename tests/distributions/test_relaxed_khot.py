@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch.autograd import gradcheck
 from torch.distributions import biject_to
+from torch.func import jacfwd, jacrev, vmap
 
 from khot import (
     RelaxedKHot,
@@ -26,7 +27,7 @@ from khot import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.relaxations import Logistic
-from khot.relaxations.log_odds import log_odds, remember_scores
+from khot.relaxations.log_odds import log_odds, remember_scores, sigmoid_topk_log_odds
 from tests import gof
 from tests.maps import publics
 from tests.oracle import cases, tensor
@@ -186,6 +187,36 @@ def test_samples_remember_what_rounding_takes(dtype, temperature):
     torch.testing.assert_close(share, torch.log_softmax(logits.detach().double() - temperature * z, -1).sum(-1))
     for other in (exact, exact.expand((200,))):
         torch.testing.assert_close(other.log_prob(y).to(dtype), log_prob)
+
+
+def test_draws_without_gradient_are_constants():
+    """As their copies are, which remember nothing: E[d log p / d temperature] would not be 0 otherwise."""
+    logits, temperature = LOGITS.clone().requires_grad_(), tensor([0.5, 1.0, 2.0]).requires_grad_()
+    relaxed = RelaxedKHot(temperature, logits=logits, k=torch.full((3,), 2.5, dtype=float64, requires_grad=True))
+    y = relaxed.sample()
+    found, expected = (
+        torch.autograd.grad(relaxed.log_prob(value).sum(), [logits, temperature, relaxed.k], allow_unused=True)
+        for value in (y, y.clone())
+    )
+    assert found[2] is None and expected[2] is None
+    torch.testing.assert_close(found[:2], expected[:2])
+
+
+@pytest.mark.parametrize("k", [2, 2.5])
+def test_derivatives_of_log_odds(k):
+    x = LOGITS.clone().requires_grad_()
+
+    def of_numbers(x):
+        return sigmoid_topk_log_odds(x, k, 0.7)
+
+    def of_tensors(x):
+        return sigmoid_topk_log_odds(x, *tensor([k, 0.7]))
+
+    torch.testing.assert_close(of_numbers(x), sigmoid_topk(x, k, 0.7).logit())
+    torch.testing.assert_close(of_numbers(x), of_tensors(x), rtol=1e-13, atol=1e-13)
+    assert gradcheck(of_numbers, x, check_forward_ad=True) and torch.autograd.gradgradcheck(of_numbers, x)
+    torch.testing.assert_close(jacrev(of_numbers)(x), jacfwd(of_tensors)(x))
+    torch.testing.assert_close(vmap(of_numbers)(x), of_numbers(x))
 
 
 def test_memory_belongs_to_one_unchanged_tensor():

@@ -35,6 +35,14 @@ def test_help_is_the_docstring(capsys):
     assert "What it shows.\n\nHow." in capsys.readouterr().out
 
 
+def test_each_seed_that_is_done_is_a_line_where_there_is_no_terminal(capsys):
+    lines = []
+    for seed, _ in each_seed(arguments("--seeds", "2", "--seed", "4"), steps=1):
+        lines.append(capsys.readouterr().out)
+        assert seed == 4 + len(lines) - 1
+    assert lines == ["", "seed 4: 0 s (1 of 2)\n"] and capsys.readouterr().out == "seed 5: 0 s (2 of 2)\n"
+
+
 def test_each_seed_starts_the_generators_anew():
     first = {seed: torch.rand(2) for seed, _ in each_seed(arguments("--seeds", "3", "--seed", "4"), steps=1)}
     second = {seed: torch.rand(2) for seed, _ in each_seed(arguments("--seeds", "1", "--seed", "5"), steps=1)}

@@ -72,7 +72,7 @@ def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tenso
 
 def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:
     """Batch and event shape for a parameter of this shape and what others there are, as ``infer_shapes`` wants them."""
-    batch_shape = torch.broadcast_shapes(param[:-1], others.get("k", Size()))
+    batch_shape = broadcast_shapes(param[:-1], others.get("k", Size()))
     return batch_shape, Size(param[-1:])
 
 

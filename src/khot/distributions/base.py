@@ -11,7 +11,7 @@ from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
 from khot._torch_internals import is_tracing
-from khot._tracing import untraced
+from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, checked_shape, has_contents
 
 
@@ -25,17 +25,29 @@ class KHotDistribution(TorchDistribution):
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        del self._validate_args
+        if validate_args is not None:
+            self._validate_args = validate_args
+        if self._validate_args:
+            self._validate_parameters(validate_args)
+
+    def _validate_parameters(self, validate_args: bool | None) -> None:
         tensors = self._tensors()
         looks = can_look(*tensors)
+        if looks and self._fits():
+            return
         if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
-            super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        else:
-            super().__init__(batch_shape, event_shape, validate_args=False)
-            del self._validate_args
-            if validate_args is not None:
-                self._validate_args = validate_args
-        if looks and self._validate_args:
+            super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
+        if looks:
             self._validate_contents()
+
+    def _fits(self) -> bool:
+        """Whether one look tells that all checks of the parameters will pass, which are slow: each is for one message.
+
+        False where a subclass has further ``arg_constraints``.
+        """
+        return False
 
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""
@@ -72,6 +84,8 @@ class KHotDistribution(TorchDistribution):
         if not self._has_contents(value):
             self._validate_shape(value)
             return
+        if self._is_in_support(value):
+            return
         try:
             super()._validate_sample(value)
         except ValueError as error:
@@ -81,9 +95,17 @@ class KHotDistribution(TorchDistribution):
             if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
                 raise
 
+    def _is_in_support(self, value: Tensor) -> bool:
+        """Whether one look tells that a value will pass all checks, which are slow: each is for one message."""
+        shape = self._batch_shape + self._event_shape
+        if value.shape[value.dim() - len(shape) :] != shape:
+            return False
+        support: Any = self.support
+        return hasattr(support, "holds") and can_look(value, *self._tensors()) and support.holds(value.detach())
+
     def _validate_shape(self, value: Tensor) -> None:
         try:
-            shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
+            shape = broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         except RuntimeError:
             shape = Size()
         if value.shape[-1:] != self.event_shape or not shape:
@@ -91,6 +113,11 @@ class KHotDistribution(TorchDistribution):
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
                 f"{tuple(self.batch_shape + self.event_shape)}, and ends as it does, but got {tuple(value.shape)}"
             )
+
+
+def column(value: float | Tensor) -> float | Tensor:
+    """A number, or a tensor of the batch shape with a last dimension for the units."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
 
 def draw(

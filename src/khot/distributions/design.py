@@ -23,6 +23,7 @@ from khot._validation import (
     check_function,
     checked_expansion,
     checked_positive,
+    is_finite,
     looks_at_contents,
 )
 from khot.constraints import capped_simplex, k_hot
@@ -175,6 +176,15 @@ class SamplingDesign(KHotDistribution):
         """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
         return self.parameter_name == "logits" and type(self).probs.fget is SamplingDesign.probs.fget
 
+    def _fits(self) -> bool:
+        if self._shared_k is None or isinstance(self.temperature, Tensor):
+            return False
+        if self.arg_constraints is not SamplingDesign.arg_constraints:
+            return False
+        if self.parameter_name == "logits":
+            return is_finite(self.parameter)
+        return capped_simplex(self._shared_k).holds(self.parameter.detach())
+
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
         if not ((k >= 0) & (k <= n)).all():
@@ -188,8 +198,9 @@ class SamplingDesign(KHotDistribution):
 
     def _check_probs(self, probs: Tensor, name: str, advice: str) -> None:
         probs = probs.detach()
-        wrong = ~capped_simplex(self.k).check(probs)
-        if wrong.any():
+        simplex = capped_simplex(self.size)
+        if not simplex.holds(probs):
+            wrong = ~simplex.check(probs)
             row, k = probs[wrong][0], self.k[wrong][0]
             raise ValueError(
                 f"each row of {name} must lie in [0, 1] and sum to its integer k, but got entries from {row.min():.6g} "
@@ -317,6 +328,8 @@ class SamplingDesign(KHotDistribution):
             self._validate_sample(value)
             if self._shared_k is not None:
                 return self._log_prob(value)
+        if value.device.type == "cpu" and self._is_in_support(value):
+            return self._log_prob(value)
         inside = self.support.check(value)
         unit = torch.arange(self.event_shape[0], device=value.device)
         some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
-from khot._tracing import one_operation
+from khot._tracing import broadcast_shapes, one_operation
 from khot._validation import can_look
 from khot.laws.conditional_poisson import log_prob
 
@@ -68,7 +68,7 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
         )
     if p.event_shape != q.event_shape:
         raise ValueError(f"a divergence needs the same number of units, but got {p.event_shape} and {q.event_shape}")
-    p = p.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+    p = p.expand(broadcast_shapes(p.batch_shape, q.batch_shape))
     value = p.enumerate_support(expand=False)
     log_p = p.log_prob(value)
     unchecked = copy.copy(q)

@@ -22,21 +22,23 @@ from torch.types import _size as SizeLike
 
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
+    can_look,
     check_draw,
     check_flag,
     check_function,
     check_generator,
     checked_expansion,
     checked_positive,
+    is_finite,
 )
 from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
-from khot.relaxations.log_odds import inside, log_odds, log_volume, remember_scores
+from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution
+from .base import KHotDistribution, column
 from .design import Relaxation
 
 
@@ -104,6 +106,11 @@ class RelaxedKHot(KHotDistribution):
         self.relaxation = relaxation
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def _fits(self) -> bool:
+        if isinstance(self.k, Tensor) or isinstance(self.temperature, Tensor):
+            return False
+        return self.arg_constraints is RelaxedKHot.arg_constraints and is_finite(self.logits)
 
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
@@ -173,13 +180,17 @@ class RelaxedKHot(KHotDistribution):
         shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
-        exponential = -u.clamp(min=torch.finfo(u.dtype).tiny).log()
-        return self.logits.to(dtype) - exponential.log().to(dtype)
+        exponential = u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # fresh buffers would cost more
+        return self.logits.to(dtype) - exponential.log_().to(dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
         if self.relaxation is sigmoid_topk:
-            value = torch.where(self._varies.unsqueeze(-1), inside(value), value)
+            varies = self._varies
+            if isinstance(varies, Tensor):
+                value = torch.where(varies.unsqueeze(-1), inside(value), value)
+            elif varies:
+                value = inside(value)
             remember_scores(value, scores, self.k, self.temperature)
         return value
 
@@ -187,10 +198,12 @@ class RelaxedKHot(KHotDistribution):
         raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
 
     @property
-    @one_operation
-    def _varies(self) -> Tensor:
+    def _varies(self) -> bool | Tensor:
         """Whether samples are not constant."""
-        return torch.as_tensor((self.k > 0) & (self.k < self.event_shape[0]), device=self.logits.device)
+        n = self.event_shape[0]
+        if isinstance(self.k, Tensor):
+            return ((self.k > 0) & (self.k < n)).to(self.logits.device)
+        return bool(0 < self.k < n)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self.relaxation is not sigmoid_topk:
@@ -198,16 +211,30 @@ class RelaxedKHot(KHotDistribution):
             raise NotImplementedError(f"RelaxedKHot has no density with relaxation={name}, only with sigmoid_topk")
         if self._validate_args:
             self._validate_sample(value)
-        checks = self._checks_contents(value)
-        if checks and not self._varies.all():
-            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        if self._checks_contents(value):
+            self._check_interior(value)
+            return self._log_density(log_odds(value))
+        if self._is_surely_inside(value):
+            return self._log_density(log_odds(value))
         inside = self._is_inside(value)
-        if checks and not inside.all():
+        return self._log_density(log_odds(value, inside), inside)
+
+    def _check_interior(self, value: Tensor) -> None:
+        """Values of the support have a density."""
+        varies = self._varies
+        if not (varies.all() if isinstance(varies, Tensor) else varies):
+            raise ValueError(f"a density needs 0 < k < n, but got k={self.k} with n={self.event_shape[0]}")
+        if not (self._is_inside(value).all() if isinstance(varies, Tensor) else is_interior(value)):
             raise ValueError(
                 "relaxed k-hot vectors have no density where an entry is exactly 0 or 1; a model that is relaxed needs "
                 "a guide that is too (khot.infer.KHotReparam), and hard data need a sampling design"
             )
-        return self._log_density(log_odds(value, inside), inside)
+
+    def _is_surely_inside(self, value: Tensor) -> bool:
+        """Whether one look, on a CPU, tells that all values have a density."""
+        if self._varies is not True or value.device.type != "cpu" or not can_look(value, *self._tensors()):
+            return False
+        return capped_simplex(self.k).holds(value.detach()) and is_interior(value)
 
     @one_operation
     def _is_inside(self, value: Tensor) -> Tensor:
@@ -215,13 +242,17 @@ class RelaxedKHot(KHotDistribution):
         return self.support.check(value) & ((value > 0) & (value < 1)).all(-1) & self._varies
 
     @one_operation
-    def _log_density(self, z: Tensor, inside: Tensor) -> Tensor:
-        """From the log-odds of values, ``inside`` saying which of them have a density."""
-        n = self.event_shape[0]
-        temperature = torch.as_tensor(self.temperature, dtype=z.dtype, device=z.device)
-        log_share = torch.log_softmax(self.logits - temperature.unsqueeze(-1) * z, -1)
-        log_prob = math.lgamma(n) + (n - 1) * temperature.log() + log_share.sum(-1) - log_volume(z)
-        return log_prob.masked_fill(~inside, -torch.inf).to(self.logits.dtype)
+    def _log_density(self, z: Tensor, inside: Tensor | None = None) -> Tensor:
+        """From the log-odds of values, ``inside`` saying which of them have a density; None: all."""
+        n, temperature = self.event_shape[0], self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature.to(z.dtype)
+        log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
+        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
+        log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
+        if inside is not None:
+            log_prob = log_prob.masked_fill(~inside, -torch.inf)
+        return log_prob.to(self.logits.dtype)
 
 
 class RelaxedKHotStraightThrough(RelaxedKHot):

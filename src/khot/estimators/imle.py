@@ -17,9 +17,10 @@ from khot._validation import (
     checked_positive,
     is_dry_run,
 )
+from khot.distributions.base import column
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise
-from .wrapper import Scorer, column, substitute_gradient
+from .wrapper import Scorer, substitute_gradient
 
 NOISES = {"gumbel": gumbel_noise, "sum_of_gamma": sum_of_gamma_noise}
 

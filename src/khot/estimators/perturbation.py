@@ -9,10 +9,11 @@ from torch.types import _size as SizeLike
 from khot._tracing import one_operation
 from khot._validation import check_generator, check_positive_contents, checked_positive
 from khot.distributions import SamplingDesign
+from khot.distributions.base import column
 from khot.kernels.random_numbers import exponential, gamma, normal
 from khot.relaxations import topk_mask
 
-from .wrapper import DesignWrapper, column
+from .wrapper import DesignWrapper
 
 GAMMA_TERMS = 10  # of the sum of gamma variables; its distance from the limit falls as 1 / terms
 

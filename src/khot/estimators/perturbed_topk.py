@@ -20,11 +20,12 @@ from khot._validation import (
     check_scores,
     checked_positive,
 )
+from khot.distributions.base import column
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
-from .wrapper import Scorer, column, substitute_gradient
+from .wrapper import Scorer, substitute_gradient
 
 
 @one_operation

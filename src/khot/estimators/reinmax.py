@@ -11,7 +11,7 @@ from torch.types import _size as SizeLike
 from khot import relaxations
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
-from khot.distributions.base import draw
+from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, pull_back
@@ -19,7 +19,7 @@ from khot.laws.inverse import solve_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
-from .wrapper import DesignWrapper, Scorer, column, substitute_gradient
+from .wrapper import DesignWrapper, Scorer, substitute_gradient
 
 
 class ReinMax(DesignWrapper):

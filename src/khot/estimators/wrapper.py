@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
-from khot._tracing import one_operation, shape_of
+from khot._tracing import broadcast_shapes, one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
@@ -117,7 +117,7 @@ class DesignWrapper(KHotDistribution):
         if self._validate_args:
             self._validate_sample(value)
         if self.scorer is None:
-            return value.new_zeros(torch.broadcast_shapes(shape_of(value)[:-1], self.batch_shape))
+            return value.new_zeros(broadcast_shapes(shape_of(value)[:-1], self.batch_shape))
         return self._delegate("log_prob", value)
 
     def entropy(self) -> Tensor:
@@ -235,8 +235,3 @@ def substitute_gradient(value: Tensor, x: Tensor, pull_back: Callable[..., Tenso
     Where ``pull_back`` is differentiable, in g and in constants that have a gradient, so is the result, twice and more.
     """
     return _Substitute.apply(value.detach(), x.expand(value.shape), pull_back, *constants)
-
-
-def column(value: float | Tensor) -> float | Tensor:
-    """A number, or a tensor of the batch shape with a last dimension for the units."""
-    return value.unsqueeze(-1) if isinstance(value, Tensor) else value

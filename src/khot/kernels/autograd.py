@@ -4,7 +4,6 @@ Dynamo refuses to trace a Function that has a ``jvp``; and torch switches forwar
 forward-over-forward derivatives come out as zeros, silently.
 """
 
-import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import is_plain, is_tracing, is_transformed, nested_forward_mode
+from khot._torch_internals import (
+    apply_untransformed,
+    in_forward_mode,
+    is_plain,
+    is_tracing,
+    is_transformed,
+    nested_forward_mode,
+)
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -44,16 +50,15 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
         f"{function.__name__}ForwardMode", (function,), exec_body=lambda body: body.update(jvp=staticmethod(nestable))
     )
 
-    # Which torch asks for at every call, and it takes long to find.
-    vars(function.forward).update(__signature__=inspect.signature(function.forward))
-
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return function.apply(*args)
-        if _is_plain_call(args) and not _wants_derivative(args):
-            with torch.no_grad():
-                return function.forward(*args)  # at a tenth of the cost of `apply`
-        return in_both_modes.apply(*args)
+        if not _is_plain_call(args):
+            return in_both_modes.apply(*args)
+        if _wants_derivative(args):
+            return apply_untransformed(in_both_modes, *args)
+        with torch.no_grad():
+            return function.forward(*args)  # at a tenth of the cost of `apply`
 
     return apply
 
@@ -71,4 +76,4 @@ def _wants_derivative(args: Sequence[Any]) -> bool:
 
 def has_derivative(x: Tensor, recorded: bool) -> bool:
     """Whether x carries a tangent or, if graphs are ``recorded``, asks for a gradient."""
-    return (recorded and x.requires_grad) or forward_ad.unpack_dual(x).tangent is not None
+    return (recorded and x.requires_grad) or (in_forward_mode() and forward_ad.unpack_dual(x).tangent is not None)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._tracing import broadcast_shapes
+
 from .autograd import with_forward_mode
 from .registry import is_eager
 
@@ -54,7 +56,7 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     Returns:
         Tensors ``(..., *rest)`` from the ``(rows, *rest)`` that the function returns.
     """
-    batch_shape = torch.broadcast_shapes(*(x.shape[:-1] for x in arguments))
+    batch_shape = broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
     if rows <= 1 or rows * length <= largest or in_slab() or not runs_now(*arguments):
         return function(*arguments)

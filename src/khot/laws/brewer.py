@@ -27,6 +27,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from khot._torch_internals import count_as_constant
 from khot._validation import can_look
 from khot.kernels.random_numbers import uniform
 
@@ -75,7 +76,7 @@ def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | Non
 Subsets = list[tuple[int, ...]]
 
 
-@torch.compiler.assume_constant_result
+@count_as_constant
 def _subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
     """:func:`_listed_subsets`, kept; compilers trace through what keeps it, and warn."""
     return _listed_subsets(size, r)

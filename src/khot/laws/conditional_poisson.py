@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
 from khot.kernels.capped_simplex import solve_threshold
@@ -81,7 +82,7 @@ def _bound(k: int | Tensor, n: int) -> int:
 def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """Logits in float64 and k as a tensor, expanded to the shape of the batch."""
     size = torch.as_tensor(k, device=logits.device).long()
-    batch_shape = torch.broadcast_shapes(logits.shape[:-1], size.shape)
+    batch_shape = broadcast_shapes(logits.shape[:-1], size.shape)
     return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
 
 
@@ -161,7 +162,7 @@ def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
 
     if logits.numel() <= WHOLE and value.numel() <= WHOLE:
         return function(logits, shift.unsqueeze(-1), value)[0]
-    shape = torch.broadcast_shapes(logits.shape, value.shape)
+    shape = broadcast_shapes(logits.shape, value.shape)
     logits, value = logits.expand(shape), value.expand(shape)
     shift = shift.unsqueeze(-1).expand(*shape[:-1], 1)
     if not shift.is_contiguous():  # draws of rows, in the first dimension

@@ -36,14 +36,18 @@ class Kept:
         args_now = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
         if not is_plain(*_tensors(args_now)):
             return _without_grad(make, *args_now)
+        return self.of_plain(make, *args_now)
+
+    def of_plain(self, make: Callable[..., R], *args: Any) -> R:
+        """:meth:`result` of tensors for which :func:`is_plain` holds, none of which has a derivative."""
         found = self._results.get(make)
         if found is not None:
             args_then, inference, result = found
-            if inference == torch.is_inference_mode_enabled() and all(map(_equal, args_now, args_then)):
+            if inference == torch.is_inference_mode_enabled() and all(map(_equal, args, args_then)):
                 return result
         self._results.pop(make, None)  # rather than two of them in memory
-        result = _without_grad(make, *args_now)
-        copies = tuple(x.clone() if isinstance(x, Tensor) else x for x in args_now)
+        result = _without_grad(make, *args)
+        copies = tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in args)
         self._results[make] = copies, torch.is_inference_mode_enabled(), result
         return result
 
@@ -55,10 +59,10 @@ def is_plain(*tensors: Tensor) -> bool:
 
 def kept_if_constant(kept: Kept | None, make: Callable[..., R], *args: Any) -> R:
     """``make(*args)``: kept where no derivative is asked for, else made anew in differentiable operations."""
-    recorded = torch.is_grad_enabled()
-    if kept is None or not is_plain(*_tensors(args)) or any(has_derivative(x, recorded) for x in _tensors(args)):
+    recorded, tensors = torch.is_grad_enabled(), _tensors(args)
+    if kept is None or not is_plain(*tensors) or any(has_derivative(x, recorded) for x in tensors):
         return make(*args)
-    return kept.result(make, *args)
+    return kept.of_plain(make, *args)
 
 
 def _tensors(args: Iterable[Any]) -> list[Tensor]:

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
@@ -129,7 +130,7 @@ def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
 
 @_log_prob.register_fake
 def _(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
-    shape = torch.broadcast_shapes(value.shape[:-1], theta.shape[:-1])
+    shape = broadcast_shapes(value.shape[:-1], theta.shape[:-1])
     return theta.new_empty(shape, dtype=torch.float64)
 
 

@@ -26,10 +26,10 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values
+from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values, shares
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
-from khot.kernels.rows import Threshold
+from khot.kernels.rows import Threshold, distances, distances_of
 
 NUMBERS = (float, int)
 
@@ -151,13 +151,45 @@ class _PlainMap(Function):
             grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, found.log)
             if grad_x is not None:
                 return grad_x, None
-        at = Threshold(*(v.reshape(x.shape[:-1]) for v in (found.anchor, found.offset)))
-        scale = row_scalar(found.scale, x, x.shape[:-1], False)
+        at, scale = _at(x, found)
         return derivative(x, scale, at, grad, None, found.link, found.log)[0].to(x.dtype), None
+
+
+class _PlainDistances(Function):
+    """The z of :class:`_PlainMap`, from which the mask was found."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: _Plain) -> Tensor:
+        z = distances_of(x, *_at(x, found))
+        ctx.save_for_backward(x, z)
+        ctx.found = found
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x, z), found = ctx.saved_tensors, ctx.found
+        if torch.is_grad_enabled():
+            again = _distances(x, found.k, found.scale, found.link, "", False)
+            return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
+        pull = shares(z, found.link).mul_(grad.sum(-1, keepdim=True))
+        return (grad - pull).mul_(1 / found.scale), None
+
+
+def _at(x: Tensor, found: _Plain) -> tuple[Threshold, Tensor]:
+    """Threshold and scale as tensors."""
+    anchor, offset = (v.reshape(x.shape[:-1]) for v in (found.anchor, found.offset))
+    return Threshold(anchor, offset), row_scalar(found.scale, x, x.shape[:-1], False)
 
 
 def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor | None:
     """The mask, if this is a plain call that a backend has a short way for."""
+    found = _solved_plainly(x, k, scale, link, log)
+    if found is None or not (x.requires_grad and torch.is_grad_enabled()):
+        return found and found.y
+    return _PlainMap.apply(x, found)
+
+
+def _solved_plainly(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> _Plain | None:
     if torch.compiler.is_compiling() or type(k) not in NUMBERS or type(scale) not in NUMBERS:
         return None
     if type(x) not in (Tensor, Parameter) or not x.is_contiguous():
@@ -169,10 +201,7 @@ def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor |
     if solved is None:
         return None
     y, anchor, offset = solved
-    found = _Plain(y, anchor, offset, k, scale, link, log, short.gradient)
-    if x.requires_grad and torch.is_grad_enabled():
-        return _PlainMap.apply(x, found)
-    return found.y
+    return _Plain(y, anchor, offset, k, scale, link, log, short.gradient)
 
 
 def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
@@ -205,6 +234,25 @@ def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: 
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y
+
+
+def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
+    """The z of the relaxed mask F(z) along the last axis; differentiable as the mask is."""
+    check_scores(x, -1)
+    check_k(k, x, x.shape[:-1], x.shape[-1])
+    check_softness(name, softness, x, x.shape[:-1])
+    found = _solved_plainly(x, k, softness, link, False)
+    if found is None:
+        return _distances(x, k, softness, link, name, checks_contents(x))
+    if x.requires_grad and torch.is_grad_enabled():
+        return _PlainDistances.apply(x, found)
+    return distances_of(x, *_at(x, found))
+
+
+def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, check: bool) -> Tensor:
+    k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
+    _, anchor, offset = _apply(x, k, scale, link, False, name, check)
+    return distances(x, Threshold(anchor, offset), scale)
 
 
 @one_operation

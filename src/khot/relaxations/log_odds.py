@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from khot._tracing import one_operation
+from khot.kernels.links.logistic import LOGISTIC
 
-from .sigmoid import log_sigmoid_topk
+from .engine import mask_distances
 
 _ATTRIBUTE = "_khot_scores"
 
@@ -19,10 +20,7 @@ _ATTRIBUTE = "_khot_scores"
 @one_operation
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
-    lowest = x.argmin(-1, keepdim=True)  # the smallest entry of the mask, whose logarithm has all digits
-    log_y = log_sigmoid_topk(x, k, temperature).gather(-1, lowest)
-    softness = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    return (x - x.gather(-1, lowest)) / softness + log_y - (-log_y.expm1()).log()
+    return mask_distances(x, k, temperature, link=LOGISTIC, name="temperature")
 
 
 def log_volume(z: Tensor) -> Tensor:
@@ -30,8 +28,21 @@ def log_volume(z: Tensor) -> Tensor:
 
     It is that of the first n - 1 entries of ``sigmoid_topk(x, k)`` with respect to those of x, the last held fixed.
     """
-    log_slope = logsigmoid(z) + logsigmoid(-z)
-    return log_slope.sum(-1) - log_slope.logsumexp(-1)
+    slope = log_slope(z)
+    return slope.sum(-1) - slope.logsumexp(-1)
+
+
+def log_slope(z: Tensor) -> Tensor:
+    r""":math:`\log \sigma(z) \sigma(-z)`."""
+    return 2 * logsigmoid(z) - z
+
+
+def is_interior(y: Tensor) -> bool:
+    """Whether all entries are strictly between 0 and 1."""
+    if y.numel() == 0:
+        return True
+    lowest, highest = y.detach().aminmax()
+    return lowest.item() > 0 and highest.item() < 1
 
 
 def inside(y: Tensor) -> Tensor:
@@ -41,22 +52,28 @@ def inside(y: Tensor) -> Tensor:
 
 
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
-    """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding."""
+    """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
+
+    What is made without gradient remembers numbers without gradient.
+    """
+    if not torch.is_grad_enabled():
+        x = x.detach()
+        k, temperature = (v.detach() if isinstance(v, Tensor) else v for v in (k, temperature))
     setattr(y, _ATTRIBUTE, ((x, k, temperature), _version(y)))
 
 
 def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries.
 
-    They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything.
+    They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None wants all.
     """
-    if wanted is None:
-        wanted = torch.ones_like(y[..., 0], dtype=torch.bool)
     scores, version = getattr(y, _ATTRIBUTE, (None, None))
     if scores is None or version != _version(y):
-        return torch.where(wanted.unsqueeze(-1), y.double(), 0.5).logit()
+        y = y.double()
+        return y.logit() if wanted is None else torch.where(wanted.unsqueeze(-1), y, 0.5).logit()
     x, k, temperature = scores
-    return sigmoid_topk_log_odds(x.double(), k, temperature).masked_fill(~wanted.unsqueeze(-1), 0.0)
+    z = sigmoid_topk_log_odds(x.double(), k, temperature)
+    return z if wanted is None else z.masked_fill(~wanted.unsqueeze(-1), 0.0)
 
 
 def _version(y: Tensor) -> int:

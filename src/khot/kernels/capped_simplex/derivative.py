@@ -89,6 +89,13 @@ def plain_derivative(
     return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
 
 
+def shares(z: Tensor, link: Link) -> Tensor:
+    """The omega of distances z; not differentiable."""
+    slope = link.slope(z)
+    total = slope.sum(-1, keepdim=True)
+    return link.normalised_slope(z) if _underflow(total) else slope.div_(total)
+
+
 def _underflow(total: Tensor) -> bool:
     """Whether the slopes of some row with this sum make sense relative to each other only."""
     limits = torch.finfo(total.dtype)

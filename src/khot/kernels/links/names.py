@@ -59,13 +59,9 @@ def remember(link: "Link") -> None:
     _living[id(link)] = link
 
 
+@count_as_constant  # which Dynamo shall call, not look into
 def _lives(identity: int) -> bool:
     return identity in _living
-
-
-# Dynamo shall call it, not look into it. This is torch.compiler.assume_constant_result without importing the compiler,
-# and with it Triton, where nothing is compiled.
-count_as_constant(_lives)
 
 
 def name_of(link: "Link") -> str:

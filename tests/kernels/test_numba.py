@@ -1,0 +1,347 @@
+"""The rules of the loops that numba compiles: threads, forks, the folder of machine code, and math of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import khot
+from khot.kernels import backend
+from khot.relaxations import sigmoid_topk
+from tests.inputs import normal
+
+numba = pytest.importorskip("numba", reason="numba is not installed")
+
+from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - skipped before it imports numba
+
+SOURCE = Path(khot.__file__).parent
+
+
+@pytest.fixture
+def threads():
+    """Gives the number of threads back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def gradients(x, k=30):
+    x = x.detach().requires_grad_()
+    y = sigmoid_topk(x, k)
+    return y.detach(), torch.autograd.grad(y.square().sum(), x)[0]
+
+
+# ---- Threads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_do_not_depend_on_the_number_of_threads(threads, dtype):
+    x = normal(700, 500, dtype=dtype)
+    results = []
+    for number in (1, 2, 3, 8, 2):
+        threads(number)
+        results.append(gradients(x))
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+def test_many_threads_call_at_once(threads):
+    threads(4)
+    inputs = [normal(300, 400, seed=i) for i in range(8)]
+    expected = [gradients(x) for x in inputs]
+    start = threading.Barrier(8)
+
+    def call(i):
+        start.wait()
+        return [gradients(inputs[i]) for _ in range(5)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, range(8)))
+    for results, one in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for result in results for a, b in zip(result, one, strict=True))
+
+
+def test_shares_cover_all_rows_once(threads):
+    threads(3)
+    seen = np.zeros(1000, np.int64)
+
+    def kernel(first, last, array):
+        array[first:last] += 1
+        return last - first
+
+    assert numba_tools.over_rows(kernel, 1000, 10 * numba_tools.ITEMS_A_THREAD, seen) == 1000
+    assert (seen == 1).all()
+
+
+def test_a_pool_that_starts_no_threads_any_more_leaves_the_rows_to_the_caller(threads, monkeypatch):
+    threads(3)
+
+    class Closed:
+        started = 0
+
+        def submit(self, *arguments):
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(numba_tools._pool, "of", lambda threads: Closed())
+    seen = np.zeros(1000, np.int64)
+
+    def kernel(first, last, array):
+        array[first:last] += 1
+        return last - first
+
+    assert numba_tools.over_rows(kernel, 1000, 10 * numba_tools.ITEMS_A_THREAD, seen) == 1000
+    assert (seen == 1).all()
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_calls_while_the_interpreter_shuts_down():
+    out = run_python("""
+        import atexit, torch
+        from khot.relaxations import sigmoid_topk
+        torch.set_num_threads(2)
+        x = torch.randn(1000, 500)
+        sigmoid_topk(x, 5)
+        atexit.register(lambda: print(round(float(sigmoid_topk(x, 5).sum()))))
+    """)
+    assert out == "5000\n"
+
+
+# ---- Forks
+
+FORKED = """
+    import os, sys, threading, torch
+    from khot.relaxations import sigmoid_topk, lapsum_topk
+
+    torch.set_num_threads(2)
+    x = torch.randn(2000, 300, generator=torch.Generator().manual_seed(0))
+    expected = sigmoid_topk(x, 5)
+    stop = threading.Event()
+
+    def keep_calling():
+        while not stop.is_set():
+            sigmoid_topk(x, 5)
+
+    def compile_another():
+        lapsum_topk(x.double(), 5)
+
+    other = threading.Thread(target={other})
+    other.start()
+    for _ in range({forks}):
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(2)
+            equal = torch.equal(sigmoid_topk(x, 5), expected) and float(lapsum_topk(x, 5).sum()) > 0
+            os._exit(0 if equal else 3)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+    stop.set()
+    other.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this platform")
+@pytest.mark.parametrize("other", ["keep_calling", "compile_another"])
+def test_a_child_is_forked_while_another_thread_calls_or_compiles(other, tmp_path):
+    cold = {"NUMBA_CACHE_DIR": str(tmp_path)} if other == "compile_another" else {}
+    run_python(textwrap.dedent(FORKED).format(other=other, forks=3 if other == "keep_calling" else 1), **cold)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this platform")
+def test_workers_of_a_data_loader():
+    run_python("""
+        import torch
+        from khot.relaxations import sigmoid_topk
+
+        class Masks(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, i):
+                torch.set_num_threads(2)
+                return sigmoid_topk(torch.full((2000, 100), float(i)), 5)
+
+        torch.set_num_threads(2)
+        sigmoid_topk(torch.randn(2000, 100), 5)
+        for batch in torch.utils.data.DataLoader(Masks(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
+            torch.testing.assert_close(batch, torch.full_like(batch, 0.05))
+    """)
+
+
+# ---- The folder of machine code
+
+REPORTED = """
+    import logging, sys, torch, khot
+    from khot.kernels import numba_cache
+    found = []
+    load = numba_cache._Cache.load_overload
+    def report(self, *arguments):
+        result = load(self, *arguments)
+        found.append(result is not None)
+        return result
+    numba_cache._Cache.load_overload = report
+    x = torch.randn(3, 5, requires_grad=True)
+    khot.sigmoid_topk(x, 2).sum().backward()
+    khot.log_lapsum_topk(x.double(), 2).sum().backward()
+    print(sum(found), len(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
+    first = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
+    second = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
+    assert (first, second) == ("0 4\n", "4 4\n")
+
+
+@pytest.mark.slow
+def test_an_edited_link_is_compiled_anew(tmp_path):
+    """Its file is not that of the loop that is kept, where numba's own cache looks."""
+    copy = tmp_path / "src" / "khot"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import torch, khot; print(khot.__file__); print(khot.lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5).tolist())"
+    )
+    places = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(copy.parent)}
+    before = run_python(code, **places)
+    assert before.startswith(str(copy)) and run_python(code, **places) == before
+    link = copy / "kernels" / "links" / "laplace_numba.py"
+    link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
+    assert run_python(code, **places) != before
+
+
+def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
+    for cached in (numba_cache._folder, numba_cache._warn_of):
+        cached.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kernels = [numba_tools.kernel(_count), numba_tools.kernel(_count)]
+            assert [kernel(0, 3) for kernel in kernels] == [3, 3]
+        assert len(caught) == 1 and caught[0].category is RuntimeWarning
+        assert str(caught[0].message).endswith("set NUMBA_CACHE_DIR to a folder that can be written")
+    finally:
+        for cached in (numba_cache._folder, numba_cache._warn_of):
+            cached.cache_clear()
+
+
+def _count(first, last):
+    return last - first
+
+
+def test_a_folder_that_fills_up_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba_cache._Cache, "_save_overload", _no_space)
+    numba_cache._warn_of.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"anew in every process.*OSError: No space left on device"):
+        assert numba_tools.kernel(_twice)(0, 3) == 6
+    numba_cache._warn_of.cache_clear()
+
+
+def _no_space(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+def _twice(first, last):
+    return 2 * (last - first)
+
+
+def test_functions_of_a_factory_have_names_of_their_own():
+    """Machine code is found by the name: two of one name would be taken for each other."""
+
+    def factory(number):
+        def add(first, last):
+            return first + last + number
+
+        return numba_tools.kernel(add)
+
+    with pytest.raises(RuntimeError, match="comes from a factory: compile it inside `specialised`"):
+        factory(1)
+    found = []
+    for number in (1, 2):
+        with numba_tools.specialised(f"number {number}"):
+            found.append(factory(number))
+    assert [add(0, 0) for add in found] == [1, 2]
+    assert len({add.py_func.__qualname__ for add in found}) == 2
+
+
+# ---- Python without the interpreter lock, other devices
+
+
+def test_where_numba_cannot_run_torch_does(monkeypatch):
+    from khot.kernels import registry
+
+    obstacle = registry._numba_obstacle
+    obstacle.cache_clear()
+    assert obstacle(torch.device("cpu")) is None
+    assert "run on a CPU" in obstacle(torch.device("meta"))
+    obstacle.cache_clear()
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    try:
+        assert "global interpreter lock" in obstacle(torch.device("cpu"))
+        assert torch.equal(sigmoid_topk(torch.zeros(4), 2), torch.full((4,), 0.5))
+        with pytest.raises(RuntimeError, match="backend 'numba' is forced, but"), backend("numba"):
+            sigmoid_topk(torch.zeros(4), 2)
+    finally:
+        obstacle.cache_clear()
+
+
+# ---- exp and log
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("functions", "exact", "low", "high"),
+    [
+        (numba_math.EXP, np.exp, -80.0, 80.0),
+        (numba_math.LOG, lambda x: np.log(np.exp(x, dtype=np.longdouble)), None, None),
+        (numba_math.LOG1P, np.log1p, -0.9, 1.0),
+    ],
+    ids=["exp", "log", "log1p"],
+)
+def test_functions_are_right_to_two_units_in_the_last_place(real, functions, exact, low, high):
+    generator = np.random.default_rng(0)
+    if low is None:
+        x = np.concatenate([np.exp(generator.uniform(-80, 80, 20000)), 1 + 1e-3 * generator.normal(size=20000)])
+        exact = np.log
+    else:
+        x = np.concatenate([generator.uniform(low, high, 20000), 1e-3 * generator.normal(size=20000)])
+    x = x.astype(real)
+    expected = exact(x.astype(np.longdouble))
+    found = np.array([functions[real](v) for v in x], real)
+    unit = np.spacing(np.abs(expected).astype(real)).astype(np.longdouble)
+    assert (np.abs(found - expected) / unit).max() < 2
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+def test_functions_underflow_gradually_and_end_where_they_should(real):
+    exp, log = numba_math.EXP[real], numba_math.LOG[real]
+    limits = np.finfo(real)
+    assert exp(real(-np.inf)) == 0 and exp(real(0)) == 1 and log(real(0)) == -np.inf
+    low = real(np.log(limits.smallest_subnormal) + 2)
+    assert 0 < exp(low) < limits.tiny
+    np.testing.assert_allclose(log(limits.smallest_subnormal), np.log(np.longdouble(limits.smallest_subnormal)), 1e-6)

@@ -1,0 +1,242 @@
+"""Masks in numba: the pieces of links, which rows are left to torch, and the same results with them and without."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from khot.kernels import backend, capped_simplex
+from khot.kernels.links.base import link_numbers
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC
+from khot.relaxations import capped_simplex_map, log_lapsum_topk, log_sigmoid_topk, sigmoid_topk
+from tests.inputs import normal
+from tests.kernels.kernel_links import LINKS
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from khot.kernels.capped_simplex import numba_backend
+from khot.kernels.links.base_numba import numba_link, variant_of
+from khot.kernels.numba_tools import kernel, specialised
+
+REALS = {np.float32: torch.float32, np.float64: torch.float64}
+POWERS = [clipped_power(p) for p in (4 / 3, 1.25, 1.2)]
+ALL = [*LINKS, *POWERS]
+each_link = pytest.mark.parametrize("link", ALL, ids=lambda link: variant_of(link))
+each_real = pytest.mark.parametrize("real", REALS, ids=lambda real: real.__name__)
+
+
+@functools.cache
+def over_items(link, real, name):
+    """A function of the piece for all items of an array, ``terms`` as columns."""
+    with specialised(f"test {variant_of(link)} {real.__name__} {name}"):
+        function = getattr(numba_link(type(link).__module__, variant_of(link), real), name)
+
+        def run(first, last, z, q, out):
+            for i in range(first, last):
+                out[i] = function(z[i], q)
+            return 0
+
+        def run_terms(first, last, z, q, out):
+            for i in range(first, last):
+                out[i, 0], out[i, 1], out[i, 2] = function(z[i], q)
+            return 0
+
+        return kernel(run_terms if name == "terms" else run)
+
+
+def values_of(link, real, name, z):
+    out = np.empty((len(z), 3) if name == "terms" else len(z), real)
+    over_items(link, real, name)(0, len(z), z.numpy(), float(link.q), out)
+    return torch.from_numpy(out).double()
+
+
+def grid(dtype):
+    """Signed sizes from tiny to those at which exponentials underflow, and around the kinks of compact links."""
+    sizes = torch.logspace(-6, 2.8, 200, dtype=torch.float64)
+    near = torch.linspace(-0.5, 1.5, 81, dtype=torch.float64)
+    return torch.cat([sizes, -sizes, near, torch.zeros(1, dtype=torch.float64)]).to(dtype)
+
+
+def assert_relative(found, expected, z, dtype, condition):
+    """To rounding of z and of log F; what nearly underflows, to the smallest number."""
+    limits = torch.finfo(dtype)
+    rounding = 2 + condition + z.double().square().clamp(max=2000) + expected.abs().log().abs().clamp(max=700)
+    bound = 4 * limits.eps * rounding * expected.abs().clamp(min=limits.tiny) + 2 * limits.tiny
+    assert ((found - expected).abs() <= bound).all()
+
+
+@each_link
+@each_real
+def test_a_piece_agrees_with_its_link(link, real):
+    z = grid(REALS[real])
+    exact = z.double()
+    names = {"value": link.value, "slope": link.slope}
+    if link.kernel_has_log:
+        names |= {"log_value": link.log_value, "log_derivative": link.log_derivative}
+    for name, function in names.items():
+        assert_relative(values_of(link, real, name, z), function(exact), z, z.dtype, link.condition)
+
+
+@each_link
+@each_real
+def test_terms_add_up_to_the_sums_of_the_link(link, real):
+    z = grid(REALS[real])
+    above, tail, slope = values_of(link, real, "terms", z).unbind(-1)
+    expected = link.tail_sums(z.double().clone())
+    found = above.sum(), (tail - 2 * above * tail).sum(), tail.sum(), slope.sum()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=20 * torch.finfo(z.dtype).eps, atol=20 * torch.finfo(z.dtype).eps)
+
+
+@each_link
+def test_quantile_and_step_are_those_of_the_link(link):
+    piece = numba_link(type(link).__module__, variant_of(link), np.float64)
+    for p in (1e-6, 0.1, 0.4, 0.5, 0.7, 0.999):
+        expected = link.inverse(torch.tensor(p, dtype=torch.float64)).item()
+        assert piece.quantile(p, float(link.q)) == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    x, k = normal(50, dtype=torch.float64), 7.0
+    sums = link.tail_sums((x - 0.4).clone())
+    excess = sums.above - k
+    step = piece.newton_step(*(float(v) for v in (sums.signed, sums.total, sums.slope, excess)), k, float(link.q))
+    torch.testing.assert_close(torch.tensor(step).double(), link.newton_step(sums, excess).double(), rtol=1e-7, atol=0)
+
+
+# ---- Rows that are left to torch
+
+
+def left_of(x, k, scale, link, log=False):
+    """How many rows the loops leave, forward and backward."""
+    rows, counts = x.reshape(-1, x.shape[-1]), []
+    run = numba_backend.over_rows
+
+    def counted(*arguments):
+        counts.append(run(*arguments))
+        return counts[-1]
+
+    numba_backend.over_rows = counted
+    try:
+        leaf = rows.clone().requires_grad_()
+        y, *_ = capped_simplex.mask(rows, *numbers(rows, k, scale), link.key, log, "scale", True)
+        anchor, offset = capped_simplex.threshold(rows, *numbers(rows, k, scale), link.key, "scale", True)
+        capped_simplex.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, log, True)
+    finally:
+        numba_backend.over_rows = run
+    return counts
+
+
+def numbers(x, *values):
+    return [torch.full(x.shape[:1], float(value), dtype=torch.float64) for value in values]
+
+
+@each_link
+@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+def test_ordinary_rows_are_not_left(link, dtype):
+    for n, k in ((2, 1), (10, 5), (100, 3), (1000, 500), (6000, 77)):
+        assert left_of(normal(20, n, dtype=dtype), k, 1.0, link) == [0, 0, 0]
+    x = normal(20, 100, dtype=dtype)
+    assert left_of(x + 1e4, 7, 0.5, link) == [0, 0, 0]
+    assert left_of(x.masked_fill(normal(20, 100, seed=1) > 1, -torch.inf), 7, 1.0, link) == [0, 0, 0]
+    assert left_of(x, 0, 1.0, link)[0] == left_of(x, 100, 1.0, link)[0] == 0
+
+
+def rare_rows(dtype):
+    x = normal(9, 40, dtype=dtype)
+    x[0, :5], x[0, 5:] = 3000.0, -3000.0  # a gap in which all tails underflow
+    x[1] *= 1e25 if dtype == torch.float32 else 1e200  # squares overflow
+    x[2, 3] = torch.finfo(dtype).max
+    x[3, :8] = -torch.inf
+    x[4, 4] = torch.inf
+    x[5] = 1.0
+    x[6, :5], x[6, 5:] = 1.0, -1.0
+    x[7] *= 1e-30
+    return x
+
+
+@each_link
+@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+def test_rare_rows_are_those_of_the_torch_backend(link, dtype):
+    x = rare_rows(dtype)
+    for k, scale in itertools.product((5, 5.5, 1), (1.0, 0.01, 1e-20)):
+        results = []
+        for name in ("numba", "torch"):
+            with backend(name):
+                leaf = x.clone().requires_grad_()
+                k_leaf = torch.full((9,), float(k), dtype=torch.float64, requires_grad=True)
+                scale_leaf = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+                y = capped_simplex_map(leaf, k_leaf, scale_leaf, link=link)
+                results.append([y, *torch.autograd.grad(y[:, ::3].sum(), (leaf, k_leaf, scale_leaf))])
+        eps = torch.finfo(dtype).eps
+        (y, *grads), (expected, *others) = results
+        spread = 1 + (x[x.isfinite()].abs().median() / scale).item()
+        torch.testing.assert_close(y, expected, rtol=64 * eps * spread, atol=64 * eps)
+        assert all(g.isfinite().all() for g in grads if g.dim() < 2 or True)
+        torch.testing.assert_close(
+            y.double().sum(-1), torch.full((9,), float(k), dtype=torch.float64), rtol=1e-6, atol=0
+        )
+        if scale == 1.0:
+            for grad, other in zip(grads[:2], others[:2], strict=True):
+                torch.testing.assert_close(grad, other, rtol=2000 * eps, atol=2000 * eps)
+
+
+def test_errors_name_the_row_of_the_whole_batch():
+    x = normal(5, 6)
+    x[3, 2] = torch.nan
+    for k in (2, torch.tensor(2.0)):
+        with pytest.raises(ValueError, match="`x` must not contain NaN, but row 3 of the flattened batch does"):
+            sigmoid_topk(x, k)
+    x[3] = -torch.inf
+    with pytest.raises(ValueError, match=r"`k` must lie between .* \(row 3 of the batch\)"):
+        sigmoid_topk(x, 2)
+
+
+# ---- The short way of plain calls
+
+
+@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, log_lapsum_topk])
+@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+def test_the_short_way_is_the_long_one(function, dtype):
+    x, grad = normal(3, 4, 20, dtype=dtype).requires_grad_(), normal(3, 4, 20, dtype=dtype, seed=1)
+    short, long = function(x, 5, 0.5), function(x, torch.tensor(5.0), torch.tensor(0.5))
+    assert torch.equal(short, long)
+    assert torch.equal(*(torch.autograd.grad(y, x, grad, retain_graph=True)[0] for y in (short, long)))
+    second = [
+        torch.autograd.grad(torch.autograd.grad(y, x, grad, create_graph=True)[0].square().sum(), x)[0]
+        for y in (short, long)
+    ]
+    torch.testing.assert_close(*second, rtol=1e-4 if dtype == torch.float32 else 1e-12, atol=1e-6)
+
+
+def test_the_short_way_gives_gradients_for_many_cotangents_at_once():
+    x, grads = normal(3, 10).requires_grad_(), normal(5, 3, 10, seed=1)
+    y = sigmoid_topk(x, 4)
+    together = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)[0]
+    for grad, found in zip(grads, together, strict=True):
+        torch.testing.assert_close(found, torch.autograd.grad(y, x, grad, retain_graph=True)[0])
+
+
+def test_the_short_way_of_views_leaves_and_parameters():
+    x = torch.nn.Parameter(normal(6, 10))
+    expected = sigmoid_topk(x.detach().clone(), 4)
+    assert torch.equal(sigmoid_topk(x, 4), expected) and sigmoid_topk(x, 4).requires_grad
+    assert torch.equal(sigmoid_topk(x[1:3], 4), expected[1:3])
+    assert torch.equal(sigmoid_topk(x[:, None].expand(6, 2, 10), 4)[:, 1], expected)
+    assert torch.equal(sigmoid_topk(x.detach().T.contiguous(), 4, dim=0), expected.T)
+    with torch.no_grad():
+        assert not sigmoid_topk(x, 4).requires_grad
+    expanded = torch.autograd.grad(sigmoid_topk(x, 4).sum(-1)[0], x)[0]  # a cotangent of stride 0
+    torch.testing.assert_close(expanded, torch.zeros_like(x), rtol=0, atol=1e-6)
+
+
+def test_new_tensors_lie_where_the_scores_do():
+    x = normal(3, 5).requires_grad_()
+    with torch.device("meta"):
+        torch.autograd.grad(sigmoid_topk(x, 2).square().sum(), x)
+
+
+def test_numbers_of_links_reach_the_loops():
+    assert link_numbers(LOGISTIC)[0] == 1.0 and variant_of(LAPLACE) == "laplace"
+    assert [variant_of(link) for link in POWERS] == ["clip_power_3", "clip_power_4", "clip_power"]
