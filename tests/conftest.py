@@ -1,11 +1,14 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.distributions import Distribution
+
+from khot.kernels import backend, registry
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
@@ -19,6 +22,16 @@ def _validation_as_before() -> Iterator[None]:
     before = Distribution._validate_args
     yield
     Distribution.set_default_validate_args(before)
+
+
+CPU_BACKENDS = ["torch", "numba"] if registry.HAS_NUMBA else ["torch"]
+
+
+@pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else CPU_BACKENDS)
+def each_cpu_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For tests of what every backend of a CPU has to get right."""
+    with backend(request.param):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
