@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.distributions import Distribution
 
-from khot.kernels import backend, registry
+from khot.kernels import backend
+from khot.kernels.registry import HAS_NUMBA
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
@@ -24,14 +25,14 @@ def _validation_as_before() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-CPU_BACKENDS = ["torch", "numba"] if registry.HAS_NUMBA else ["torch"]
+CPU_BACKENDS = ["torch", "numba"] if HAS_NUMBA else ["torch"]
 
 
 @pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else CPU_BACKENDS)
-def each_cpu_backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For tests of what every backend of a CPU has to get right."""
+def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend of a CPU in its turn, for what is computed in all of them."""
     with backend(request.param):
-        yield
+        yield request.param
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

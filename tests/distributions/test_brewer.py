@@ -11,6 +11,8 @@ from khot import Brewer, Sampford
 from tests import gof
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 CASES = [case for case in cases("exact_pips_designs") if case.values[0]["design"] == "brewer"]
 
 

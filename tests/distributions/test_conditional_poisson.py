@@ -12,6 +12,8 @@ from tests import gof
 from tests.inputs import normal
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 @pytest.mark.parametrize("case", cases("conditional_poisson"))
 def test_oracle(case):
@@ -131,3 +133,61 @@ def test_second_derivatives_in_probs_agree_in_all_modes(output):
     expected = jacrev(jacrev(function))(probs)
     for mixed in (jacfwd(jacrev(function)), jacrev(jacfwd(function)), jacfwd(jacfwd(function))):
         torch.testing.assert_close(mixed(probs), expected, rtol=1e-8, atol=1e-9)
+
+
+def rows_of_pairs(logits, k, units):
+    """P(i and j in S) of some units i with all j, without differences: means where i is included, times that of i."""
+    included = logits.expand(len(units), -1).clone()
+    included[range(len(units)), units] = math.inf
+    mean = ConditionalPoisson(logits=included, k=k).mean
+    return mean * ConditionalPoisson(logits=logits, k=k).mean[units, None]
+
+
+@pytest.mark.parametrize("n, k", [(60, 2), (60, 30), (1000, 5), (1000, 500), (1000, 990)])
+@pytest.mark.parametrize("scale", [0.0, 1e-9, 0.3, 3.0, 30.0])
+def test_pairs_have_all_their_digits(n, k, scale):
+    """Of units that are equal, or nearly so, or both rare, as of others."""
+    logits = scale * normal(n, seed=n + k)
+    units = [0, 1, int(logits.argmax()), int(logits.argmin())]
+    pairs = ConditionalPoisson(logits=logits, k=k).pairwise_inclusion
+    torch.testing.assert_close(pairs[units], rows_of_pairs(logits, k, units), rtol=1e-11, atol=1e-300)
+
+
+def test_pairs_of_rare_units():
+    logits = torch.cat((normal(20, seed=3), normal(30, seed=4) - 40))
+    pairs = ConditionalPoisson(logits=logits, k=10).pairwise_inclusion
+    assert pairs[25, 26] < 1e-30
+    torch.testing.assert_close(pairs[20:], rows_of_pairs(logits, 10, list(range(20, 50))), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 400])
+def test_pairs_without_a_choice_are_exact(n):
+    logits = 3 * normal(n, seed=n)
+    none, one, every = (ConditionalPoisson(logits=logits, k=k) for k in (0, 1, n))
+    assert torch.equal(none.pairwise_inclusion, torch.zeros(n, n).double())
+    assert torch.equal(one.pairwise_inclusion, one.mean.diag())
+    assert torch.equal(every.pairwise_inclusion, torch.ones(n, n).double())
+
+
+def test_pairs_beside_certain_units():
+    inf = math.inf
+    logits = torch.tensor([[inf, 0.3, -inf, 1.0, -0.5], [inf, inf, -inf, 1.0, -0.5]], dtype=torch.float64)
+    pairs, mean = (lambda design: (design.pairwise_inclusion, design.mean))(ConditionalPoisson(logits=logits, k=2))
+    assert torch.equal(pairs[:, 0], mean) and (pairs[:, 2] == 0).all() and torch.equal(pairs[1, 1], mean[1])
+    assert pairs[0, 1, 3] == pairs[0, 3, 4] == pairs[1, 3, 4] == 0
+
+
+def test_derivatives_of_covariances_are_cumulants():
+    support = ConditionalPoisson(logits=torch.zeros(6), k=3).enumerate_support().double()
+
+    def enumerated(logits):
+        p = (support @ logits).softmax(0)
+        mean = p @ support
+        return torch.einsum("s,si,sj->ij", p, support, support) - mean.outer(mean)
+
+    def covariance(logits):
+        return ConditionalPoisson(logits=logits, k=3, validate_args=False).covariance_matrix
+
+    logits = 2 * normal(6, seed=5)
+    for derivative in (jacrev, jacfwd, lambda f: jacfwd(jacrev(f))):
+        torch.testing.assert_close(derivative(covariance)(logits), derivative(enumerated)(logits), rtol=0, atol=1e-14)

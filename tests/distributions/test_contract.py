@@ -16,7 +16,7 @@ from tests.inputs import normal
 from tests.maps import members, only_for
 from tests.registry import DESIGNS, DesignCase
 
-pytestmark = pytest.mark.one_of(2)
+pytestmark = [pytest.mark.one_of(4), pytest.mark.usefixtures("cpu_backend")]
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
 LOGITS = torch.tensor(

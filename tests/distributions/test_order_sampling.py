@@ -9,7 +9,7 @@ from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford, Seque
 from tests import gof
 from tests.oracle import cases, tensor
 
-pytestmark = pytest.mark.one_of(2)
+pytestmark = [pytest.mark.one_of(3), pytest.mark.usefixtures("cpu_backend")]
 
 
 def k_hot(subsets, n):

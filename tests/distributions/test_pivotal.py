@@ -15,6 +15,7 @@ from tests.kernels.device import mark_interpreted
 ORACLES = Path(__file__).parents[1] / "oracles"
 REFERENCE = json.loads((ORACLES / "exact_pips_designs.json").read_text())
 CASES = [case for case in REFERENCE["cases"] if case["design"] == "pivotal"]
+in_each_backend = pytest.mark.usefixtures("cpu_backend")
 ORDERS = pytest.mark.parametrize("order", ["random", "fixed"])
 
 
@@ -26,6 +27,7 @@ def vectors(subsets, n):
     return torch.zeros(len(subsets), n, dtype=torch.float64).scatter_(-1, torch.tensor(subsets), 1)
 
 
+@in_each_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_fixed_order_agrees_with_the_reference(case):
     design = Pivotal(probs=tensor(case["pi"]), order="fixed")
@@ -40,6 +42,7 @@ def test_fixed_order_agrees_with_the_reference(case):
     gof.check_sampler(design.sample((50_000,)), listed, expected.exp())
 
 
+@in_each_backend
 @pytest.mark.parametrize("case", CASES[-4:], ids=lambda case: case["id"])
 def test_random_order_has_the_inclusion_probabilities(case):
     torch.manual_seed(0)
@@ -48,6 +51,7 @@ def test_random_order_has_the_inclusion_probabilities(case):
     gof.check_inclusion(draws, tensor(case["pi"]))
 
 
+@in_each_backend
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "tags" in case], ids=lambda case: case["id"])
 def test_fixed_order_at_a_million_draws(case):
@@ -56,6 +60,7 @@ def test_fixed_order_at_a_million_draws(case):
     gof.check_sampler(draws, vectors(case["subsets"], case["n"]), tensor(case["log_prob"]).exp())
 
 
+@in_each_backend
 @ORDERS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_size_is_exact_whatever_the_rounding(order, dtype):
@@ -76,6 +81,7 @@ def test_half_precision_logits_of_long_rows(order):
         gof.check_k_hot(Pivotal(logits=torch.randn(4, 2000).to(torch.bfloat16), k=k, order=order).sample((5,)), k)
 
 
+@in_each_backend
 @ORDERS
 def test_probabilities_next_to_0_and_1(order):
     torch.manual_seed(0)
@@ -123,6 +129,7 @@ def test_gradient_at_impossible_vectors_is_zero():
     assert grad.isfinite().all()
 
 
+@in_each_backend
 def test_random_order_spreads_over_pairs():
     # All units equal: by symmetry every pair has the same probability, k (k - 1) / (n (n - 1)).
     torch.manual_seed(0)
@@ -130,6 +137,7 @@ def test_random_order_spreads_over_pairs():
     gof.check_pairs(draws, torch.full((7, 7), 1 / 7, dtype=torch.float64))
 
 
+@in_each_backend
 def test_long_rows():
     # n = 40 000: size exact; inclusion counts by group, each a sum of many negatively dependent units, at 5.5 s.d.
     torch.manual_seed(0)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from khot import sigmoid_topk
+from khot.kernels.noises import NOISES
 from khot.kernels.order_draw import order_draw, rank_centre
 from khot.kernels.order_draw import triton_backend as triton_order
-from khot.kernels.order_draw.noises import NOISES
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
 from khot.kernels.ordered_duels import triton_backend as triton_duels
 from khot.kernels.philox import FIRST

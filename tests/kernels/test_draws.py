@@ -8,8 +8,8 @@ import torch
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels import registry as dispatch
+from khot.kernels.noises import NOISES
 from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.order_draw.noises import NOISES
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
 from khot.kernels.philox import FIRST, draw_seed, random_words
 from khot.kernels.tournament import pivotal_draw

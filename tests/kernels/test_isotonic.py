@@ -44,7 +44,7 @@ def test_pooling_is_isotonic_regression(n):
     assert torch.equal(blocks[distinct], compiled[distinct])
 
 
-@pytest.mark.usefixtures("each_cpu_backend")
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("magnitude", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 33, 1025])
@@ -57,7 +57,7 @@ def test_each_backend_pools(n, magnitude, dtype):
     torch.testing.assert_close(v, block_minimiser(problem, blocks), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.usefixtures("each_cpu_backend")
+@pytest.mark.usefixtures("cpu_backend")
 def test_contents():
     s, w, one = normal(2, 5), normal(2, 5, seed=1), torch.ones(2, dtype=torch.float64)
     bad = torch.tensor([1.0, torch.nan], dtype=torch.float64)[:, None].expand(2, 5)

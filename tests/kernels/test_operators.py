@@ -13,13 +13,16 @@ import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
 from khot.kernels.capped_simplex import reference as simplex
+from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.noises import NOISES
 from khot.kernels.order import reference as order
 from khot.kernels.order_draw import rank_centre
 from khot.kernels.ordered_duels import kinds
 from khot.kernels.philox import FIRST
 from khot.kernels.registry import OPERATORS
+from khot.laws.conditional_poisson import inclusion_log_odds
 from tests.inputs import normal
 
 DOUBLE = torch.float64
@@ -100,6 +103,99 @@ def duels() -> tuple[Tensor, ...]:
     return take, take + 0.5, kinds((take > 0.5) & ~first, first, torch.zeros_like(first))
 
 
+def inclusion() -> tuple[Tensor, Tensor]:
+    """Log-odds of inclusion, in one row of units some of which are certain, and sizes."""
+    log_odds = balanced(SIZES).logit()
+    log_odds[1, 0], log_odds[1, 1] = -torch.inf, torch.inf
+    return log_odds - solve_threshold(log_odds, SIZES)[:, None], SIZES
+
+
+def long_inclusion() -> tuple[Any, ...]:
+    logits = normal(2, 34, seed=3)
+    return logits, inclusion_log_odds(logits, SIZES), normal(2, 34, seed=4), SIZES, 1e-13
+
+
+def ranks(n: int) -> tuple[Tensor, ...]:
+    """Positions, with certain units, sizes and centres."""
+    theta = normal(2, n)
+    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
+    return theta, SIZES, rank_centre(theta, SIZES)
+
+
+def positions() -> Tensor:
+    """Of the order sampling of 3 and 4 units, with certain ones."""
+    theta = normal(2, 7)
+    theta[1, 2], theta[1, 5] = torch.inf, -torch.inf
+    return theta
+
+
+def sets() -> Tensor:
+    """Two for each of the rows, of which one contradicts a certain unit."""
+    first = torch.tensor([[1.0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 1, 1, 0, 0]])
+    return torch.stack((first, first.flip(-1)))
+
+
+def units_given_count() -> tuple[Tensor, ...]:
+    return positions(), SIZES, *OPERATORS["bernoulli_count"](positions(), SIZES)
+
+
+def inclusion_product() -> tuple[Any, ...]:
+    law, vector = units_given_count(), normal(2, 7, seed=1)
+    change = OPERATORS["bernoulli_count_derivative"](*law[:3], *law[4:], vector, False)
+    return *law, torch.full((2, 2), torch.nan).double(), vector, change, 34.0
+
+
+def counted() -> tuple[Any, ...]:
+    """Logits, some of them infinite, counts, and what follows from both."""
+    logits = 2 * normal(4, 11)
+    logits[1, 3], logits[1, 5], logits[2, 0] = torch.inf, -torch.inf, 80.0
+    k = torch.tensor([4, 5, 1, 11])
+    return logits, k, *OPERATORS["bernoulli_count"].reference(logits, k)
+
+
+def k_hot(logits: Tensor, k: Tensor) -> Tensor:
+    return (logits.argsort(-1, descending=True).argsort(-1) < k.unsqueeze(-1)).double()
+
+
+def scores(values: Tensor) -> tuple[Tensor, ...]:
+    logits, _, tilt, log_count, _, _ = counted()
+    return logits, tilt, log_count, values
+
+
+def count_gradient(log_odds: bool) -> tuple[Any, ...]:
+    logits, k, tilt, _, complement, inclusion = counted()
+    return logits, k, tilt, complement, inclusion, normal(4, 11, seed=1), log_odds
+
+
+def count_draw() -> tuple[Any, ...]:
+    return *counted()[:2], SEED, [1, 2, 4], 50, torch.float32
+
+
+def marked() -> tuple[Tensor, Tensor]:
+    """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
+    scores = 2 * normal(4, 9)
+    scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
+    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, False, "", False)[0]
+    probs[3] = k_hot(scores, k)[3]
+    return probs.float().double(), k
+
+
+def marked_scores(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    return *OPERATORS["marked_count"].reference(probs, k, False)[:2], values
+
+
+def marked_gradient(values: Tensor) -> tuple[Tensor, ...]:
+    probs, k = marked()
+    balanced, _, slope = OPERATORS["marked_count"].reference(probs, k, True)
+    return probs, k, balanced, slope, values, normal(*values.shape[:-1], seed=1)
+
+
+def some_k_hot() -> Tensor:
+    _, k = marked()
+    return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -134,9 +230,42 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
-    "order_draw": [lambda: (normal(2, 9), SIZES, rank_centre(normal(2, 9), SIZES), SEED, FIRST, 3, DOUBLE, "logistic")],
-    "pivotal_draw": [lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE)],
-    "ordered_duels_draw": [lambda: (*duels(), SEED, FIRST, 3, DOUBLE)],
+    "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
+    "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
+    "covariance_inverse_factored": [long_inclusion],
+    "order_draw": [
+        *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
+        lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
+    ],
+    "order_log_prob": [
+        lambda: (positions(), SIZES, sets(), "logistic", 34.0, True),
+        lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
+        lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
+    ],
+    "order_inclusion": [lambda: (*units_given_count(), 34.0)],
+    "order_inclusion_product": [inclusion_product],
+    "pivotal_draw": [
+        lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE),
+        lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, FIRST, 1, torch.half),
+        lambda: (normal(2, 600).sigmoid().float(), torch.tensor([300, 290]), SEED, [3, 5, 4], 2, torch.float32),
+    ],
+    "ordered_duels_draw": [
+        lambda: (*duels(), SEED, FIRST, 3, DOUBLE),
+        lambda: (*duels(), SEED, [3, 5, 4], 2, torch.bool),
+    ],
+    "bernoulli_count": [lambda: counted()[:2]],
+    "bernoulli_count_derivative": [lambda: count_gradient(False), lambda: count_gradient(True)],
+    "bernoulli_count_log_prob": [
+        lambda: scores(k_hot(*counted()[:2])[None]),
+        lambda: scores(normal(3, 4, 11).sigmoid().float()),
+    ],
+    "bernoulli_count_log_prob_derivative": [lambda: (normal(3, 4, 11), normal(3, 4, seed=1), *counted()[4:])],
+    "bernoulli_count_draw": [count_draw],
+    "brewer_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
+    "marked_count": [lambda: (*marked(), True)],
+    "marked_count_log_prob": [lambda: marked_scores(some_k_hot()), lambda: marked_scores(some_k_hot().float())],
+    "marked_count_log_prob_derivative": [lambda: marked_gradient(some_k_hot())],
+    "marked_count_draw": [lambda: (*marked(), SEED, [1, 2, 4], 50, torch.float32)],
 }
 # Solves of laws, which have one way to compute them and tests of their own, and functions of contents in graphs.
 OF_LAWS = {"covariance_solve", "solve_logits"}
@@ -165,6 +294,12 @@ def test_every_operator_has_a_case():
     assert set(OPERATORS) == set(CASES) | OF_LAWS
 
 
+def score(arguments: tuple[Any, ...], result: tuple[Tensor, ...]) -> Tensor:
+    logits, k = arguments
+    values = k_hot(logits, k)[None]
+    return OPERATORS["bernoulli_count_log_prob"].reference(logits, *result[:2], values)
+
+
 @pytest.mark.parametrize(("name", "make", "option"), CALLS)
 def test_is_what_the_reference_defines(name, make, option):
     operator, arguments = OPERATORS[name], make()
@@ -173,11 +308,13 @@ def test_is_what_the_reference_defines(name, make, option):
     if name == "capped_simplex_threshold" or name == "odd_threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("capped_simplex_mask", "odd_map"):
+    elif name in ("capped_simplex_mask", "odd_map", "order_inclusion"):
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]
         found, expected = ((z.gather(-1, anchor) + offset, below) for offset, anchor, below in (found, expected))
+    elif name == "bernoulli_count":  # whatever the tilt
+        found, expected = ((score(arguments, result), *result[2:]) for result in (found, expected))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

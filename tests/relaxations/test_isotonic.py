@@ -13,7 +13,7 @@ from khot import isotonic_l2, isotonic_lp
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
-pytestmark = pytest.mark.usefixtures("each_cpu_backend")
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 def problem(*shape):

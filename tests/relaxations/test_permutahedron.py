@@ -12,7 +12,7 @@ from khot import isotonic_l2, permutahedron_projection, permutahedron_rank, perm
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
-pytestmark = pytest.mark.usefixtures("each_cpu_backend")
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look, check_generator
+from khot._validation import can_look, check_generator, checked_shape
 from khot.kernels.tournament import balance
 from khot.laws import brewer as law
 from khot.laws.kept import kept_if_constant
@@ -53,9 +53,10 @@ class Brewer(SamplingDesign):
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
+        shape = checked_shape("sample_shape", sample_shape)
         with torch.no_grad():
-            probs = kept_if_constant(self.kept, balance, self.probs, self.k).expand(self._extended_shape(sample_shape))
-            return law.sample(probs, self.k, self._largest_k(), generator).to(self.parameter.dtype)
+            probs = kept_if_constant(self.kept, balance, self.probs, self.k)
+            return law.sample(probs, self.k, self._largest_k(), shape, generator).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()

@@ -29,6 +29,7 @@ class ConditionalPoisson(SamplingDesign):
     made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
     share one tree, which the design keeps as long as it lives. So does one long row: its tree has log2 n levels of up
     to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
+    With numba, rows of at most 16384 units need no tree: of them a few numbers a unit are kept.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
@@ -68,7 +69,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self.size).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size, log_odds=self.__dict__.get("log_odds")).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -77,9 +78,8 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n² log² n) time."""
-        mean = self.mean
-        return self.covariance_matrix + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time."""
+        return law.pairwise_inclusion(self.logits, self.size, self.mean.double()).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:

@@ -28,9 +28,11 @@ from khot._validation import (
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.kernels.row_slabs import MOST_SLABS, by_rows
+from khot.kernels.small_numbers import log_odds
 from khot.laws.kept import Kept
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import sigmoid_topk
+from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, draw
@@ -265,6 +267,14 @@ class SamplingDesign(KHotDistribution):
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             self._check_probs(probs, f"what `relaxation` {name} returns", "it is no mask of inclusion probabilities")
         return probs
+
+    @lazy_property
+    def log_odds(self) -> Tensor:
+        """Float64 log-odds of ``probs``, infinite for units that are certain; of scores also where ``probs`` round."""
+        found = None
+        if self.relaxes_logits:
+            found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
+        return log_odds(self.probs.double()) if found is None else found
 
     @lazy_property
     def logits(self) -> Tensor:

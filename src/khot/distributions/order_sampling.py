@@ -12,7 +12,8 @@ from torch.types import _size as SizeLike
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels.order_draw.noises import Noise
+from khot.kernels.noises import Noise
+from khot.kernels.order_quadrature import depth_for
 from khot.kernels.philox import FIRST, draw_seed
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
@@ -59,9 +60,16 @@ class OrderSampling(SamplingDesign):
     @lazy_property
     def _inclusion(self) -> Tensor:
         def inclusion(positions: Tensor, k: Tensor) -> Tensor:
-            return law.inclusion_probabilities(self._noise, positions, self._size_of(k))
+            return law.inclusion_probabilities(self._noise, positions, self._size_of(k), self._depth)
 
-        return self._in_slabs(inclusion, self._positions, largest=SLAB).to(self.parameter.dtype)
+        positions = self._positions
+        if law.inclusion_is_fused(self._noise, positions):
+            return inclusion(positions, self.k).to(self.parameter.dtype)
+        return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
+
+    @property
+    def _depth(self) -> float:
+        return depth_for(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
         if not is_tracing():
@@ -117,9 +125,12 @@ class OrderSampling(SamplingDesign):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(self._noise, positions, self._size_of(k), value)
+            return law.log_prob(self._noise, positions, self._size_of(k), value, self._depth)
 
-        return self._in_slabs(log_prob, self._positions, value, largest=SLAB).to(self.parameter.dtype)
+        positions = self._positions
+        if law.log_prob_is_fused(self._noise, positions):
+            return log_prob(positions, self.k, value).to(self.parameter.dtype)
+        return self._in_slabs(log_prob, positions, value, largest=SLAB).to(self.parameter.dtype)
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,12 @@ from torch.distributions.utils import lazy_property
 
 from khot._validation import check_choice
 from khot.kernels import order_draw
-from khot.kernels.order_draw.noises import LOGISTIC
+from khot.kernels.noises import LOGISTIC
 from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 
 from .design import Relaxation
-from .order_sampling import OrderSampling, interior_of, with_certain
+from .order_sampling import OrderSampling
 
 LEAST_SPREAD = 0.25  # of the units; the adjustment is an expansion for large d, which below would invert the order
 
@@ -84,16 +84,16 @@ class ParetoSampling(OrderSampling):
 
     @lazy_property
     def _positions(self) -> Tensor:
-        probs = self.probs
         if self.adjust == "exact":
-            return law.solve_positions(self._noise, probs, self.size)
-        interior, p = interior_of(probs)
-        log_odds = p.logit()
-        if self.adjust == "analytic":
-            spread = (p * (1 - p)).masked_fill(~interior, 0.0)
-            d = spread.sum(-1, keepdim=True)
-            log_odds = log_odds - spread * (p - 0.5) / d.clamp(min=LEAST_SPREAD).square()
-        return with_certain(log_odds, interior, probs)
+            return law.solve_positions(self._noise, self.probs, self.size, self.log_odds)
+        log_odds = self.log_odds
+        if self.adjust is None:
+            return log_odds
+        z = log_odds.masked_fill(log_odds.isinf(), 0.0)
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        spread = (p * q).masked_fill(log_odds.isinf(), 0.0)
+        d = spread.sum(-1, keepdim=True)
+        return log_odds - spread * (p - q) / 2 / d.clamp(min=LEAST_SPREAD).square()
 
     @lazy_property
     def _centre(self) -> Tensor:

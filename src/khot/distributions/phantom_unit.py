@@ -10,7 +10,8 @@ from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
 from khot.constraints import k_hot
-from khot.kernels.small_numbers import log_odds
+from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.small_numbers import log_odds, sigmoid
 
 from .base import draw
 from .design import POSTERIOR_ADVICE, SamplingDesign
@@ -102,10 +103,16 @@ class PhantomUnit(SamplingDesign):
     @lazy_property
     def wrapped(self) -> SamplingDesign:
         """The design of k + 1 out of n + 1 units, the phantom last; in float64, where the sum is the integer."""
+        given = self.parameter_name == "logits"
         probs = self.probs.double()
-        phantom = torch.where(self.largest_k > self.k, 1 + self.k - probs.sum(-1), 1.0)
-        probs = torch.cat((probs, phantom.unsqueeze(-1)), -1)
-        return self.design_class(probs=probs, k=self.k + 1, validate_args=False, **self.design_kwargs)
+        if given:
+            probs = with_derivatives_of(probs.detach(), sigmoid(self.log_odds))
+        phantom = torch.where(self.largest_k > self.k, 1 + self.k - probs.sum(-1), 1.0).unsqueeze(-1)
+        probs = torch.cat((probs, phantom), -1)
+        design = self.design_class(probs=probs, k=self.k + 1, validate_args=False, **self.design_kwargs)
+        if given:
+            design.__dict__["log_odds"] = torch.cat((self.log_odds, log_odds(phantom)), -1)
+        return design
 
     @property
     def relaxes_logits(self) -> bool:
@@ -121,6 +128,11 @@ class PhantomUnit(SamplingDesign):
     def probs(self) -> Tensor:
         """Inclusion probabilities that the design aims at."""
         return torch.sigmoid(self.logits)
+
+    @lazy_property
+    def log_odds(self) -> Tensor:
+        """Float64 log-odds of ``probs``, infinite for units that are certain."""
+        return self.logits.double() if self.parameter_name == "logits" else log_odds(self.probs.double())
 
     @lazy_property
     def logits(self) -> Tensor:

@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator
-from khot.kernels.tournament import balance
 from khot.laws import sampford as law
-from khot.laws.kept import Kept, kept_if_constant
+from khot.laws import unit_by_unit
+from khot.laws.kept import Kept
 from khot.relaxations import topk_mask
 
 from .design import WHOLE, SamplingDesign
@@ -57,7 +57,7 @@ class Sampford(SamplingDesign):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        return law.covariance(self._balanced, self.size).to(self.probs.dtype)
+        return law.covariance(self.probs, self.size).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -68,19 +68,17 @@ class Sampford(SamplingDesign):
         check_generator(generator, self.parameter.device)
 
         def draw(probs: Tensor, k: Tensor, draws: int, kept: Kept | None) -> Tensor:
-            return law.sample(kept_if_constant(kept, balance, probs, k), self._size_of(k), (draws,), generator, kept)
+            return law.sample(probs, self._size_of(k), (draws,), generator, kept)
 
         return self._draw_by_rows(draw, sample_shape)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        if value.numel() > self.probs.numel() or value.numel() <= WHOLE:  # draws have product trees in common
-            return law.log_prob(self._balanced, self.size, value, self.kept).to(self.probs.dtype)
+        probs = self.probs
+        draws_share = value.numel() > probs.numel()  # draws have product trees in common
+        if draws_share or value.numel() <= WHOLE or unit_by_unit.takes(probs, self.k, value):
+            return law.log_prob(probs, self.size, value, self.kept).to(probs.dtype)
 
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
-            return law.log_prob(balance(probs, k), self._size_of(k), value)
+            return law.log_prob(probs, self._size_of(k), value)
 
-        return self._in_slabs(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
-
-    @property
-    def _balanced(self) -> Tensor:
-        return kept_if_constant(self.kept, balance, self.probs, self.k)
+        return self._in_slabs(log_prob, probs, value, largest=SLAB).to(probs.dtype)

@@ -14,7 +14,7 @@ from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
-from khot.laws.conditional_poisson import inclusion_probabilities, pull_back
+from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
 from khot.laws.inverse import solve_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
@@ -159,7 +159,7 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
 
 
 def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
-    return 2 * pull_back(inclusion_probabilities, solve_logits(probs, k), k)[1](g.double()).to(g.dtype)
+    return 2 * times_covariance(g.double(), solve_logits(probs, k), k).to(g.dtype)
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:

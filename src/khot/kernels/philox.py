@@ -40,6 +40,18 @@ class Place(NamedTuple):
 FIRST = list(Place())  # as operators take it
 
 
+def even_place(first: Sequence[int]) -> Place:
+    """Where draws begin whose units share places of the counter.
+
+    Raises:
+        ValueError: If that is at an odd unit.
+    """
+    start = Place(*first)
+    if start.unit % 2:
+        raise ValueError(f"draws must begin at an even unit, but got {start}")
+    return start
+
+
 def random_words(
     seed: Tensor, draws: int, rows: int, places: int, first: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -70,9 +82,7 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 
 def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]) -> Tensor:
     """:func:`uniform` numbers ``(draws, *batch, n)``, two for each place of the counter."""
-    start = Place(*first)
-    if start.unit % 2:
-        raise ValueError(f"draws must begin at an even unit, but got {start}")
+    start = even_place(first)
     words = random_words(seed, draws, math.prod(batch), (n + 1) // 2, (start.draw, start.row, start.unit // 2))
     high, low = (torch.stack((words[i], words[j]), -1).flatten(-2)[..., :n] for i, j in ((0, 2), (1, 3)))
     return uniform(high, low).view(draws, *batch, n)

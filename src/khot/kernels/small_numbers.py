@@ -34,3 +34,8 @@ def log_odds(probs: Tensor) -> Tensor:
     inner = constant_if_tiny(probs.masked_fill(~interior, 0.5))
     certain = torch.where(interior, 0.0, (probs.detach() - 0.5) * torch.inf)
     return log_of_small(inner) - (1 - inner).log() + certain
+
+
+def sigmoid(log_odds: Tensor) -> Tensor:
+    """The probability with these log-odds; next to 1 its derivative, unlike that of ``torch.sigmoid``, is not 0."""
+    return torch.where(log_odds > 0, 1 - torch.sigmoid(-log_odds), torch.sigmoid(log_odds))

@@ -22,26 +22,26 @@ References:
 """
 
 import functools
+import math
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from khot._torch_internals import count_as_constant
-from khot._validation import can_look
+from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio
 from khot.kernels.random_numbers import uniform
+
+from . import unit_by_unit
 
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
-def _ratio(rest: Tensor, m: int, c: Tensor) -> Tensor:
-    """r of units with 1 - pi = ``rest`` > 0."""
-    return (1 + (m - 1) * (m + c) / (c + m * rest)) / m
-
-
 @torch.no_grad()
-def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draws one k-hot vector for each row: bool like ``probs``. O(nk) time.
+def sample(
+    probs: Tensor, k: Tensor, size: int, shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws k-hot vectors ``(*shape, *batch, n)``, bool. O(nk) time each.
 
     Never a unit of probability 0, always those of probability 1.
 
@@ -49,28 +49,18 @@ def sample(probs: Tensor, k: Tensor, size: int, generator: torch.Generator | Non
         probs: Inclusion probabilities.
         k: Number of ones, of the shape of the batch.
         size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
+        shape: Of the independent draws.
         generator: Source of randomness, torch's default one if None.
     """
-    probs = probs.contiguous()
-    drawn = probs >= 1
-    left = (k - drawn.sum(-1)).unsqueeze(-1)
-    if left.numel() and can_look(left):
-        size = int(left.max())
-    free, rest = probs.masked_fill(drawn, 0.0), (1 - probs).masked_fill(drawn, 1.0)
-    c = torch.zeros_like(probs[..., :1])
-    for m in range(size, 0, -1):
-        active = left >= m  # rows with fewer units to draw join later
-        cumulative = (free * _ratio(rest, m, c)).cumsum(-1)
-        target = uniform(c.shape, c.dtype, c.device, generator) * cumulative[..., -1:]
-        if can_look(target):
-            unit, put = torch.searchsorted(cumulative, target, right=True), Tensor.scatter_
-        else:  # in a vmap, which writes nothing into what all rows share, and where the search wants another layout
-            unit, put = (cumulative <= target).sum(-1, keepdim=True), Tensor.scatter
-        unit = unit.clamp(max=probs.shape[-1] - 1)
-        drawn = put(drawn, -1, unit, drawn.gather(-1, unit) | active)
-        free = put(free, -1, unit, free.gather(-1, unit) * ~active)
-        c = c + rest.gather(-1, unit) * active
-    return drawn
+    whole = *shape, *probs.shape
+    drawn = unit_by_unit.sample(brewer_draw, probs, k, math.prod(shape), generator)
+    if drawn is not None:
+        return drawn.view(whole)
+
+    def number(m: int) -> Tensor:
+        return uniform((*whole[:-1], 1), probs.dtype, probs.device, generator)
+
+    return draw_by_draw(probs.expand(whole), k, size, number)
 
 
 Subsets = list[tuple[int, ...]]
@@ -123,7 +113,7 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
             f = f + (per_weight[..., without] * ratio[..., without, slots]).sum(-1)
         if r < size:
             m, c = size - r, (slot_rest.masked_fill(filled, 0.0) @ member.T).unsqueeze(-1)
-            ratio = _ratio(slot_rest.unsqueeze(-2), m, c)
+            ratio = drawing_ratio(slot_rest.unsqueeze(-2), m, c)
             # Of the units outside of the value, the sum of pi r, with what they share in front of it.
             total = (outside_sum + (m - 1) * (m + c) * ((c + m * rest.unsqueeze(-2)).reciprocal() @ outside)) / m
             total = total.squeeze(-1) + (ratio * slot_free.unsqueeze(-2) * (1 - member)).sum(-1)

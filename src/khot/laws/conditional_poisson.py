@@ -13,7 +13,9 @@ All functions take logits ``(*batch, n)`` and k, an int or an integer tensor tha
 excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
 not be excluded. Arguments are not checked here.
 
-Behind each of them is a product tree. Functions that are called with the same logits, k and ``kept`` share one.
+Behind each of them is a product tree; behind what is asked for most, of rows that are not long, a recursion over the
+units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
+k and ``kept`` share what is made.
 """
 
 import math
@@ -27,6 +29,7 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
@@ -34,6 +37,8 @@ from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 
+from . import unit_by_unit
+from .characteristic import Factors, factors
 from .kept import Kept, is_plain
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
@@ -41,6 +46,7 @@ FAR = 200.0  # e^-100 is nothing beside 1
 WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
 SLAB = 2**14  # of more rows, entries whose product trees are made at a time
 SLABS = 12  # at most; larger slabs then
+RELIABLE = 1e-4  # of the terms that make a sum: from here on it has 11 digits
 COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 
 
@@ -208,8 +214,14 @@ def log_prob(
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
-    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
-    return _shifted_log_prob(logits, shift, value) - log_count
+
+    def by_tree(logits: Tensor, value: Tensor) -> Tensor:
+        log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
+        return _shifted_log_prob(logits, shift, value) - log_count
+
+    if unit_by_unit.takes(logits, k, value):
+        return unit_by_unit.log_prob(logits, k, value, kept, by_tree)
+    return by_tree(logits, value)
 
 
 def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
@@ -228,7 +240,13 @@ def _inclusion(tilted: _Tilted) -> Tensor:
 
 def inclusion_probabilities(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
-    return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+
+    def by_tree(logits: Tensor) -> Tensor:
+        return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+
+    if unit_by_unit.takes(logits, k):
+        return unit_by_unit.inclusion(logits, k, kept, False, by_tree)
+    return by_tree(logits)
 
 
 def _log_odds(tilted: _Tilted) -> Tensor:
@@ -241,7 +259,13 @@ def _log_odds(tilted: _Tilted) -> Tensor:
 
 def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
-    return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+
+    def by_tree(logits: Tensor) -> Tensor:
+        return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+
+    if unit_by_unit.takes(logits, k):
+        return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
+    return by_tree(logits)
 
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -262,21 +286,75 @@ def pull_back(
     return value, lambda v: vjp(v)[0]
 
 
+def slopes(
+    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
+    if torch.is_grad_enabled() or not is_plain(logits) or has_derivative(logits, False):
+        return pull_back(function, logits, k)
+    with torch.enable_grad():
+        theta = logits.detach().requires_grad_()
+        value = function(theta, k)
+    return value.detach(), lambda v: torch.autograd.grad(value, theta, v, retain_graph=True)[0]
+
+
+def times_covariance(v: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+    """The covariance of the k-hot vector times v, ``(*batch, n)``, differentiable in both."""
+    derivative = pull_back if has_derivative(v, False) else slopes
+    return derivative(inclusion_probabilities, logits, k)[1](v)
+
+
 def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
-    """Covariance of the k-hot vector, ``(*batch, n, n)``: n backward passes through the tree."""
+    """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time."""
+    return covariance_factors(logits, k).dense()
+
+
+def covariance_factors(logits: Tensor, k: int | Tensor) -> Factors:
+    """The covariance in another form, which takes O(n) numbers."""
     logits, size = _expand(logits, k)
-    _, product = pull_back(inclusion_probabilities, logits, k if isinstance(k, int) else size)
-    n = logits.shape[-1]
-    unit = torch.eye(n, dtype=logits.dtype, device=logits.device)
-    rows = unit.view(n, *[1] * (logits.ndim - 1), n).expand(n, *logits.shape)
-    return torch.func.vmap(product, out_dims=-2, chunk_size=COVARIANCE_CHUNK)(rows)
+    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
+    return factors(logits, size, log_odds)
+
+
+def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
+    """P(i and j in S), ``(*batch, n, n)``, in O(n²) time; on the diagonal the inclusion probabilities ``mean``.
+
+    Where contents can be looked at, small entries have as many digits as others. Of rows that a few units dominate, the
+    designs that include a unit are needed for that, each in O(n log² n) time.
+    """
+    found = covariance_factors(logits, k)
+    logits, size = _expand(logits, k)
+    pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
+    value, given = pairs.detach(), mean.detach()
+    free = logits.isfinite()
+    unit = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    others = free[..., :, None] & free[..., None, :] & ~unit
+    single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # left to the others: no two of them
+    exact = torch.where(unit, given[..., None], value.masked_fill(others & single, 0.0))
+    if can_look(value):
+        bound = found.scale + given
+        lost = others & ~single & (value < RELIABLE * bound[..., :, None] * bound[..., None, :])
+        exact = _without_differences(exact, lost.any(-1), logits.detach(), size, given)
+    return pairs + (exact - value)
+
+
+def _without_differences(pairs: Tensor, lost: Tensor, logits: Tensor, k: Tensor, mean: Tensor) -> Tensor:
+    """Pairs with the values of some rows from the designs that include their unit."""
+    at = lost.nonzero(as_tuple=True)
+    if not len(at[0]):
+        return pairs
+    included = logits[..., None, :].expand_as(pairs)[at].scatter(-1, at[-1][:, None], torch.inf)
+    row = inclusion_probabilities(included, k[..., None].expand_as(lost)[at]) * mean[at][:, None]
+    return pairs.index_put(at, row)
 
 
 def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
+    # log_prob is linear in its value, so that its expectation is taken at the mean.
+    if unit_by_unit.takes(logits, k):
+        return -log_prob(logits, k, inclusion_probabilities(logits, k, kept), kept)
 
     def function(tilted: _Tilted) -> Tensors:
-        # log_prob is linear in its value, so that its expectation is taken at the mean.
         return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
 
     return _by_rows(function, logits, k, kept)[0]
@@ -303,6 +381,9 @@ def sample(
         Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
+    drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
+    if drawn is not None:
+        return drawn.view(*sample_shape, *drawn.shape[1:])
 
     def function(tilted: _Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)

@@ -7,14 +7,22 @@ Newton's method on the log-odds of the inclusion probabilities, which are nearly
 with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
 sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
 and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
-the product tree and none with an n x n matrix, and in long rows the right-hand side itself will do as a step.
+the product tree and none with an n x n matrix. In short rows C is made, and the systems are solved directly.
+
+In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off
+by the inverse square of :math:`\operatorname{tr} D`, and the iteration
+
+.. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
+
+gains as much with every step; for other families M is the identity. Its derivative is a preconditioner of C.
 
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
 another scale in the place of the log-odds, and D its slope.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,20 +30,31 @@ from torch.autograd import Function
 
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.inclusion_inverse import (
+    LONGEST,
+    MOST_FACTORED,
+    covariance_inverse,
+    covariance_inverse_factored,
+    inclusion_inverse,
+)
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
+from khot.kernels.small_numbers import sigmoid
 
-from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back
+from .characteristic import Factors, factors
+from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
 from .kept import Kept
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
-NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
+NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows, and so at 1
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
+RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
 
@@ -47,6 +66,8 @@ class Family(NamedTuple):
     scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
+    guess: Callable[[Tensor], Tensor] = lambda scores: scores  # about the logits of these scores
+    factors: Callable[..., Factors] | None = None  # the covariance, of (logits, k, scores)
     goal: float = 1e-14  # error of the scores, relative to the largest logit
 
 
@@ -54,8 +75,26 @@ def _logistic_slope(log_odds: Tensor) -> Tensor:
     return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
 
 
+def _without_correlation(log_odds: Tensor) -> Tensor:
+    r"""About the logits whose log-odds of inclusion are these.
+
+    Given its own value the count of the others is nearly normal, which adds :math:`(2 p_i - 1) / 2 d_i` to the log-odds
+    of a unit, with d_i the variance of the others' count. A quarter more keeps it bounded.
+    """
+    p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+    variance = p * q
+    others = variance.sum(-1, keepdim=True) - variance + 0.25
+    return torch.where(log_odds.isfinite(), log_odds + (q - p) / (2 * others), log_odds)
+
+
 CONDITIONAL_POISSON = Family(
-    "conditional_poisson", inclusion_probabilities, inclusion_log_odds, lambda log_odds: log_odds, _logistic_slope
+    "conditional_poisson",
+    inclusion_probabilities,
+    inclusion_log_odds,
+    lambda log_odds: log_odds,
+    _logistic_slope,
+    _without_correlation,
+    factors,
 )
 _families = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
 
@@ -66,7 +105,9 @@ def register_family(family: Family) -> Family:
     return family
 
 
-def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON) -> Tensor:
+def solve_logits(
+    probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_POISSON, log_odds: Tensor | None = None
+) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
     Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
@@ -76,6 +117,8 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
         probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
         family: The designs to choose from.
+        log_odds: Float64 log-odds of what ``probs`` are roundings of, where they are known. Derivatives are with
+            respect to them then.
 
     Returns:
         ``(*batch, n)`` float64. ``-inf`` where a probability is 0 (or below 1e-250) and ``+inf`` where it is 1, both
@@ -91,7 +134,9 @@ def solve_logits(probs: Tensor, k: int | Tensor, family: Family = CONDITIONAL_PO
     if isinstance(k, Tensor):
         k = k.expand(probs.shape[:-1])
     goal = max(family.goal, ROUNDING * torch.finfo(probs.dtype).eps)
-    return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal))
+    if log_odds is None:
+        return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal, None))
+    return cast(Tensor, _apply_solve(sigmoid(log_odds), k, family.name, goal, log_odds.detach()))
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
@@ -129,19 +174,19 @@ class _LargestEntropy(Function):
 
 class _SolveLogits(Function):
     @staticmethod
-    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
-        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal))
+    def forward(probs: Tensor, k: int | Tensor, family: str, goal: float, log_odds: Tensor | None) -> Tensor:
+        return cast(Tensor, _solve(probs, *_tensor_or_int(k), family, goal, log_odds))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
-        _, ctx.k, ctx.family, ctx.goal = inputs
+        _, ctx.k, ctx.family, ctx.goal, _ = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None]:
         (logits,) = ctx.saved_tensors
-        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None
+        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -208,9 +253,9 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _covariance(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _products(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The slopes D, to the relative accuracy of every entry, and the products with C."""
-    scores, pulled_back = pull_back(family.scores, logits, k)
+    scores, pulled_back = slopes(family.scores, logits, k)
     weight = family.slope(scores)
     return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
 
@@ -223,14 +268,16 @@ def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     return (x - mean).masked_fill(~interior, 0.0)
 
 
-def _target(probs: Tensor, k: int | Tensor) -> Tensor:
-    """The log-odds to reach, those of ``probs`` shifted so that the probabilities sum to k."""
-    probs = probs.masked_fill(probs < NEGLIGIBLE, 0.0)
-    certain, interior = (probs == 1).sum(-1), (probs > 0) & (probs < 1)
-    target = probs.logit()
+def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
+    """The log-odds to reach: these, shifted so that the probabilities sum to k."""
+    if log_odds.isnan().any():
+        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+    target = torch.where(log_odds.abs() > -math.log(NEGLIGIBLE), log_odds.sign() * torch.inf, log_odds)
+    interior = target.isfinite()
     target = target - solve_threshold(target, k)[..., None]
+    certain = (target == torch.inf).sum(-1)
     # Next to a probability that rounds to 1, the small remainder of the others may have nothing left to share.
-    left = (torch.as_tensor(k, device=probs.device) - certain)[..., None]
+    left = (torch.as_tensor(k, device=target.device) - certain)[..., None]
     target = target.masked_fill(interior & (left <= 0), -torch.inf)
     return target.masked_fill(interior & (left >= interior.sum(-1, keepdim=True)), torch.inf)
 
@@ -251,11 +298,18 @@ def _covariance_solution(
     """v of :class:`_CovarianceSolve`."""
 
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
-        interior = logits.isfinite()
-        weight, product = _covariance(logits, k, _families[family])
-        return _conjugate_gradients(product, _centre(b, interior), weight, max(CG_TOLERANCE, goal))
+        solved_for = _families[family]
+        scores = solved_for.scores(logits, k) if solved_for.factors else None
+        return _solve_system(logits, _centre(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
 
-    return _by_rows(of_rows, _either(k, size), logits, b)
+    if not _has_kernel(logits, family):
+        return _by_rows(of_rows, _either(k, size), logits, b)
+    rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
+    v = covariance_inverse(rows, right, sizes)
+    lost = v.isnan().any(-1)
+    if lost.any():
+        v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])
+    return v.view(logits.shape)
 
 
 def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
@@ -265,10 +319,44 @@ def _like_right_side(logits: Tensor, b: Tensor, *_: Any) -> Tensor:
 _solve_covariance = Operator("covariance_solve", _covariance_solution, fake=_like_right_side, batch=False)
 
 
-def _solution(probs: Tensor, k: Optional[Tensor], size: Optional[int], family: str, goal: float) -> Tensor:  # noqa: UP045
+def _solution(
+    probs: Tensor,
+    k: Tensor | None,
+    size: int | None,
+    family: str,
+    goal: float,
+    log_odds: Tensor | None,
+) -> Tensor:
     """:func:`solve_logits`, not differentiable."""
     solved_for = _families[family]._replace(goal=goal)
-    return _by_rows(lambda k, probs: _newton(probs, k, solved_for), _either(k, size), probs)
+
+    def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
+        return _newton(_target(given, k), k, solved_for)
+
+    # Not `logit`, for which torch wakes its threads however few numbers there are.
+    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
+    if not _has_kernel(given, family):
+        return _by_rows(of_rows, _either(k, size), given)
+    rows, sizes = _flat(given), _sizes(given, k, size)
+    logits, error = inclusion_inverse(rows, sizes, goal)
+    lost = ~(error <= max(ACCEPTED, goal))
+    if lost.any():
+        logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
+    return logits.view(given.shape)
+
+
+def _has_kernel(x: Tensor, family: str) -> bool:
+    """Whether these rows are solved one by one."""
+    return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _sizes(x: Tensor, k: Tensor | None, size: int | None) -> Tensor:
+    """k of each row."""
+    return x.new_full((x.numel() // x.shape[-1],), cast(int, size), dtype=torch.long) if k is None else k.reshape(-1)
 
 
 def _like_probs(probs: Tensor, *_: Any) -> Tensor:
@@ -289,10 +377,7 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
     return cast(int, size) if k is None else k
 
 
-def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
-    target = _target(probs, k)
-    if target.isnan().any():
-        raise RuntimeError("no logits found for these probabilities: there is NaN among them")
+def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
@@ -300,19 +385,25 @@ def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
         r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
         return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
-    logits, fixed_point = target, True  # exact as the covariances vanish
+    short = family.factors is not None and target.shape[-1] <= LONGEST
+    aim, logits, fixed_point = target, family.guess(target), not short
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
         if (error <= family.goal).all():
             break
-        if fixed_point:  # D^-1 C is near the identity in long rows, where this takes the place of a Newton step
-            new_r, new_error = residual(logits + r)
+        if fixed_point:
+            new_logits = family.guess(aim + r)
+            new_r, new_error = residual(new_logits)
             fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
             if fixed_point:
-                logits, r, error = logits + r, new_r, new_error
+                left = new_error * (new_error / error) * MARGIN  # by the next step, which gains as much again
+                aim, logits, r, error = aim + r, new_logits, new_r, new_error
+                if (left <= family.goal).all():
+                    logits, error = family.guess(aim + r), left
                 continue
-        weight, product = _covariance(logits, k, family)
-        step = _conjugate_gradients(product, weight * _centre(r, interior, weight), weight, CG_FORCING)
+        scores = target - r
+        weight = family.slope(scores)
+        step = _solve_system(logits, weight * _centre(r, interior, weight), k, family, CG_FORCING, scores)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
@@ -326,6 +417,49 @@ def _newton(probs: Tensor, k: int | Tensor, family: Family) -> Tensor:
     if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, _centre(logits, interior), target)
+
+
+def _solve_system(
+    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor | None
+) -> Tensor:
+    """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
+    if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
+        v = _solve_factored(logits, b, k, family, tolerance, scores)
+        lost = v.isnan().any(-1)
+        if lost.any():
+            size = k[lost] if isinstance(k, Tensor) else k
+            v[lost] = _solve_system(logits[lost], b[lost], size, family, tolerance, None)
+        return v
+    weight, product = _products(logits, k, family)
+    return _conjugate_gradients(product, b, weight, tolerance)
+
+
+def _solve_factored(
+    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
+) -> Tensor:
+    """:func:`_solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
+    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
+    if covariance_inverse_factored.is_fused(logits):
+        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, scores, b))
+        return covariance_inverse_factored(*rows, size.reshape(-1), tolerance).view(b.shape)
+    weight = family.slope(scores)
+    shift = _centre(scores - logits, logits.isfinite(), weight)
+    lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
+    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
+    if logits.shape[-1] > LONGEST:
+        # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
+        nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
+        return _conjugate_gradients(found.times, b, nearly, tolerance).masked_fill(lost, torch.nan)
+    interior, matrix = weight > 0, found.dense()
+    root = torch.where(interior, weight, 1.0).sqrt()
+    constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
+    scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
+    total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
+    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
+    v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
+    # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
+    left = b - (matrix @ v[..., None]).squeeze(-1)
+    return _centre(v + _centre(left / root.square(), interior, weight), interior).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:

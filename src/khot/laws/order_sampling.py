@@ -36,12 +36,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes
+from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
-from khot.kernels.order_draw.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
+from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob
 
 from .conditional_poisson import count_law
 from .inverse import Family, register_family, solve_logits
+from .kept import is_plain
 from .quadrature import gauss, integration_range, trapezoidal
 
 MARGIN = 60.0  # further than this from all positions nothing happens
@@ -88,9 +93,22 @@ def _nodes(
     return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 
 
-def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position."""
-    return _log_prob(theta, _as_tensor(k, theta), value, noise.name)
+def log_prob_is_fused(noise: Noise, theta: Tensor) -> bool:
+    """Whether a loop takes the integral of each row, without memory worth mentioning."""
+    return order_log_prob.is_fused(theta, theta, theta, noise.name)
+
+
+def inclusion_is_fused(noise: Noise, theta: Tensor) -> bool:
+    """The same for inclusion probabilities."""
+    return noise is LOGISTIC and order_inclusion.is_fused(theta) and bernoulli_count.is_fused(theta)
+
+
+def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth: float = EXACT) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position.
+
+    ``depth`` is that of :mod:`khot.kernels.order_quadrature`: how accurate the caller needs it.
+    """
+    return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
 
 
 def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
@@ -98,7 +116,22 @@ def _as_tensor(k: int | Tensor, theta: Tensor) -> Tensor:
 
 
 @differentiable_operator("order_sampling_log_prob")
-def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
+    def in_torch(theta: Tensor) -> Tensor:
+        return _log_prob_in_torch(theta, k, value, noise)
+
+    derivative_by_value = has_derivative(value, torch.is_grad_enabled())
+    if log_prob_is_fused(NOISES[noise], theta) and _runs_now(theta, k, value) and not derivative_by_value:
+        return fused_log_prob(theta, k, value, noise, depth, in_torch)
+    return in_torch(theta)
+
+
+def _runs_now(*tensors: Tensor) -> bool:
+    """Whether loops can take these: numbers on a CPU that nobody transforms."""
+    return is_plain(*tensors) and all(x.numel() for x in tensors)
+
+
+def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
     rows, law_of = _rows(theta, k), NOISES[noise]
     contradicts = (~rows.open & ((value != 0) != rows.certain)).any(-1)
     void = contradicts | ~(rows.open & (value != 0)).any(-1)
@@ -129,7 +162,7 @@ def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
 
 
 @_log_prob.register_fake
-def _(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:
+def _(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float) -> Tensor:
     shape = broadcast_shapes(value.shape[:-1], theta.shape[:-1])
     return theta.new_empty(shape, dtype=torch.float64)
 
@@ -245,13 +278,22 @@ def _count_of_shifts(theta: Tensor, k: Tensor, tilt: Tensor) -> Callable[[Tensor
     return count_at
 
 
-def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor) -> Tensor:
-    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12."""
-    return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name)
+def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth: float = EXACT) -> Tensor:
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-12, or to e^-depth where less is asked for."""
+    return _inclusion_probabilities(theta, _as_tensor(k, theta), noise.name, depth)
 
 
 @differentiable_operator("order_sampling_inclusion")
-def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
+    def in_torch(theta: Tensor) -> Tensor:
+        return _inclusion_in_torch(theta, k, noise)
+
+    if inclusion_is_fused(NOISES[noise], theta) and _runs_now(theta, k):
+        return fused_inclusion(theta, k, depth, in_torch)
+    return in_torch(theta)
+
+
+def _inclusion_in_torch(theta: Tensor, k: Tensor, noise: str) -> Tensor:
     rows = _rows(theta, k)
     included, out = _inclusion(NOISES[noise], rows)
     probs = torch.where(included < out, included, 1 - out)
@@ -259,13 +301,13 @@ def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str) -> Tensor:
 
 
 @_inclusion_probabilities.register_fake
-def _(theta: Tensor, k: Tensor, noise: str) -> Tensor:
+def _(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
     return theta.new_empty(theta.shape, dtype=torch.float64)
 
 
-def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor) -> Tensor:
+def solve_positions(noise: Noise, probs: Tensor, k: int | Tensor, log_odds: Tensor | None = None) -> Tensor:
     """The positions with given inclusion probabilities, by :func:`solve_logits`; for smooth noise."""
-    return solve_logits(probs, k, FAMILIES[noise])
+    return solve_logits(probs, k, FAMILIES[noise], log_odds)
 
 
 def _log_exponential_quantile(log_odds: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ where Q is the conditional Poisson design of log-odds :math:`\theta = \operatorn
 probabilities p, E_Q[D] is the sum of :math:`(1 - \pi_i) p_i + \pi_i (1 - p_i)`, no term of which is negative.
 
 Hence a mixture that is drawn from without rejection: mark a unit and its value, 1 with weight :math:`(1 - \pi_i) p_i`
-or 0 with weight :math:`\pi_i (1 - p_i)`, then draw from Q given that value.
+or 0 with weight :math:`\pi_i (1 - p_i)`, then draw from Q given that value. Where there are fused kernels, a recursion
+over the units draws both at once, see :mod:`khot.laws.unit_by_unit`.
 
-All functions take float64 probabilities ``(*batch, n)`` whose rows sum to k, an int or an integer tensor that
-broadcasts with the batch shape. Exact 0 and 1 are legal and have zero gradient. Arguments are not checked here. Those
-that are called with the same probabilities, k and ``kept`` share the product tree of Q.
+All functions take probabilities ``(*batch, n)`` whose rows sum to k, an int or an integer tensor that broadcasts with
+the batch shape; they take the rounding error out and calculate in float64. Exact 0 and 1 are legal and have zero
+gradient. Arguments are not checked here. Those that are called with the same probabilities, k and ``kept`` share the
+product tree of Q.
 
 References:
     [1] Sampford (1967), "On sampling without replacement with unequal probabilities of selection", Biometrika 54(3/4).
@@ -24,14 +26,21 @@ import torch
 from torch import Tensor
 
 from khot._validation import can_look
+from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import marked_count_draw
 from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
+from khot.kernels.tournament import balance
 
-from . import conditional_poisson
+from . import conditional_poisson, unit_by_unit
 from .conditional_poisson import COVARIANCE_CHUNK, pull_back
-from .kept import Kept
+from .kept import Kept, kept_if_constant
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
+
+
+def _balanced(probs: Tensor, k: int | Tensor) -> Tensor:
+    return balance(probs, torch.as_tensor(k, device=probs.device))
 
 
 def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
@@ -53,14 +62,22 @@ def _log_or_zero(x: Tensor) -> Tensor:
 def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
     kept = Kept() if kept is None else kept  # for the two terms
-    logits, value = log_odds(probs), value.double()
-    distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
-    ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k, kept))
-    return conditional_poisson.log_prob(logits, k, value, kept, balanced=True) + ratio
+
+    def by_tree(probs: Tensor, value: Tensor) -> Tensor:
+        probs, value = kept_if_constant(kept, _balanced, probs, k), value.double()
+        logits = log_odds(probs)
+        distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
+        ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k, kept))
+        return conditional_poisson.log_prob(logits, k, value, kept, balanced=True) + ratio
+
+    if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
+        return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
+    return by_tree(probs, value)
 
 
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
+    probs = _balanced(probs, k)
     logits = log_odds(probs)
     certain = logits.isinf()
 
@@ -88,6 +105,10 @@ def sample(
 ) -> Tensor:
     """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
     *batch, n = probs.shape
+    drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
+    if drawn is not None:
+        return drawn.view(*sample_shape, *drawn.shape[1:])
+    probs = kept_if_constant(kept, _balanced, probs, k)
     logits, count = log_odds(probs), math.prod(sample_shape)
     marks = torch.cat(_mark_weights(probs, logits, k, kept), -1).cumsum(-1).view(math.prod(batch), 2 * n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))

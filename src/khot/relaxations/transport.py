@@ -31,6 +31,12 @@ class _TwoAnchors(Link):
     def inverse(self, p: Tensor) -> Tensor:
         return LOGISTIC.inverse(p) / 2
 
+    def log_odds(self, z: Tensor) -> Tensor:
+        return 2 * z
+
+    def normalised_slope(self, z: Tensor) -> Tensor:
+        return LOGISTIC.normalised_slope(2 * z)
+
     def slope_at(self, p: Tensor) -> Tensor:
         return 2 * LOGISTIC.slope_at(p)
 

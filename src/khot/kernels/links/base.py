@@ -169,6 +169,10 @@ class Link(ABC):
         """log(1 - F(z))."""
         return self.complement(z).log()
 
+    def log_odds(self, z: Tensor) -> Tensor:
+        """log F(z) - log(1 - F(z))."""
+        return self.log_value(z) - self.log_complement(z)
+
     def log_slope(self, z: Tensor) -> Tensor:
         """log F'(z)."""
         return self.slope(z).log()

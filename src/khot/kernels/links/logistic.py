@@ -40,6 +40,9 @@ class Logistic(Link, name="logistic"):
     def log_complement(self, z: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(-z)
 
+    def log_odds(self, z: Tensor) -> Tensor:
+        return z
+
     def log_slope(self, z: Tensor) -> Tensor:
         return self.log_value(z) + self.log_value(-z)
 

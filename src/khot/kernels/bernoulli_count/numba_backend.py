@@ -1,0 +1,258 @@
+"""Units given their count, with draws and derivatives, by recursions over the units of a row, in numba."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_tilt import solve_tilt, tilted
+from ..numba_tools import kernel, over_rows, per_row
+from ..philox_numba import uniform_pair
+from .numba_recursion import (
+    ONE,
+    U,
+    begin,
+    chances,
+    climb_along,
+    copy_row,
+    descend,
+    fill,
+    fill_along,
+    mixed,
+    mixed_along,
+    plan,
+    products,
+    shift_of,
+    width_of,
+    with_rows,
+)
+
+TINY = np.finfo(np.float64).tiny  # as in small_numbers
+ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
+DRAWS_A_TASK = 64
+
+
+@kernel
+def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclusion):
+    n = theta.shape[1]
+    p, q = np.empty(n), np.empty(n)
+    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
+    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
+    for r in range(from_row, to_row):
+        anchor, offset = solve_tilt(theta[r], k[r])
+        tilts[r, 0], tilts[r, 1] = anchor, offset
+        if not abs(offset) < np.inf:
+            log_count[r, 0] = log_count[r, 1] = np.nan
+            complement[r, :] = inclusion[r, :] = np.nan
+            continue
+        log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
+        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        log_count[r, 0] = math.log(chance)
+        rest = with_rows(rest, 2, stride)
+        descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
+    return 0
+
+
+def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, n = logits.shape
+    tilts, log_count = logits.new_empty(rows, 2), logits.new_empty(rows, 2)
+    complement, inclusion = torch.empty_like(logits), torch.empty_like(logits)
+    arguments = (x.numpy() for x in (logits, k, tilts, log_count, complement, inclusion))
+    over_rows(_solve_rows, rows, rows * n * 16, *arguments)
+    return tilts, log_count, complement, inclusion
+
+
+@per_row
+def _changes(p, q, g, complement, inclusion, log_odds, t):
+    """Writes how much each p grows along the cotangents: less a multiple of pq, which changes no conditional law."""
+    total = scale = 0.0
+    for i in range(p.shape[0]):
+        if not log_odds:
+            t[i] = p[i] * q[i] * g[i]
+        elif complement[i] < TINY or inclusion[i] < TINY:
+            t[i] = 0.0
+        else:
+            t[i] = g[i] * (p[i] / inclusion[i]) * (q[i] / complement[i])
+        total += t[i]
+        scale += p[i] * q[i]
+    if scale > 0:
+        for i in range(p.shape[0]):
+            t[i] -= p[i] * q[i] * (total / scale)
+
+
+@per_row
+def _descend_along(
+    p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
+):
+    """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
+    n = p.shape[0]
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
+    begin(bent_rest, above, 0.0)
+    for start in range((n - 1) // length * length, -1, -length):
+        stop = min(start + length, n)
+        if stop < n:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            copy_row(bent_marks, U(start // length), bent, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
+            fill_along(table, bent, stride, p, q, t, minus_t, first, last, start, stop - 1)
+        for i in range(stop - 1, start - 1, -1):
+            width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
+            zero, one = products(table, at, rest, source, width)
+            zero_left, one_left = products(bent, at, rest, source, width)
+            zero_right, one_right = products(table, at, bent_rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
+            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
+            each = 1 / (q[i] * zero + p[i] * one)
+            zero, one = zero * each, one * each
+            zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
+            result[i] = t[i] * zero * one + p[i] * q[i] * (one_change * zero - one * zero_change)
+            above, below = below, above
+
+
+@kernel
+def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g, log_odds, result):
+    n = theta.shape[1]
+    p, q, t = np.empty(n), np.empty(n), np.empty(n)
+    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
+    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
+    bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
+    for r in range(from_row, to_row):
+        if not abs(tilts[r, 1]) < np.inf:
+            result[r, :] = np.nan
+            continue
+        chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)
+        rest, bent_rest = with_rows(rest, 2, stride), with_rows(bent_rest, 2, stride)
+        _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
+        minus_t = -t
+        climb_along(p, q, t, minus_t, k[r], first, last, length, stride, table, bent, marks, bent_marks)
+        _descend_along(
+            p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
+        )
+    return 0
+
+
+def bernoulli_count_derivative(
+    logits: Tensor, k: Tensor, tilt: Tensor, complement: Tensor, inclusion: Tensor, g: Tensor, log_odds: bool
+) -> Tensor:
+    rows, n = logits.shape
+    result = torch.empty_like(logits)
+    arguments = (x.numpy() for x in (logits, k, tilt, complement, inclusion, g))
+    over_rows(_derivative_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
+    return result
+
+
+@per_row
+def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row, unit, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws; ``counts`` are those of the units up to there."""
+    for d in range(counts.shape[0]):
+        m = counts[d]
+        even = odd = 0.0
+        for i in range(stop - 1, start - 1, -1):
+            place = unit + i
+            if place % 2 or i == stop - 1:
+                even, odd = uniform_pair(seed, draw + d, row, place // 2)
+            at = U(i - start) * stride + U(m - first[i])
+            stays, grows = q[i] * table[at + ONE], p[i] * table[at]
+            one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
+            out[d, i] = one
+            m -= one
+        counts[d] = m
+
+
+@kernel
+def _draw_tasks(from_task, to_task, parts, theta, k, seed, first_draw, first_row, first_unit, out):
+    draws, _, n = out.shape
+    p, q = np.empty(n), np.empty(n)
+    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
+    table, marks = np.empty(0), np.empty(0)
+    for task in range(from_task, to_task):
+        r, part = task // parts, task % parts
+        start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
+        mine = out[start_draw:stop_draw, r]
+        anchor, offset = solve_tilt(theta[r], k[r])
+        if not abs(offset) < np.inf:
+            mine[:, :] = False
+            continue
+        chances(theta[r], anchor, offset, p, q)
+        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        counts = np.full(stop_draw - start_draw, k[r])
+        for start in range((n - 1) // length * length, -1, -length):
+            stop = min(start + length, n)
+            if stop < n:
+                copy_row(marks, U(start // length), table, U(0), stride)
+                fill(table, stride, p, q, first, last, start, stop - 1)
+            _draw_block(
+                table, stride, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r,
+                first_unit, mine,
+            )  # fmt: skip
+    return 0
+
+
+def draw_parts(rows: int, draws: int) -> int:
+    """In how many parts the draws of a row are made, each of which makes the table of the row."""
+    return 1 if rows >= ROW_TASKS else max(1, min(ROW_TASKS, draws // DRAWS_A_TASK))
+
+
+def bernoulli_count_draw(
+    logits: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+) -> Tensor:
+    *batch, n = logits.shape
+    rows = math.prod(batch)
+    out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
+    parts = draw_parts(rows, draws)
+    arguments = (x.contiguous().numpy() for x in (logits.reshape(rows, n), k.reshape(rows), seed))
+    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, parts, *arguments, *first, out.numpy())
+    return out.view(draws, *batch, n).to(dtype)
+
+
+@per_row
+def _miss(theta, anchor, offset, value):
+    """Sum of ``|z|`` over the units that are not what is likelier; 0 times inf is 0."""
+    total = 0.0
+    for i in range(theta.shape[0]):
+        z = tilted(theta[i], anchor, offset)
+        miss = 1.0 - value[i] if z > 0 else np.float64(value[i])
+        if miss != 0:
+            total += miss * abs(z)
+    return total
+
+
+@kernel
+def _log_prob_tasks(from_task, to_task, theta, tilts, log_count, value, result):
+    rows = theta.shape[0]
+    for task in range(from_task, to_task):
+        s, r = task // rows, task % rows
+        result[s, r] = -_miss(theta[r], tilts[r, 0], tilts[r, 1], value[s, r]) - log_count[r, 0] - log_count[r, 1]
+    return 0
+
+
+def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, value: Tensor) -> Tensor:
+    result = logits.new_empty(value.shape[:-1])
+    arguments = (x.numpy() for x in (logits, tilt, log_count, value, result))
+    over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
+    return result
+
+
+@kernel
+def _log_prob_derivative_rows(from_row, to_row, value, g, complement, inclusion, result):
+    draws, _, n = value.shape
+    for r in range(from_row, to_row):
+        result[r, :] = 0.0
+        for s in range(draws):
+            for i in range(n):
+                x = np.float64(value[s, r, i])
+                result[r, i] += g[s, r] * (x * complement[r, i] - (1.0 - x) * inclusion[r, i])
+    return 0
+
+
+def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
+    result = torch.empty_like(inclusion)
+    arguments = (x.numpy() for x in (value, g, complement, inclusion, result))
+    over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
+    return result

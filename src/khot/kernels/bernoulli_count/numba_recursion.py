@@ -1,0 +1,238 @@
+r"""Laws of the number of ones among the first units, and among the rest, one unit after the other, in numba.
+
+With chances :math:`p_i = \sigma(z_i)`, :math:`q_i = \sigma(-z_i)` and k ones in all,
+
+.. math:: F_{i+1}(m) = q_i F_i(m) + p_i F_i(m - 1), \qquad B_i(m) = q_i B_{i+1}(m) + p_i B_{i+1}(m + 1),
+
+:math:`F_i(m)` is the probability of m ones among the first i units, :math:`B_i(m)` that of the k - m ones that are left
+among the others. All terms are positive: every entry keeps its relative accuracy.
+
+Of a count only a window is kept. Left out is what k - m or m ones would need, among the others or the first, beyond
+``TAIL``: by Bernstein's inequality with the smaller of the two variances, beside P(B = k), which is about one over the
+standard deviation of the sum if its mean is k. A row where it is not, as nothing could be solved for, has windows that
+leave out nothing.
+
+A table has a row for every number of units, all of them in one array: as wide as the widest window and two zeros wider,
+one before the window and one after it. Only some rows are kept of a long table, those between are made again on the way
+back: what is made of a row of logits fits into a processor's cache. Indices are unsigned, as with others every access
+would ask whether it counts from the end.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+import numpy as np
+
+from ..numba_math import EXP, LOG1P
+from ..numba_tilt import tilted
+from ..numba_tools import inlined, inlined_sum, per_row, summed
+
+LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
+LOG_TAIL = 46.0  # -log of 1e-20
+SHORT = 32  # units of a row whose windows leave out nothing
+WHOLE_TABLE = 2**16  # entries of a table that is kept whole
+
+U = np.uint64
+ONE, TWO = U(1), U(2)
+_exp, _log1p = EXP[np.float64], LOG1P[np.float64]
+
+
+@summed
+def chances(theta, anchor, offset, p, q):
+    """Writes the chances of one and of zero; the result is the sum of ``log(1 + e^-|z|)``."""
+    total = 0.0
+    for i in range(theta.shape[0]):
+        z = tilted(theta[i], anchor, offset)
+        e = _exp(-abs(z))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        p[i] = s if z > 0 else few
+        q[i] = few if z > 0 else s
+        total += _log1p(e)
+    return total
+
+
+@per_row
+def windows(p, q, k, whole, first, last):
+    """Writes the least and the largest count that is kept of the first 0, ..., n units; returns the widest width.
+
+    Both grow by 0 or 1 from unit to unit.
+    """
+    n = p.shape[0]
+    variance = 0.0
+    for i in range(n):
+        variance += p[i] * q[i]
+    mean = spread = 0.0
+    first[0] = last[0] = 0
+    widest = 1
+    for i in range(n):
+        low, high = max(0, k - (n - 1 - i)), min(i + 1, k)
+        if not whole:
+            mean += p[i]
+            spread += p[i] * q[i]
+            third = LOG_TAIL / 3
+            radius = third + math.sqrt(third * third + 2 * LOG_TAIL * max(min(spread, variance - spread), 0.0))
+            low, high = max(low, int(mean - radius)), min(high, int(mean + radius) + 1)
+        first[i + 1] = min(max(low, first[i]), first[i] + 1)
+        last[i + 1] = min(max(high, last[i]), last[i] + 1)
+        widest = max(widest, last[i + 1] - first[i + 1] + 1)
+    return widest
+
+
+@inlined
+def block_length(n, width):
+    """Units whose rows of a table are made at a time."""
+    return n if n * (width + 2) <= WHOLE_TABLE else int(math.sqrt(n)) + 1
+
+
+@inlined
+def mixed(source, at, target, to, a, b, width):
+    """Writes ``a source[j] + b source[j + 1]``: one unit more, of the first or of the others; zeros around it."""
+    for j in range(width):
+        target[to + j] = a * source[at + j] + b * source[at + j + ONE]
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined
+def mixed_along(source, bent, at, target, to, a, b, s, t, width):
+    """:func:`mixed` of ``bent``, plus that of the source with s and t for a and b.
+
+    With s = -t that is the derivative of :func:`mixed` as a grows and b falls by s, and ``bent`` changes the source.
+    """
+    for j in range(width):
+        here, next_ = at + j, at + j + ONE
+        target[to + j] = a * bent[here] + b * bent[next_] + s * source[here] + t * source[next_]
+    target[to - ONE] = target[to + width] = 0.0
+
+
+@inlined_sum
+def products(f, at, b, from_, width):
+    """The sums of ``f[j] b[j]`` and of ``f[j] b[j + 1]``."""
+    zero = one = 0.0
+    for j in range(width):
+        zero += f[at + j] * b[from_ + j]
+        one += f[at + j] * b[from_ + j + ONE]
+    return zero, one
+
+
+@inlined
+def width_of(first, last, i):
+    return U(last[i] - first[i] + 1)
+
+
+@inlined
+def shift_of(first, i):
+    """Whether the window of one unit more begins later, 0 or 1."""
+    return U(first[i + 1] - first[i])
+
+
+@per_row
+def fill(table, stride, p, q, first, last, start, stop):
+    """Makes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
+    at = ONE
+    for i in range(start, stop):
+        mixed(table, at + shift_of(first, i) - ONE, table, at + stride, p[i], q[i], width_of(first, last, i + 1))
+        at += stride
+
+
+@per_row
+def fill_along(table, bent, stride, p, q, s, t, first, last, start, stop):
+    """:func:`fill` of ``bent`` beside a table that is filled, as in :func:`mixed_along`."""
+    at = ONE
+    for i in range(start, stop):
+        source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
+        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], s[i], t[i], width)
+        at += stride
+
+
+@inlined
+def begin(row, at, chance):
+    """The law of no units, or its derivative."""
+    row[at] = row[at + TWO] = 0.0
+    row[at + ONE] = chance
+
+
+@inlined
+def copy_row(source, at, target, to, stride):
+    for j in range(stride):
+        target[to * stride + j] = source[at * stride + j]
+
+
+@per_row
+def climb(p, q, k, first, last, length, stride, table, marks):
+    """Makes the table, block by block, and keeps the first row of each; returns P(B = k)."""
+    n = p.shape[0]
+    begin(table, U(0), 1.0)
+    for start in range(0, n, length):
+        stop = min(start + length, n)
+        copy_row(table, U(0), marks, U(start // length), stride)
+        fill(table, stride, p, q, first, last, start, stop)
+        if stop < n:
+            copy_row(table, U(stop - start), table, U(0), stride)
+    if not first[n] <= k <= last[n]:
+        return 0.0
+    return table[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+
+
+@per_row
+def climb_along(p, q, s, t, k, first, last, length, stride, table, bent, marks, bent_marks):
+    """:func:`climb` of ``bent`` beside the table that is made, as in :func:`mixed_along`."""
+    n = p.shape[0]
+    begin(bent, U(0), 0.0)
+    for start in range(0, n, length):
+        stop = min(start + length, n)
+        if n > length:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop)
+        copy_row(bent, U(0), bent_marks, U(start // length), stride)
+        fill_along(table, bent, stride, p, q, s, t, first, last, start, stop)
+        if stop < n:
+            copy_row(bent, U(stop - start), bent, U(0), stride)
+    return bent[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+
+
+@inlined
+def with_rows(x, rows, stride):
+    """The array, or a larger one."""
+    return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
+
+
+@per_row
+def plan(p, q, k, first, last, table, marks):
+    """Lays the windows of a row and makes its table; both arrays are new if they are too small.
+
+    Returns:
+        P(B = k), units of a block, width of a row of the table, and the two arrays.
+    """
+    n = p.shape[0]
+    chance, length, stride = 0.0, n, U(0)
+    for whole in (n <= SHORT, True):
+        widest = windows(p, q, k, whole, first, last)
+        length, stride = block_length(n, widest), U(widest + 2)
+        table = with_rows(table, length + 1, stride)
+        marks = with_rows(marks, (n - 1) // length + 1, stride)
+        chance = climb(p, q, k, first, last, length, stride, table, marks)
+        if whole or chance > LIKELY:
+            break
+    return chance, length, stride, table, marks
+
+
+@per_row
+def descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
+    """Writes the probabilities, unit by unit from the last one, with the law of what is left for those behind it."""
+    n = p.shape[0]
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
+    for start in range((n - 1) // length * length, -1, -length):
+        stop = min(start + length, n)
+        if stop < n:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
+        for i in range(stop - 1, start - 1, -1):
+            width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
+            zero, one = products(table, U(i - start) * stride + ONE, rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
+            out, included = q[i] * zero, p[i] * one
+            complement[i], inclusion[i] = out / (out + included), included / (out + included)
+            above, below = below, above

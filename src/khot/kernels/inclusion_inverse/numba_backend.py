@@ -1,0 +1,342 @@
+r"""Newton's method for a row of a few units, in numba.
+
+Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
+of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
+
+.. math:: P(B = k \mid x_i = 1) = \sum_c F_i(c)\, G_{i+1}(c + 1), \qquad
+    -C_{ij} = p_i q_i p_j q_j \frac{P_{10} P_{01} - P_{11} P_{00}}{P(B = k)^2}
+
+where :math:`P_{ab}` is the chance of B = k given the values of the two units. All of it is sums of positive numbers but
+for one difference. The covariance C is the Laplacian of a graph with the weights :math:`-C_{ij} \ge 0`, and systems
+with it are solved by taking out one unit after the other, which lays new edges between its neighbours: positive numbers
+again, so that no digits are lost where units hardly know of each other, however rare.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_math import EXP, LOG
+from ..numba_tools import kernel, over_rows, per_row
+
+STEPS, HALVINGS, TILT_STEPS = 60, 30, 200
+ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
+MARGIN = 1e4  # by which a predicted error has to be small enough
+CLOSE = 1e-3  # of an expected count to k
+EPS, LARGEST = np.finfo(np.float64).eps, np.finfo(np.float64).max
+FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
+
+exp, log = EXP[np.float64], LOG[np.float64]
+
+
+@per_row
+def gather(x, k, farthest, units, z):
+    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
+    m, left = 0, k
+    for i in range(x.shape[0]):
+        if x[i] > farthest:
+            left -= 1
+        elif x[i] >= -farthest:
+            units[m], z[m] = i, x[i]
+            m += 1
+    return m, left
+
+
+@per_row
+def _arrange(units, z, k):
+    """Puts the smallest entry last, and counts zeros if they are fewer; returns their number and -1 then, else k and 1.
+
+    The entries are log-odds of what is counted.
+    """
+    m, last = z.shape[0], 0
+    for i in range(m):
+        if abs(z[i]) < abs(z[last]):
+            last = i
+    units[last], units[m - 1] = units[m - 1], units[last]
+    z[last], z[m - 1] = z[m - 1], z[last]
+    if 2 * k <= m:
+        return k, 1.0
+    for i in range(m):
+        z[i] = -z[i]
+    return m - k, -1.0
+
+
+@per_row
+def chances(z, k, p, q):
+    """Writes the chances of one and of zero.
+
+    Returns:
+        By how much the expected count exceeds k, without a difference of large numbers; how large the terms of that
+        were; and the variance of the count.
+    """
+    few_ones = few_zeros = variance = 0.0
+    likely = 0
+    for i in range(z.shape[0]):
+        e = exp(-abs(z[i]))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        if z[i] > 0:
+            p[i], q[i] = s, few
+            few_zeros += few
+            likely += 1
+        else:
+            p[i], q[i] = few, s
+            few_ones += few
+        variance += few * s
+    return few_ones - few_zeros + (likely - k), few_ones + few_zeros, variance
+
+
+@per_row
+def balance(z, k, p, q, close, rounding):
+    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
+
+    The result is the variance of the count.
+    """
+    m, done = z.shape[0], 0.0
+    low, high = -np.inf, np.inf
+    variance = 0.0
+    for _ in range(TILT_STEPS):
+        excess, terms, variance = chances(z, k, p, q)
+        if abs(excess) <= max(close, rounding * terms):
+            break
+        if low == -np.inf:
+            lowest = highest = z[0]
+            for i in range(m):
+                lowest, highest = min(lowest, z[i]), max(highest, z[i])
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+        if excess > 0:
+            high = done
+        else:
+            low = done
+        shift = done - excess / variance
+        if not low < shift < high:
+            shift = (low + high) / 2
+        if shift == done:
+            break
+        for i in range(m):
+            z[i] += shift - done
+        done = shift
+    return variance
+
+
+@per_row
+def _evaluate(p, q, k, first, rest, zero, one):
+    """Fills the tables F and G and writes P(B = k | x_i = 0) and P(B = k | x_i = 1); returns P(B = k)."""
+    m = p.shape[0]
+    first[0, : k + 1], rest[m, : k + 2] = 0.0, 0.0
+    first[0, 0] = rest[m, k] = 1.0
+    for i in range(m):
+        first[i + 1, 0] = q[i] * first[i, 0]
+        for c in range(1, k + 1):
+            first[i + 1, c] = q[i] * first[i, c] + p[i] * first[i, c - 1]
+    for i in range(m - 1, -1, -1):
+        out = included = 0.0
+        for c in range(k + 1):
+            out += first[i, c] * rest[i + 1, c]
+            included += first[i, c] * rest[i + 1, c + 1]
+            rest[i, c] = q[i] * rest[i + 1, c] + p[i] * rest[i + 1, c + 1]
+        rest[i, k + 1] = 0.0
+        zero[i], one[i] = out, included
+    return rest[0, 0]
+
+
+@per_row
+def _edges(p, q, k, first, rest, total, without, having, weights):
+    """Writes -C_ij for i < j."""
+    m = p.shape[0]
+    for i in range(m - 1):
+        having[0] = 0.0
+        for c in range(k + 1):
+            without[c], having[c + 1] = first[i, c], first[i, c]
+        spread = p[i] * q[i] / total / total
+        for j in range(i + 1, m):
+            p00 = p01 = p10 = p11 = 0.0
+            for c in range(k + 1):
+                more, same = rest[j + 1, c + 1], rest[j + 1, c]
+                p00 += without[c] * same
+                p01 += without[c] * more
+                p10 += having[c] * same
+                p11 += having[c] * more
+            weights[i, j] = max(p10 * p01 - p11 * p00, 0.0) * spread * p[j] * q[j]
+            for c in range(k, 0, -1):
+                without[c] = q[j] * without[c] + p[j] * without[c - 1]
+                having[c] = q[j] * having[c] + p[j] * having[c - 1]
+            without[0] *= q[j]
+            having[0] *= q[j]
+
+
+@per_row
+def _eliminate(weights, m):
+    """Takes the units out one by one: what they leave to each other, and on the diagonal the sums of the weights."""
+    for i in range(m - 1):
+        degree = 0.0
+        for j in range(i + 1, m):
+            degree += weights[i, j]
+        weights[i, i] = degree
+        for j in range(i + 1, m):
+            share = weights[i, j] / degree
+            for other in range(j + 1, m):
+                weights[j, other] += share * weights[i, other]
+
+
+@per_row
+def _substitute(weights, b, v):
+    """v with C v = b, the last one 0, from what :func:`_eliminate` has left; b is used up."""
+    m = b.shape[0]
+    for i in range(m - 1):
+        share = b[i] / weights[i, i]
+        for j in range(i + 1, m):
+            b[j] += share * weights[i, j]
+    v[m - 1] = 0.0
+    for i in range(m - 2, -1, -1):
+        total = b[i]
+        for j in range(i + 1, m):
+            total += weights[i, j] * v[j]
+        v[i] = total / weights[i, i]
+
+
+@per_row
+def _guess(target, p, q, variance, z):
+    """As in laws.inverse."""
+    for i in range(target.shape[0]):
+        z[i] = target[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
+
+
+@per_row
+def _compare(target, z, p, q, zero, one, total, right, variance):
+    """Writes what the log-odds given B = k lack, and pi (1 - pi).
+
+    Returns:
+        The largest of what they lack, relative to the largest of z, and its mean weighted by pi (1 - pi).
+    """
+    error = largest = weight = mean = 0.0
+    for i in range(target.shape[0]):
+        right[i] = target[i] - (z[i] + log(one[i] / zero[i]))
+        error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
+        variance[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)
+        weight += variance[i]
+        mean += variance[i] * right[i]
+    return error / (1 + largest), mean / weight
+
+
+@per_row
+def _mix(a, x, b, y, out):
+    for i in range(out.shape[0]):
+        out[i] = a * x[i] + b * y[i]
+
+
+@per_row
+def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
+    """Writes the z whose log-odds given B = k are the target; returns the error."""
+    variance = balance(target, k, p, q, 0.0, EPS)
+    _guess(target, p, q, variance, z)
+    last, halvings = np.inf, 0
+    for _ in range(STEPS):
+        balance(z, k, p, q, CLOSE, 0.0)
+        total = _evaluate(p, q, k, first, rest, zero, one)
+        if not total > 0:
+            return np.inf
+        error, mean = _compare(target, z, p, q, zero, one, total, right, step)
+        if error <= goal:
+            return error
+        if not error < last:
+            _mix(0.5, z, 0.5, old, z)
+            halvings += 1
+            if last > ACCEPTED and halvings <= HALVINGS:
+                continue
+            _mix(0.0, z, 1.0, old, z)
+            return last
+        for i in range(target.shape[0]):
+            right[i] = step[i] * (right[i] - mean)
+        _mix(0.0, z, 1.0, z, old)
+        gain = error / last
+        linear, quadratic = gain * error * MARGIN <= goal, gain * gain * error * MARGIN <= goal
+        known = last < np.inf
+        if not (known and linear):  # else the matrix of the last step will do
+            _edges(p, q, k, first, rest, total, without, having, weights)
+            _eliminate(weights, target.shape[0])
+        _substitute(weights, right, step)
+        _mix(1.0, z, 1.0, step, z)
+        if known and quadratic:
+            return goal
+        last, halvings = error, 0
+    return np.inf
+
+
+@kernel
+def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
+    n = log_odds.shape[1]
+    units = np.empty(n, np.int64)
+    target, z, old, step, p, q, zero, one, right = np.empty((9, n))
+    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
+    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    for r in range(begin, end):
+        m, left = gather(log_odds[r], k[r], FARTHEST, units, target)
+        certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
+        errors[r] = 0.0
+        for i in range(n):
+            x = log_odds[r, i]
+            logits[r, i] = certain if abs(x) <= FARTHEST else x * np.inf
+            if x != x:
+                errors[r] = np.nan
+        if errors[r] != 0 or not 0 < left < m:
+            continue
+        left, sign = _arrange(units[:m], target[:m], left)
+        errors[r] = _newton(
+            target[:m], left, goal, z[:m], old[:m], step[:m], p[:m], q[:m], zero, one, right[:m],
+            first, rest, without, having, weights,
+        )  # fmt: skip
+        mean = z[:m].mean()
+        for i in range(m):
+            logits[r, units[i]] = sign * (z[i] - mean)
+        if not np.isfinite(mean):
+            errors[r] = np.inf
+    return 0
+
+
+@kernel
+def _covariance_rows(begin, end, logits, b, k, result):
+    n = logits.shape[1]
+    units = np.empty(n, np.int64)
+    z, p, q, zero, one, right, v = np.empty((7, n))
+    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
+    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    for r in range(begin, end):
+        result[r, :] = 0.0
+        m, left = gather(logits[r], k[r], LARGEST, units, z)
+        if m == 0:
+            continue
+        left, _ = _arrange(units[:m], z[:m], left)
+        mean = 0.0
+        for i in range(m):
+            mean += b[r, units[i]] / m
+        for i in range(m):
+            right[i] = b[r, units[i]] - mean
+        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
+        total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
+        _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
+        _eliminate(weights, m)
+        _substitute(weights, right[:m], v[:m])
+        mean = v[:m].mean()
+        for i in range(m):
+            result[r, units[i]] = v[i] - mean
+    return 0
+
+
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    log_odds, k = log_odds.contiguous(), k.contiguous()
+    rows, n = log_odds.shape
+    logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
+    over_rows(
+        _inverse_rows, rows, rows * n**3, *(x.numpy() for x in (log_odds, k)), goal, logits.numpy(), errors.numpy()
+    )
+    return logits, errors
+
+
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    result = logits.new_empty(logits.shape)
+    arguments = (x.contiguous().numpy() for x in (logits, b, k))
+    over_rows(_covariance_rows, len(result), result.numel() * logits.shape[-1] ** 2, *arguments, result.numpy())
+    return result

@@ -1,0 +1,102 @@
+"""Draws of order sampling on a CPU: the ranks of a row in float64, and the k smallest of them by a partial sort."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_draws import empty_draws, fill_uniform
+from ..numba_math import EXP, LOG
+from ..numba_tools import inlined, kernel, over_rows, per_row, specialised
+from ..philox import even_place
+from .reference import LARGEST_LOG, SMALLEST
+
+STEPS = 16  # of work for a unit, more or less
+exp, log = EXP[np.float64], LOG[np.float64]
+
+
+@inlined
+def _odds(u):
+    return u / (1.0 - u)
+
+
+@inlined
+def _exponential(u):
+    return -log(u)
+
+
+@inlined
+def _uniform(u):
+    return u
+
+
+# The exponential of a noise from a uniform number, by the name of the noise.
+NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
+
+
+@per_row
+def _draw_smallest(rank, k, x):
+    """Marks the k smallest ranks; of equal ones the first."""
+    n = rank.shape[0]
+    if k <= 0 or k >= n:
+        x[:] = k > 0
+        return
+    cut = np.partition(rank, k - 1)[k - 1]
+    ties = k
+    for i in range(n):
+        ties -= rank[i] < cut
+        x[i] = rank[i] < cut
+    for i in range(n):
+        if ties > 0 and rank[i] == cut:
+            x[i] = 1
+            ties -= 1
+
+
+@functools.cache
+def _loop(noise: str) -> Callable[..., int]:
+    with specialised(noise):
+        return _rows_of(NOISES[noise])
+
+
+def _rows_of(exp_noise: Any) -> Callable[..., int]:
+    @per_row
+    def fill_ranks(theta, centre, u):
+        for i in range(u.shape[0]):
+            z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
+            certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
+            u[i] = exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
+
+    def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
+        count, n = theta.shape
+        u = np.empty(n)
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
+            fill_ranks(theta[row], centre[row], u)
+            _draw_smallest(u, k[row], x[task])
+        return 0
+
+    return kernel(rows)
+
+
+def order_draw(
+    theta: Tensor,
+    k: Tensor,
+    centre: Tensor,
+    seed: Tensor,
+    first: Sequence[int],
+    draws: int,
+    dtype: torch.dtype,
+    noise: str,
+) -> Tensor:
+    *batch, n = theta.shape
+    positions = theta.detach().double().reshape(-1, n).contiguous()
+    x = empty_draws(positions, (draws * len(positions), n), dtype)
+    arguments = (v.numpy() for v in (positions, k.reshape(-1), centre.reshape(-1), seed))
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
+    return x.view(draws, *batch, n).to(dtype)

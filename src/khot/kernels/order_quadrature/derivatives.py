@@ -1,0 +1,123 @@
+"""The fused integrals as differentiable functions of the positions.
+
+A plain first derivative goes a short way, of numbers that are there or of one product with the Jacobian. Everything
+else goes through the ``definition`` that is handed in, the same function of the positions in differentiable operations.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..autograd import has_derivative, with_forward_mode
+from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
+from ..registry import is_eager
+from . import order_inclusion, order_inclusion_product, order_log_prob
+
+Definition = Callable[[Tensor], Tensor]
+
+
+def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, definition: Definition) -> Tensor:
+    """Log-probabilities ``(*sample, *batch)`` of ``value``, a constant."""
+    with_slopes = has_derivative(theta, torch.is_grad_enabled())
+    return cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
+
+
+def fused_inclusion(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> Tensor:
+    """Inclusion probabilities ``(*batch, n)`` for logistic noise."""
+    return cast(Tensor, _apply_inclusion(theta, k, depth, definition)[0])
+
+
+def _is_first(*tensors: Tensor) -> bool:
+    """Whether a derivative of these is not differentiated again, nor one of many that are taken at once."""
+    return not torch.is_grad_enabled() and is_eager(*tensors)
+
+
+class _LogProb(Function):
+    @staticmethod
+    def forward(
+        theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool, definition: Definition
+    ) -> tuple[Tensor, Tensor]:
+        return cast(tuple[Tensor, Tensor], order_log_prob(theta, k, value, noise, depth, with_slopes))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        theta, *_, ctx.definition = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(theta, output[1])
+        ctx.save_for_forward(theta)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        theta, slopes = ctx.saved_tensors
+        grad_theta = None
+        if grad is not None and _is_first(theta, grad):
+            grad_theta = (grad.unsqueeze(-1) * slopes).sum_to_size(theta.shape).to(theta.dtype)
+        elif grad is not None:
+            grad_theta = _pull_back(ctx.definition, theta, grad)
+        return grad_theta, *(None,) * 6
+
+
+def _log_prob_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
+    return _push_forward(ctx.definition, saved[0], tangent), None
+
+
+class _Inclusion(Function):
+    @staticmethod
+    def forward(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> tuple[Tensor, ...]:
+        rows, sizes = _rows(theta), k.expand(theta.shape[:-1]).reshape(-1).contiguous()
+        law = bernoulli_count(rows, sizes)
+        probs, ends = order_inclusion(rows, sizes, *law, depth)
+        return probs.view(theta.shape), sizes, *law, ends
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        theta, _, ctx.depth, ctx.definition = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(theta, *output[1:])
+        ctx.save_for_forward(theta)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        theta, *law = ctx.saved_tensors
+        grad_theta = None
+        if grad is not None and _is_first(theta, grad):
+            grad_theta = _product(theta, grad, ctx.depth, *law)
+        elif grad is not None:
+            grad_theta = _pull_back(ctx.definition, theta, grad)
+        return grad_theta, *(None,) * 3
+
+
+def _product(theta: Tensor, grad: Tensor, depth: float, *law: Tensor) -> Tensor:
+    rows, vector = _rows(theta), _rows(grad)
+    k, tilt, log_count, missing, came, ends = law
+    change = bernoulli_count_derivative(rows, k, tilt, missing, came, vector, False)
+    product = order_inclusion_product(rows, k, tilt, log_count, missing, came, ends, vector, change, depth)
+    return cast(Tensor, product.view(theta.shape).to(theta.dtype))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.detach().double().reshape(-1, x.shape[-1]).contiguous()
+
+
+def _inclusion_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return _push_forward(ctx.definition, saved[0], tangent), *(None,) * 6
+
+
+_apply_log_prob = with_forward_mode(_LogProb, _log_prob_jvp)
+_apply_inclusion = with_forward_mode(_Inclusion, _inclusion_jvp)
+
+
+def _pull_back(definition: Definition, theta: Tensor, grad: Tensor) -> Tensor:
+    return cast(Tensor, torch.func.vjp(definition, theta)[1](grad)[0])
+
+
+def _push_forward(definition: Definition, theta: Tensor, tangent: Tensor) -> Tensor:
+    value, pull_back = torch.func.vjp(definition, theta)[:2]
+    # The map back is linear, and the map forward its derivative transposed: torch.func.jvp does not nest everywhere.
+    zero = torch.zeros_like(value)
+    return cast(Tensor, torch.func.vjp(lambda g: pull_back(g)[0], zero)[1](tangent)[0])

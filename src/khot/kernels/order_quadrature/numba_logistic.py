@@ -1,0 +1,341 @@
+r"""Logistic noise, a row at a time: the units of a row at all times, the law of their count, log P(S) and its gradient.
+
+Times are seen from one at which about k units are expected to have come. With z the log-odds of having come by then,
+at the time s later what is less likely at first, to have come if z < 0 and to be missing if z > 0, has the odds
+:math:`x_i = e^{-|z_i| \pm s}` and the probability x / (1 + x): it and its complement are accurate relative to
+themselves. No exp is needed but one for each unit and each time, as
+
+.. math:: \log P(N = k) = \text{const} + (k - \text{number of } z > 0) s - \sum_i \log(1 + x_i).
+
+Given N = k the law of those that have come is the same at all times: the integrand of log P(S) is P(N = k) times the
+rate at which the members that have not come do so, up to a constant. Loops go through the units and, inside, the nodes
+of the quadrature, which are many where rows are short.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numba_math import EXP, LOG
+from ..numba_tilt import solve_tilt, tilted
+from ..numba_tools import per_row, summed
+from .numba_range import GRID, MARGIN, MOST_NODES, TRIALS, fill_nodes, first_within, highest_of, weigh
+
+Array = np.ndarray[Any, Any]
+
+FAR = 700.0  # e^-700 is a normal number, and nothing beside 1
+LONGEST_GAP = 100.0  # between the least z > 0 and the largest below, over which P(N = k) is 1
+LARGEST = 1.7e308
+ROOM = 600.0  # logarithm of a product of doubles
+LEAST_RATE = 1e-300  # which has a logarithm
+NARROW = 1.5  # depth over curvature of a range that is known well enough from these
+LEAST_BEND = 0.02
+exp, log = EXP[np.float64], LOG[np.float64]
+
+
+class Space(NamedTuple):
+    """Room for numbers of units, ``(3, n)`` and more, and of nodes, ``(4, nodes)`` and more."""
+
+    place: Array
+    of_units: Array
+    of_nodes: Array
+
+
+class Sides(NamedTuple):
+    """The units in four blocks: those of z > 0 that are in S, others of them, those below in S, others below."""
+
+    place: Array  # where they are in the row
+    weight: Array  # e^-|z|
+    drawn_above: int  # where the blocks end
+    above: int
+    drawn_below: int
+    end: int
+    slope: float  # k - number above
+    drift: float  # first and minus second derivative of log P(N = k) at the time 0
+    curvature: float
+    upper: float  # least |z| above and below, of a gap that has been cut
+    lower: float
+    constant: float  # logarithm of what of P(S) does not depend on time
+    excess: float  # length of what has been cut off a gap over which P(S) is constant
+    # Room for numbers of each node.
+    up: Array
+    down: Array
+    product: Array
+
+
+@per_row
+def space(n, rows_of_units, rows_of_nodes):
+    return Space(np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + 1)))
+
+
+@summed
+def _fill_weights(z, weight):
+    for i in range(z.shape[0]):
+        weight[i] = exp(-min(abs(z[i]), FAR))
+
+
+@summed
+def _moments(weight):
+    """Sums of x / (1 + x) and of x / (1 + x)^2."""
+    mean = curvature = 0.0
+    for i in range(weight.shape[0]):
+        large = 1.0 / (1.0 + weight[i])
+        mean += weight[i] * large
+        curvature += weight[i] * large * large
+    return mean, curvature
+
+
+@per_row
+def split(theta, drawn, k, anchor, offset, longest_gap, space):
+    """The :class:`Sides` of a row of finite positions, of which those ``drawn`` are in S, seen from a tilt."""
+    count = theta.shape[0]
+    z, unordered, weight = space.of_units[0, :count], space.of_units[1, :count], space.of_units[2, :count]
+    upper, lower = LARGEST, LARGEST
+    numbers = np.zeros(4, np.int64)
+    for i in range(count):
+        z[i] = min(max(tilted(theta[i], anchor, offset), -LARGEST), LARGEST)
+        if z[i] > 0:
+            upper = min(upper, z[i])
+        else:
+            lower = min(lower, -z[i])
+        numbers[(0 if z[i] > 0 else 2) + (not drawn[i])] += 1
+    upper, lower = upper if numbers[:2].sum() else 0.0, lower if numbers[2:].sum() else 0.0
+    cut_upper, cut_lower = max(upper - longest_gap / 2, 0.0), max(lower - longest_gap / 2, 0.0)
+    constant = 0.0
+    for i in range(count):
+        z[i] -= cut_upper if z[i] > 0 else -cut_lower
+        if (z[i] > 0) != drawn[i]:
+            constant -= abs(z[i])
+    _fill_weights(z, unordered)
+    ends = np.cumsum(numbers)
+    nexts = ends - numbers
+    for i in range(count):
+        block = (0 if z[i] > 0 else 2) + (not drawn[i])
+        weight[nexts[block]], space.place[nexts[block]] = unordered[i], i
+        nexts[block] += 1
+    mean_above, curvature_above = _moments(weight[: ends[1]])
+    mean_below, curvature_below = _moments(weight[ends[1] :])
+    slope, excess = float(k - ends[1]), cut_upper + cut_lower
+    across = ends[2] - ends[1]
+    return Sides(
+        space.place, weight, ends[0], ends[1], ends[2], ends[3], slope, slope + mean_above - mean_below,
+        curvature_above + curvature_below, upper - cut_upper, lower - cut_lower, constant - across * excess,
+        excess if across > 0 else 0.0, space.of_nodes[0], space.of_nodes[1], space.of_nodes[2],
+    )  # fmt: skip
+
+
+@per_row
+def _multiply(weight, power, count, product):
+    for i in range(count):
+        product[i] *= 1.0 + weight * power[i]
+
+
+@per_row
+def _multiply_four(a, b, c, d, power, count, product):
+    for i in range(count):
+        x = power[i]
+        product[i] *= ((1.0 + a * x) * (1.0 + b * x)) * ((1.0 + c * x) * (1.0 + d * x))
+
+
+@per_row
+def take_logarithm(count, product, values):
+    for i in range(count):
+        values[i] -= log(product[i])
+        product[i] = 1.0
+
+
+@per_row
+def begin(sides, points, count, values):
+    """Fills in e^s and e^-s, a product of 1 and the logarithm without it; how many factors the product has room for."""
+    up, down, product = sides.up, sides.down, sides.product
+    farthest = 1.0
+    for i in range(count):
+        farthest = max(farthest, abs(points[i]))
+    _fill_powers(points, count, up, down)
+    for i in range(count):
+        values[i], product[i] = sides.slope * points[i], 1.0
+    return max(1, int(ROOM / (farthest + 1)))
+
+
+@per_row
+def _fill_powers(points, count, up, down):
+    for i in range(count):
+        up[i] = exp(points[i])
+    for i in range(count):
+        down[i] = 1.0 / up[i]
+
+
+@per_row
+def _evaluate_side(weight, power, count, each, product, values):
+    n = weight.shape[0]
+    fours = n // 4 * 4 if each >= 4 else 0
+    for j in range(0, fours, 4):
+        _multiply_four(weight[j], weight[j + 1], weight[j + 2], weight[j + 3], power, count, product)
+        if j % each > each - 8:
+            take_logarithm(count, product, values)
+    take_logarithm(count, product, values)
+    for j in range(fours, n):
+        _multiply(weight[j], power, count, product)
+        if j % each == each - 1:
+            take_logarithm(count, product, values)
+    take_logarithm(count, product, values)
+
+
+@per_row
+def evaluate_count(sides, points, count, values):
+    """log P(N = k) at some times, up to a constant."""
+    each = begin(sides, points, count, values)
+    weight, above = sides.weight, sides.above
+    _evaluate_side(weight[:above], sides.down, count, each, sides.product, values)
+    _evaluate_side(weight[above:], sides.up, count, each, sides.product, values)
+
+
+@per_row
+def _reach(curvature, drift, depth, most):
+    r"""How far P(N = k) may fall by e^-depth only, if nothing more is known of it than its slope and curvature.
+
+    Its logarithm is concave, of a curvature c(s) that changes by a factor of e^s at most: it has fallen by
+    :math:`c (e^{-s} - 1 + s) \ge c s^2 / (2 + 2s/3)`, less what it has risen by the slope.
+    """
+    square, linear = curvature / 2 - drift / 3, drift + depth / 3
+    if square < LEAST_BEND:
+        return most
+    return min(most, (linear + math.sqrt(linear * linear + 4 * square * depth)) / (2 * square))
+
+
+@per_row
+def find_range(sides, depth, lift, points, values):
+    """Where P(N = k) is no less than e^-depth of its peak, at times -s no less than e^-(depth + lift s) of it.
+
+    The logarithm is concave, at times before and after 0: through its points next to an end the line lies above it.
+    """
+    margin = MARGIN + math.log(sides.end)
+    low = -_reach(sides.curvature, lift - sides.drift, depth, margin + sides.upper)
+    high = _reach(sides.curvature, sides.drift, depth, margin + sides.lower)
+    if depth < NARROW * sides.curvature:
+        return low, high
+    for _ in range(TRIALS):
+        width = high - low
+        for i in range(GRID):
+            points[i] = low + width * (i / (GRID - 1))
+        evaluate_count(sides, points, GRID, values)
+        least = highest_of(values, GRID) - depth
+        for i in range(GRID):
+            values[i] += lift * max(-points[i], 0.0) - least
+        first, last = first_within(values)
+        low, high = points[max(first - 1, 0)], points[min(last + 1, GRID - 1)]
+        if first < last and points[first + 1] <= 0:
+            low = max(low, points[first] - _run(values[first + 1] - values[first], values[first], points))
+        if first < last and points[last - 1] >= 0:
+            high = min(high, points[last] + _run(values[last - 1] - values[last], values[last], points))
+        if high - low > width / 4:
+            break
+    return low, high
+
+
+@per_row
+def _run(rise, fall, points):
+    """The length over which a line that rises so much from point to point falls so much."""
+    step = points[1] - points[0]
+    return fall / rise * step if rise > 0 else step
+
+
+@per_row
+def _multiply_member(weight, power, count, product, rate, above):
+    for i in range(count):
+        x = weight * power[i]
+        product[i] *= 1.0 + x
+        missing = (x if above else 1.0) / (1.0 + x)
+        rate[i] += missing
+
+
+@per_row
+def _evaluate_members(weight, power, count, each, product, values, rate, above):
+    for j in range(weight.shape[0]):
+        _multiply_member(weight[j], power, count, product, rate, above)
+        if j % each == each - 1:
+            take_logarithm(count, product, values)
+    take_logarithm(count, product, values)
+
+
+@per_row
+def _evaluate_set(sides, points, count, values, rate):
+    """The logarithm of the integrand of P(S), up to a constant, and the rate at which members come."""
+    each = begin(sides, points, count, values)
+    rate[:count] = 0.0
+    weight, product, up, down = sides.weight, sides.product, sides.up, sides.down
+    _evaluate_members(weight[: sides.drawn_above], down, count, each, product, values, rate, True)
+    _evaluate_side(weight[sides.drawn_above : sides.above], down, count, each, product, values)
+    _evaluate_members(weight[sides.above : sides.drawn_below], up, count, each, product, values, rate, False)
+    _evaluate_side(weight[sides.drawn_below :], up, count, each, product, values)
+    for i in range(count):
+        rate[i] = max(rate[i], LEAST_RATE)
+        values[i] += log(rate[i])
+
+
+@summed
+def _mean_rarer(weight, power, share):
+    total = 0.0
+    for i in range(share.shape[0]):
+        x = weight * power[i]
+        total += share[i] * (x / (1.0 + x))
+    return total
+
+
+@summed
+def _mean_usual(weight, power, share):
+    total = 0.0
+    for i in range(share.shape[0]):
+        total += share[i] / (1.0 + weight * power[i])
+    return total
+
+
+@summed
+def _member_slope(weight, power, share, per_rate, above):
+    """The mean of (1 - F)(1 - F / R)."""
+    total = 0.0
+    for i in range(share.shape[0]):
+        x = weight * power[i]
+        usual = 1.0 / (1.0 + x)
+        rarer = x * usual
+        missing, came = (rarer, usual) if above else (usual, rarer)
+        total += missing * (share[i] - came * per_rate[i])
+    return total
+
+
+@per_row
+def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
+    """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives."""
+    points, values, step, rate = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5], space.of_nodes[6]
+    anchor, offset = solve_tilt(theta, k)
+    sides = split(theta, drawn, k, anchor, offset, LONGEST_GAP, space)
+    low, high = find_range(sides, depth, 1.0, points, values)
+    nodes, width = fill_nodes(low, high, depth, sides.curvature, points)
+    step[:nodes] = width
+    if sides.excess > 0:  # in which the integrand is flat
+        points[nodes], step[nodes] = 0.0, sides.excess
+        nodes += 1
+    _evaluate_set(sides, points, nodes, values, rate)
+    total = weigh(values, nodes, step)
+    if with_slopes:
+        _slopes(sides, values[:nodes], rate[:nodes], slope)
+    return total + sides.constant
+
+
+@per_row
+def _slopes(sides, share, rate, slope):
+    for i in range(share.shape[0]):
+        rate[i] = share[i] / rate[i]
+    for j in range(sides.end):
+        weight, above = sides.weight[j], j < sides.above
+        power = sides.down if above else sides.up
+        if j < sides.drawn_above or (not above and j < sides.drawn_below):
+            found = _member_slope(weight, power, share, rate, above)
+        elif above:
+            found = -_mean_usual(weight, power, share)
+        else:
+            found = -_mean_rarer(weight, power, share)
+        slope[sides.place[j]] = found

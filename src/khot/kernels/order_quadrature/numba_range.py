@@ -1,0 +1,66 @@
+r"""The range of an integral of one variable, and the nodes of the trapezoidal rule, as loops for one row.
+
+The error of the rule is the Fourier transform of the integrand at :math:`2 \pi / \text{step}`. It falls like that of a
+normal density as long as the integrand is one, and by :math:`\pi / 2` for each unit of frequency in the end, since
+there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+from ..numba_tools import per_row
+
+GRID = 16  # points of one trial, whole registers of them
+TRIALS = 600
+BLOCK = 8  # of nodes; a compiler takes so many at once
+MOST_NODES = 8192
+MARGIN = 60.0  # further than this from all positions nothing happens
+RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
+
+
+@per_row
+def highest_of(values, count):
+    highest = values[0]
+    for i in range(1, count):
+        highest = max(highest, values[i])
+    return highest
+
+
+@per_row
+def first_within(values):
+    """The first and the last point of a grid with a value that is not negative."""
+    first, last = 0, GRID - 1
+    while first < GRID - 1 and not values[first] >= 0:
+        first += 1
+    while last > first and not values[last] >= 0:
+        last -= 1
+    return first, last
+
+
+@per_row
+def fill_nodes(low, high, depth, curvature, points):
+    """The nodes of a rule whose error is e^-depth; their number, and the weight of each.
+
+    ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
+    """
+    width = high - low
+    per_unit = math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
+    blocks = min(MOST_NODES // BLOCK, int(width * per_unit) // BLOCK + 1)
+    count = blocks * BLOCK
+    step = width / (count - 1)
+    for i in range(count):
+        points[i] = low + i * step
+    return count, step
+
+
+@per_row
+def weigh(values, count, step):
+    """Turns logarithms of values, at steps of these lengths, to shares of the integral, and returns its logarithm."""
+    peak, total = highest_of(values, count), 0.0
+    for i in range(count):
+        values[i] = math.exp(values[i] - peak) * step[i]
+        total += values[i]
+    for i in range(count):
+        values[i] /= total
+    return math.log(total) + peak

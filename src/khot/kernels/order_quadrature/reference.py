@@ -1,0 +1,144 @@
+"""The definition, row by row: Gauss' rule on many small pieces, whose ends are the kinks of the noise, too."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from khot._tracing import broadcast_shapes
+
+from ..noises import LOGISTIC, NOISES, Noise
+
+MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
+
+
+def _integral(theta: Tensor, integrand: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of a function of times ``(nodes,)`` to ``(nodes, ...)``; the times are a constant to derivatives."""
+    kinks = -theta.detach()
+    low, high = float(kinks.min()) - MARGIN, float(kinks.max()) + MARGIN
+    cuts = torch.cat((torch.arange(low, high, PIECE, dtype=torch.float64), kinks)).sort().values
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(POINTS))
+    half = cuts.diff()[:, None] / 2
+    s, weight = (cuts[:-1, None] + half * (1 + nodes)).flatten(), (half * weights).flatten()
+    values = integrand(s)
+    return (weight.view(-1, *[1] * (values.ndim - 1)) * values).sum(0)
+
+
+def _log_prob(theta: Tensor, value: Tensor, k: int, noise: Noise) -> Tensor:
+    """Of one row and set."""
+    drawn, is_open = value != 0, theta.isfinite()
+    size = int((drawn & is_open).sum())
+    if size != k - int((theta == torch.inf).sum()) or bool((drawn & (theta == -torch.inf)).any()):
+        return theta.new_full((), -torch.inf)
+    theta, drawn = theta[is_open], drawn[is_open]
+    if size in (0, len(theta)):
+        return theta.new_zeros(())
+
+    def integrand(s: Tensor) -> Tensor:
+        law = noise.law(s[:, None] + theta)
+        return torch.where(drawn, law.log_cdf, law.log_sf).sum(-1).exp() * (drawn * law.ahead).sum(-1)
+
+    return _integral(theta, integrand).log()
+
+
+def _inclusion(theta: Tensor, k: int, noise: Noise) -> Tensor:
+    """Of one row."""
+    is_open, included = theta.isfinite(), theta == torch.inf
+    left, count = k - int(included.sum()), int(is_open.sum())
+    if not 0 < left < count:
+        return included.double().where(~is_open, float(left > 0))
+    theta = theta[is_open]
+
+    def integrand(s: Tensor) -> Tensor:
+        law = noise.law(s[:, None] + theta)
+        came, missing = law.log_cdf.exp(), law.log_sf.exp()
+        return torch.stack([came[:, i] * law.ahead[:, i] * _fewer(came, missing, i, left) for i in range(count)], -1)
+
+    return included.double().masked_scatter(is_open, _integral(theta, integrand))
+
+
+def _fewer(came: Tensor, missing: Tensor, i: int, k: int) -> Tensor:
+    """The probability that fewer than k of the units but i have come; chances are ``(nodes, n)``."""
+    law = torch.nn.functional.pad(torch.ones_like(came[:, :1]), (0, k - 1))  # of 0, ..., k - 1
+    for j in range(came.shape[-1]):
+        if j != i:
+            one_more = torch.nn.functional.pad(law[:, :-1], (1, 0))
+            law = missing[:, j, None] * law + came[:, j, None] * one_more
+    return law.sum(-1)
+
+
+def order_log_prob(
+    theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, with_slopes: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, and their derivatives by the positions.
+
+    Args:
+        theta: Positions ``(*batch, n)``.
+        k: Number of ones, integers ``(*batch)``.
+        value: k-hot ``(*sample, *batch, n)``.
+        noise: Name of the noise.
+        depth: Of the accuracy asked for.
+        with_slopes: Whether derivatives are asked for.
+
+    Returns:
+        ``(*sample, *batch)``, ``-inf`` where a value contradicts an infinite position; and the derivatives
+        ``(*sample, *batch, n)``, or nothing of that shape.
+    """
+    shape = broadcast_shapes(theta.shape, value.shape)
+    positions, values = theta.double().expand(shape).reshape(-1, shape[-1]), value.expand(shape).reshape(-1, shape[-1])
+    sizes = k.expand(shape[:-1]).flatten().tolist()
+    found, slopes = [], []
+    for row, x, size in zip(positions, values, sizes, strict=True):
+        slope, log_p = torch.func.grad_and_value(_log_prob)(row, x, size, NOISES[noise])
+        found.append(log_p)
+        slopes.append(slope)
+    of_positions = torch.stack(slopes).view(shape) if with_slopes else positions.new_empty(*shape[:-1], 0)
+    return torch.stack(found).view(shape[:-1]), of_positions
+
+
+def order_inclusion(
+    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, depth: float
+) -> tuple[Tensor, Tensor]:
+    """Inclusion probabilities of order sampling by logistic noise.
+
+    Args:
+        theta: Positions ``(R, n)``.
+        k: Number of ones, integers ``(R,)``.
+        tilt: With the next three what :func:`khot.kernels.bernoulli_count.bernoulli_count` gives for these.
+        log_count: See there.
+        missing: Probabilities that a unit has not come by a time by which k have.
+        came: And that it has.
+        depth: Of the accuracy asked for.
+
+    Returns:
+        Probabilities ``(R, n)``; and ``(R, 2)`` of the ends of the integral, for the product.
+    """
+    probs = torch.stack([_inclusion(row, size, LOGISTIC) for row, size in zip(theta, k.tolist(), strict=True)])
+    return probs, theta.new_full((len(theta), 2), torch.nan)
+
+
+def order_inclusion_product(
+    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, ends: Tensor,
+    vector: Tensor, change: Tensor, depth: float,
+) -> Tensor:  # fmt: skip
+    """The symmetric Jacobian of :func:`order_inclusion` times a vector ``(R, n)``.
+
+    Args:
+        theta: With the next five as for :func:`order_inclusion`.
+        k: See there.
+        tilt: See there.
+        log_count: See there.
+        missing: See there.
+        came: See there.
+        ends: From there, or NaN.
+        vector: ``(R, n)``.
+        change: The derivative of ``came`` along the vector.
+        depth: Of the accuracy asked for.
+    """
+
+    def probs(theta: Tensor) -> Tensor:
+        return order_inclusion(theta, k, tilt, log_count, missing, came, depth)[0]
+
+    product: Tensor = torch.func.vjp(probs, theta)[1](vector)[0]
+    return product

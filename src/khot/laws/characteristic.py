@@ -1,0 +1,125 @@
+r"""Pairs of units under the conditional Poisson design, from the characteristic function of the number of ones.
+
+For independent units of log-odds z, with probabilities :math:`p_i` and :math:`q_i = 1 - p_i`,
+
+.. math:: \varphi_i(t) = q_i + p_i e^{it}, \qquad
+    E[(x_i - c_i)(x_j - c_j);\ B = k] = \frac{1}{2\pi} \int_{-\pi}^{\pi} e^{-ikt} \prod_l \varphi_l(t)
+    \prod_{l = i, j} \frac{E[(x_l - c_l)\, e^{itx_l}]}{\varphi_l(t)} \,dt .
+
+The integrand is periodic, so that N equidistant nodes are exact but for counts that differ from k by N or more; and it
+decays as :math:`|\prod_l \varphi_l| \le \exp(-2 s^2 \sin^2(t / 2))`, with s the standard deviation of the count. With z
+such that the expected count is k, ``NODES`` nodes are therefore enough for rows of any length, and all pairs are one
+product of matrices: O(n²). Its terms are of the order of the result, so that the relative error is some eps, unless
+what the two units do leaves to the others a count far from what is expected.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from khot._validation import can_look
+from khot.kernels.capped_simplex import solve_threshold
+
+DEPTH = -math.log(1e-18)  # what nodes leave out is e^-DEPTH
+NODES = 31  # with t >= 0 that are enough whatever the deviation: about 15 + 20 / s, or all of them in rows with s < 5
+
+
+class _Complex(NamedTuple):
+    """Complex numbers whose two parts are tensors: all derivatives of these are as they are elsewhere."""
+
+    real: Tensor
+    imag: Tensor
+
+    def times(self, other: "_Complex") -> "_Complex":
+        real = self.real * other.real - self.imag * other.imag
+        return _Complex(real, self.real * other.imag + self.imag * other.real)
+
+
+class _Nodes(NamedTuple):
+    cos: Tensor  # (*batch, 1, nodes), of t
+    sin: Tensor
+    weight: _Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for nodes without use
+
+
+def _nodes(variance: Tensor, k: Tensor, n: int) -> _Nodes:
+    """Nodes on the half circle, which stand for their conjugates too, for counts of n units with this variance."""
+    radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| beyond has e^-DEPTH
+    last = (radius.minimum(torch.maximum(k, n - k)) / 2).ceil()[..., None]
+    step = 2 * math.pi / (2 * last + 1)  # an odd number of them: t = pi, where phi may vanish, is no node
+    nodes = min(NODES, n // 2 + 1)
+    if variance.numel() and can_look(variance):
+        end = 2 * (0.5 * DEPTH / variance).sqrt().clamp(max=1.0).asin()[..., None]  # where the integrand has decayed
+        nodes = min(nodes, 1 + int((end / step).ceil().minimum(last).max()))
+    index = torch.arange(nodes, device=k.device)
+    t = index * step
+    turn = (index * k[..., None]).remainder(2 * last + 1) * step
+    size = torch.where(index == 0, 1.0, 2.0) * (index <= last) / (2 * last + 1)
+    return _Nodes(t.cos()[..., None, :], t.sin()[..., None, :], _Complex(size * turn.cos(), -size * turn.sin()))
+
+
+def _product(x: _Complex) -> _Complex:
+    """Of numbers ``(*batch, n, nodes)`` along n."""
+    while x.real.shape[-2] > 1:
+        half = x.real.shape[-2] // 2
+        first, second, rest = (_Complex(*(v[..., part, :] for v in x)) for part in _thirds(half))
+        x = first.times(second)
+        if rest.real.shape[-2]:
+            x = _Complex(*(torch.cat(both, -2) for both in zip(x, rest, strict=True)))
+    return _Complex(x.real.squeeze(-2), x.imag.squeeze(-2))
+
+
+def _thirds(half: int) -> tuple[slice, slice, slice]:
+    return slice(half), slice(half, 2 * half), slice(2 * half, None)
+
+
+class Factors(NamedTuple):
+    """A covariance matrix, off its diagonal the product ``left @ right.mT`` and on it the variance."""
+
+    left: Tensor  # (*batch, n, 2 nodes)
+    right: Tensor
+    variance: Tensor  # (*batch, n)
+    scale: Tensor  # (*batch, n): the error of an entry is some eps times those of its two units
+
+    def dense(self) -> Tensor:
+        """The matrix ``(*batch, n, n)``."""
+        unit = torch.eye(self.variance.shape[-1], dtype=torch.bool, device=self.variance.device)
+        return torch.where(unit, self.variance[..., None], self.left @ self.right.mT)
+
+    def times(self, v: Tensor) -> Tensor:
+        """Its product with vectors ``(*batch, n)``."""
+        own = self.variance - (self.left * self.right).sum(-1)
+        return (self.left @ (self.right.mT @ v[..., None])).squeeze(-1) + own * v
+
+
+def factors(logits: Tensor, k: Tensor, log_odds: Tensor, balanced: bool = False) -> Factors:
+    """Covariance of the k-hot vector, differentiable in the logits to any order.
+
+    Args:
+        logits: Float64 log-odds ``(*batch, n)``, which may be infinite.
+        k: Integers ``(*batch,)``.
+        log_odds: Those of the inclusion probabilities; only their values are used.
+        balanced: Whether the expected count is about k for the logits as they are.
+    """
+    n, certain = logits.shape[-1], (logits == torch.inf).sum(-1)
+    choice = ((k > certain) & (k < n - (logits == -torch.inf).sum(-1)))[..., None]
+    z, k = logits.masked_fill(~choice, 0.0), torch.where(choice[..., 0], k, n // 2)
+    z = z if balanced else z - solve_threshold(z.detach(), k)[..., None]
+    mean, rest = torch.sigmoid(log_odds.detach()), torch.sigmoid(-log_odds.detach())
+    p, q = torch.sigmoid(z)[..., None], torch.sigmoid(-z)[..., None]
+    pq = p * q
+    nodes = _nodes(pq.detach().sum((-1, -2)), k, n)
+    law = _product(_Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
+    law = _Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
+    # E[(x_i - pi_i) e^{it x_i}] / phi_i, times the conjugate of phi_i above and below.
+    mean, rest = mean[..., None], rest[..., None]
+    size = 1 / (1 - 2 * pq * (1 - nodes.cos))
+    real = (p * p * rest - q * q * mean + pq * (rest - mean) * nodes.cos) * size
+    deviation = _Complex(real, pq * nodes.sin * size)
+    weighted = deviation.times(_Complex(*(v[..., None, :] for v in law)))
+    change = weighted.real.sum(-1, keepdim=True)  # of the mean with the logits; its value is rounding
+    left = torch.cat((weighted.real, -weighted.imag, -change), -1).masked_fill(~choice[..., None], 0.0)
+    right = torch.cat((*deviation, change), -1)
+    variance = (mean * rest + change * (rest - mean - change)).squeeze(-1)
+    return Factors(left, right, variance.masked_fill(~choice, 0.0), (p * rest + q * mean).squeeze(-1).detach())

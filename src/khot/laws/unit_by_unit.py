@@ -1,0 +1,281 @@
+"""Conditional Poisson and Sampford by recursions over the units: of rows that are not long, where kernels do it.
+
+Code that runs now, on a CPU, gets here: values, and their first derivatives in reverse mode. Whatever else is asked for
+comes from the product tree: the functions are given ``by_tree``, the same function of the logits (and the value)
+made of it, and differentiate that.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from khot._torch_internals import has_dispatch_mode, in_forward_mode
+from khot._tracing import broadcast_shapes
+from khot.kernels.autograd import has_derivative
+from khot.kernels.bernoulli_count import (
+    bernoulli_count,
+    bernoulli_count_derivative,
+    bernoulli_count_log_prob,
+    bernoulli_count_log_prob_derivative,
+    marked_count,
+    marked_count_log_prob,
+    marked_count_log_prob_derivative,
+)
+from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.registry import DrawOperator
+from khot.kernels.small_numbers import TINY
+
+from .kept import Kept, is_plain
+
+ByTree = Callable[..., Tensor]
+
+
+class Solved(NamedTuple):
+    """What is known of rows of logits, numbers without a gradient; see :mod:`khot.kernels.bernoulli_count`."""
+
+    batch_shape: torch.Size
+    logits: Tensor  # (R, n) float64
+    k: Tensor  # (R,)
+    tilt: Tensor  # (R, 2)
+    log_count: Tensor  # (R, 2)
+    complement: Tensor  # (R, n)
+    inclusion: Tensor  # (R, n)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.batch_shape, self.logits.shape[-1]
+
+    def for_values(self, value: Tensor) -> "Solved":
+        """These rows, repeated where a batch of values ``(..., n)`` has more than one for each."""
+        return Solved(*_repeated(self.batch_shape, value.shape, *self[1:]))
+
+
+def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tuple[Any, ...]:
+    """The batch that values of a shape ``(..., n)`` have for rows of a batch, and tensors ``(R, ...)`` repeated."""
+    batch = broadcast_shapes(value, (*batch_shape, value[-1]))[-len(batch_shape) - 1 : -1]
+    if batch == batch_shape:
+        return batch, *rows
+    expanded = (x.view(*batch_shape, *x.shape[1:]).expand(*batch, *x.shape[1:]) for x in rows)
+    return batch, *(x.reshape(-1, *x.shape[len(batch) :]) for x in expanded)
+
+
+def takes(logits: Tensor, *others: Any) -> bool:
+    """Whether functions of these logits, with other arguments beside them, are made here."""
+    tensors = [logits, *(x for x in others if isinstance(x, Tensor))]
+    if in_forward_mode() or not (is_plain(*tensors) and all(x.numel() for x in tensors)):
+        return False
+    return bernoulli_count.is_fused(logits)
+
+
+def solve(logits: Tensor, k: int | Tensor, kept: Kept | None) -> Solved:
+    """What all results of these logits have in common."""
+    if kept is not None:
+        return kept.result(_solve, logits, k)
+    return _solve(logits.detach(), k)
+
+
+def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """The shape of the batch, and ``(R, n)`` float64 and ``(R,)`` of parameters and sizes."""
+    if isinstance(k, Tensor):
+        batch_shape = broadcast_shapes(x.shape[:-1], k.shape)
+        size = k.long().expand(batch_shape).reshape(-1)
+    else:
+        batch_shape = x.shape[:-1]
+        size = torch.full((batch_shape.numel(),), k, device=x.device)
+    rows = x.double().expand(*batch_shape, x.shape[-1]).reshape(len(size), -1)
+    return batch_shape, rows.contiguous(), size.contiguous()
+
+
+def _solve(logits: Tensor, k: int | Tensor) -> Solved:
+    batch_shape, rows, size = _rows_of(logits, k)
+    return Solved(batch_shape, rows, size, *bernoulli_count(rows, size))
+
+
+def _like(gradient: Tensor, shape: Sequence[int], logits: Tensor) -> Tensor:
+    """A gradient of all rows as one of the logits, which may be fewer."""
+    return gradient.view(shape).sum_to_size(logits.shape).to(logits.dtype)
+
+
+def _needs_tree(g: Tensor) -> bool:
+    """Whether a gradient is to be differentiated again, or one of many that are made at once."""
+    return torch.is_grad_enabled() or not is_plain(g)
+
+
+def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[bool], g: Tensor) -> list[Tensor | None]:
+    """The gradients of ``<g, by_tree(*inputs)>`` in those inputs that are wanted, None for the others."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases, as one input may be a function of another, which is no part of these derivatives.
+        pairs = zip(inputs, wanted, strict=True)
+        inputs = [x.view_as(x) if further else x.detach().requires_grad_(is_wanted) for x, is_wanted in pairs]
+        asked = list(itertools.compress(inputs, wanted))
+        found = iter(torch.autograd.grad(by_tree(*inputs), asked, g, create_graph=further))
+    return [next(found) if is_wanted else None for is_wanted in wanted]
+
+
+# The Functions have no `setup_context`: no transform of torch.func gets here, and to bind its arguments takes longer
+# than a row of ten units.
+
+
+class _Inclusion(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
+        ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
+        ctx.save_for_backward(logits)
+        return _inclusion(solved, log_odds)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (logits,), solved = ctx.saved_tensors, ctx.solved
+        if _needs_tree(g):
+            return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
+        gradient = bernoulli_count_derivative(
+            solved.logits, solved.k, solved.tilt, solved.complement, solved.inclusion,
+            g.reshape(solved.logits.shape).contiguous(), ctx.log_odds,
+        )  # fmt: skip
+        return _like(gradient, solved.shape, logits), None, None, None
+
+
+def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
+    included = solved.inclusion.view(solved.shape)
+    if not log_odds:
+        return included.clone()  # which becomes part of a graph, or the user's
+    out = solved.complement.view(solved.shape)
+    excluded, certain = included < TINY, out < TINY
+    return (included.log() - out.log()).masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
+
+
+def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool, by_tree: ByTree) -> Tensor:
+    """Inclusion probabilities, or their log-odds."""
+    solved = solve(logits, k, kept)
+    if not has_derivative(logits, torch.is_grad_enabled()):
+        return _inclusion(solved, log_odds)
+    result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
+    return result
+
+
+class _LogProb(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, value: Tensor, solved: Solved, by_tree: ByTree) -> Tensor:
+        ctx.solved, ctx.by_tree = solved, by_tree
+        ctx.save_for_backward(logits, value)
+        return _log_prob(value.detach(), solved)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (logits, value), solved = ctx.saved_tensors, ctx.solved
+        wanted = ctx.needs_input_grad[:2]
+        if _needs_tree(g):
+            return *_pulled_back(ctx.by_tree, [logits, value], wanted, g), None, None
+        grad_logits = grad_value = None
+        if wanted[0]:
+            values = _in_rows(value.detach(), solved.shape)
+            weights = g.reshape(values.shape[:2]).contiguous()
+            gradient = bernoulli_count_log_prob_derivative(values, weights, solved.complement, solved.inclusion)
+            grad_logits = _like(gradient, solved.shape, logits)
+        if wanted[1]:
+            z = (solved.logits - solved.tilt[:, :1]) + solved.tilt[:, 1:]
+            grad_value = (g.unsqueeze(-1) * z.view(solved.shape)).sum_to_size(value.shape).to(value.dtype)
+        return grad_logits, grad_value, None, None
+
+
+def _in_rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Values for rows of this shape as ``(S, R, n)``, in a dtype that kernels know."""
+    value = value if value.dtype in (torch.float32, torch.float64) else value.double()
+    value = value.expand(broadcast_shapes(value.shape, shape))
+    return value.reshape(-1, math.prod(shape[:-1]), shape[-1]).contiguous()
+
+
+def _log_prob(value: Tensor, solved: Solved) -> Tensor:
+    shape = broadcast_shapes(value.shape, solved.shape)
+    values = _in_rows(value, solved.shape)
+    return bernoulli_count_log_prob(solved.logits, solved.tilt, solved.log_count, values).view(shape[:-1])
+
+
+def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, by_tree: ByTree) -> Tensor:
+    """Log-probability of k-hot values."""
+    solved, recorded = solve(logits, k, kept).for_values(value), torch.is_grad_enabled()
+    if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
+        return _log_prob(value.detach(), solved)
+    result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
+    return result
+
+
+def sample(
+    draw: DrawOperator, x: Tensor, k: int | Tensor, draws: int, generator: torch.Generator | None
+) -> Tensor | None:
+    """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None where no kernel makes them.
+
+    Inside of a vmap, too, so that draws of a seed are the same there. Graphs draw by the tree.
+    """
+    if torch.compiler.is_compiling() or has_dispatch_mode() or draw.kernel(x, draws) is None:
+        return None
+    size = torch.as_tensor(k, device=x.device).long()
+    batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
+    rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
+    return drawn
+
+
+class Marked(NamedTuple):
+    """What is known of rows of inclusion probabilities of Sampford's design, numbers without a gradient."""
+
+    batch_shape: torch.Size
+    probs: Tensor  # (R, n) float64
+    k: Tensor  # (R,)
+    balanced: Tensor  # (R, n)
+    log_total: Tensor  # (R,)
+    slope: Tensor  # (R, n), if it was asked for
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.batch_shape, self.probs.shape[-1]
+
+    def for_values(self, value: Tensor) -> "Marked":
+        """As :meth:`Solved.for_values`."""
+        return Marked(*_repeated(self.batch_shape, value.shape, *self[1:]))
+
+
+def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
+    batch_shape, rows, size = _rows_of(probs, k)
+    return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope))
+
+
+class _SampfordLogProb(Function):
+    @staticmethod
+    def forward(ctx: Any, probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
+        ctx.marked, ctx.by_tree = marked, by_tree
+        ctx.save_for_backward(probs, value)
+        return _sampford_log_prob(value, marked)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (probs, value), marked = ctx.saved_tensors, ctx.marked
+        if _needs_tree(g):
+            return *_pulled_back(ctx.by_tree, [probs, value], ctx.needs_input_grad[:2], g), None, None
+        values = _in_rows(value, marked.shape)
+        weights = g.reshape(values.shape[:2]).contiguous()
+        gradient = marked_count_log_prob_derivative(
+            marked.probs, marked.k, marked.balanced, marked.slope, values, weights
+        )
+        return _like(gradient, marked.shape, probs), None, None, None
+
+
+def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
+    shape, values = broadcast_shapes(value.shape, marked.shape), _in_rows(value, marked.shape)
+    return marked_count_log_prob(marked.balanced, marked.log_total, values).view(shape[:-1])
+
+
+def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:
+    """Log-probability of k-hot values, which have no gradient."""
+    differentiable = has_derivative(probs, torch.is_grad_enabled())
+    marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value)
+    if not differentiable:
+        return _sampford_log_prob(value, marked)
+    result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
+    return result

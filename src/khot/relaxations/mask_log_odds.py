@@ -1,0 +1,31 @@
+"""The log-odds of a relaxed mask, from its scores: exact also where the mask itself has rounded to 0 or 1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine import mask_distances
+from .linked import link_of
+
+
+def mask_log_odds(
+    relaxation: Callable[..., Any], x: Tensor, k: float | Tensor, softness: float | Tensor
+) -> Tensor | None:
+    """Float64 log-odds of ``relaxation(x, k, softness)`` along the last axis, infinite where x is or all are certain.
+
+    Differentiable in x, k and the softness to any order. None for a relaxation of which no link is known, or one that
+    reaches 0 and 1: what that makes of scores beyond has no log-odds.
+    """
+    link = link_of(relaxation)
+    if link is None or link.compact:
+        return None
+    x = x.double()
+    z = link.log_odds(mask_distances(x, k, softness, link=link, name="softness"))
+    finite = x.isfinite()
+    size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
+    left = size - (x == torch.inf).sum(-1, keepdim=True)
+    z = z.masked_fill((left <= 0) & finite, -torch.inf)
+    z = z.masked_fill((left >= finite.sum(-1, keepdim=True)) & finite, torch.inf)
+    return torch.where(finite, z, x.detach())

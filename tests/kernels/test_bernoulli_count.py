@@ -1,0 +1,179 @@
+"""Recursions over the units where they are cut: windows of counts, blocks of long rows, rows that have no answer."""
+
+import math
+
+import pytest
+import torch
+
+from khot.kernels import backend
+from khot.kernels.bernoulli_count import (
+    LONGEST,
+    bernoulli_count,
+    bernoulli_count_derivative,
+    bernoulli_count_draw,
+    marked_count,
+    marked_count_draw,
+)
+from khot.kernels.philox import FIRST
+from khot.kernels.registry import HAS_NUMBA
+from khot.laws import conditional_poisson, sampford, unit_by_unit
+from khot.relaxations import sigmoid_topk
+from tests.inputs import normal
+
+pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+
+SEED = torch.tensor([0x123456789ABCDEF])
+LAWS = (
+    conditional_poisson.inclusion_probabilities,
+    conditional_poisson.inclusion_log_odds,
+    conditional_poisson.entropy,
+)
+
+
+def in_both(function, logits, weight):
+    """Values and gradients of a function, by the recursion and by the tree."""
+    found = []
+    for name in ("numba", "torch"):
+        x = logits.clone().requires_grad_()
+        with backend(name):
+            value = function(x)
+            total = (value.where(value.isfinite(), 0) * (weight if value.ndim == 2 else weight[:, 0])).sum()
+            found.append((value.detach(), torch.autograd.grad(total, x)[0]))
+    return zip(*found, strict=True)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize(("n", "k", "spread"), [(100, 3, 1), (700, 350, 1), (700, 690, 3), (2500, 40, 2), (33, 16, 9)])
+def test_windows_and_blocks_leave_nothing_out(law, n, k, spread):
+    logits, weight = spread * normal(2, n), normal(2, n, seed=1)
+    for found, expected in in_both(lambda x: law(x, k), logits, weight):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0, 1e4, 1e17, 1e300])
+def test_any_scale_and_ties(scale):
+    logits = scale * torch.tensor([[1.0, 1, 1, 0.5, 0, 0, 0, -1, -1], [3.0, 2, 1, 0, -1, -2, -3, -4, -5]]).double()
+    for k in range(10):
+        tilt, log_count, complement, inclusion = bernoulli_count(logits, torch.tensor([k, k]))
+        assert tilt.isfinite().all() and log_count.isfinite().all()
+        torch.testing.assert_close(inclusion.sum(-1), torch.full((2,), float(k)).double(), rtol=1e-12, atol=1e-12)
+        assert (complement + inclusion - 1).abs().max() < 1e-15
+        tied = inclusion[0, :3]
+        assert tied.equal(tied[:1].expand(3)) or (tied - tied[0]).abs().max() < 1e-15
+
+
+def test_rows_without_an_answer_are_nan_and_others_are_not():
+    logits = normal(5, 6)
+    logits[0, 2], logits[1, :3], logits[2, :4] = torch.nan, torch.inf, -torch.inf
+    k = torch.tensor([3, 2, 3, 7, 3])
+    tilt, *rest = bernoulli_count(logits, k)
+    for result in rest:
+        assert result[:4].isnan().all() and not result[4].isnan().any()
+    gradient = bernoulli_count_derivative(logits, k, tilt, *rest[1:], normal(5, 6, seed=1), False)
+    assert gradient[:4].isnan().all() and not gradient[4].isnan().any()
+    draws = bernoulli_count_draw(logits, k, SEED, FIRST, 7, torch.float64)
+    assert (draws[:, :4] == 0).all() and (draws[:, 4].sum(-1) == 3).all()
+    probs = torch.full((2, 4), 0.5).double()
+    probs[0, 1] = torch.nan
+    _, log_total, slope = marked_count(probs, torch.tensor([2, 2]), True)
+    assert log_total[0].isnan() and slope[0].isnan().all() and log_total[1].isfinite()
+    assert (
+        marked_count_draw(probs, torch.tensor([2, 2]), SEED, FIRST, 3, torch.float64).sum(-1) == torch.tensor([0, 2])
+    ).all()
+
+
+def test_a_tilt_under_which_k_is_unlikely_gets_whole_windows():
+    logits, k, weight = normal(2, 300), torch.tensor([20, 250]), normal(2, 300, seed=1)
+    tilt, _, *probabilities = bernoulli_count(logits, k)
+    expected = bernoulli_count_derivative(logits, k, tilt, *probabilities, weight, False)
+    far = tilt + torch.tensor([[0.0, 2.0], [0.0, -2.0]])
+    found = bernoulli_count_derivative(logits, k, far, *probabilities, weight, False)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_log_prob_of_values_between_far_units():
+    """Of units that are almost certain, each term keeps its digits."""
+    logits = torch.tensor([[500.0, 499.0, -500.0, -502.0]]).double()
+    value = torch.tensor([1.0, 0.0, 1.0, 0.0]).double()
+    assert conditional_poisson.log_prob(logits, 2, value).item() == pytest.approx(-999, rel=1e-15)
+
+
+@pytest.mark.parametrize(("n", "draws"), [(9, 300), (300, 65)])
+def test_parts_of_draws_are_parts_of_the_whole(n, draws):
+    """However many rows, draws and threads: a draw has its numbers by its place."""
+    logits, k = normal(4, n), torch.tensor([1, n // 2, n - 1, n // 3])
+    probs = sigmoid_topk(logits, k)
+    for operator, parameters in ((bernoulli_count_draw, (logits, k)), (marked_count_draw, (probs, k))):
+        whole = operator(*parameters, SEED, FIRST, draws, torch.float64)
+        assert (whole.sum(-1) == k).all()
+        for some, rows in ((slice(0, 2), slice(0, 4)), (slice(3, draws), slice(1, 2)), (slice(5, 60), slice(2, 4))):
+            place = [some.start, rows.start, 0]
+            part = operator(*(v[rows] for v in parameters), SEED, place, some.stop - some.start, torch.float64)
+            assert torch.equal(part, whole[some, rows])
+        assert not torch.equal(operator(*parameters, SEED, [0, 0, 2], draws, torch.float64), whole)
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    logits, k = normal(64, 400), torch.full((64,), 100)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results = bernoulli_count(logits, k)
+            gradient = bernoulli_count_derivative(logits, k, results[0], *results[2:], normal(64, 400, seed=1), True)
+            draws = bernoulli_count_draw(logits, k, SEED, FIRST, 3, torch.bool)
+            found.append((*results, gradient, draws))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 2), (400, 60)])
+def test_sampford_is_the_same_by_tree(n, k):
+    probs, value = sigmoid_topk(normal(3, n).float(), k).double(), torch.zeros(2, 3, n)
+    value[..., :k] = 1
+    weight = normal(2, 3, seed=1)
+
+    def score(x):
+        return (weight * sampford.log_prob(x, k, value)).sum(0)
+
+    for one, other in in_both(score, probs, normal(3, 1, seed=2)):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_who_gets_here():
+    """Short rows that nobody transforms or traces."""
+    logits = normal(2, 5)
+    assert unit_by_unit.takes(logits) and not unit_by_unit.takes(torch.zeros(1, LONGEST + 1))
+    assert not unit_by_unit.takes(logits[:0]) and not unit_by_unit.takes(torch.zeros(2, 5, device="meta"))
+    with torch.autograd.forward_ad.dual_level():
+        assert not unit_by_unit.takes(logits)
+    seen = []
+    torch.vmap(lambda x: seen.append(unit_by_unit.takes(x)) or x)(logits)
+    with backend("torch"):
+        seen.append(unit_by_unit.takes(logits))
+    assert seen == [False, False]
+
+
+def test_many_cotangents_at_once():
+    """Which torch hands over as one batch, and which the tree takes."""
+    logits = normal(6).requires_grad_()
+
+    def pi(x):
+        return conditional_poisson.inclusion_probabilities(x, 3)
+
+    rows = torch.autograd.functional.jacobian(pi, logits)
+    at_once = torch.autograd.functional.jacobian(pi, logits, vectorize=True)
+    torch.testing.assert_close(at_once, rows, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(pi, logits) and torch.autograd.gradgradcheck(pi, logits)
+
+
+def test_long_odds_keep_their_digits():
+    """Inclusion probabilities of 1e-200 and their complements, against their closed form for one of n."""
+    logits = torch.tensor([[0.0, -460.0, -230.0]]).double()
+    *_, complement, inclusion = bernoulli_count(logits, torch.tensor([1]))
+    total = 1 + math.exp(-460) + math.exp(-230)
+    expected = torch.tensor([[1.0, math.exp(-460), math.exp(-230)]], dtype=torch.float64) / total
+    torch.testing.assert_close(inclusion, expected, rtol=1e-13, atol=0)
+    assert complement[0, 0].item() == pytest.approx((math.exp(-460) + math.exp(-230)) / total, rel=1e-13)

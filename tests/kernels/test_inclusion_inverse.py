@@ -1,0 +1,144 @@
+"""Logits of given inclusion probabilities, and systems with the covariance, in both CPU backends."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from khot import sigmoid_topk
+from khot.kernels import backend
+from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.inclusion_inverse import (
+    covariance_inverse,
+    covariance_inverse_factored,
+    inclusion_inverse,
+    reference,
+)
+from khot.kernels.registry import HAS_NUMBA
+from khot.laws import conditional_poisson as law
+from khot.laws.characteristic import factors
+from khot.laws.inverse import solve_logits
+from tests.inputs import normal
+
+BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"))]
+INF = float("inf")
+
+
+def relaxed(n: int, k: int, scale: float, rows: int = 20) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, log-odds of such as sum to k exactly, and sizes; in the last row some are nearly certain."""
+    x = scale * normal(rows, n, seed=n + k)
+    x[-1] *= 8
+    probs = sigmoid_topk(x, k)
+    log_odds = probs.logit()
+    return probs, log_odds - solve_threshold(log_odds, k)[..., None], torch.full((rows,), k)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.parametrize("n, k", [(2, 1), (3, 2), (6, 1), (6, 3), (6, 5), (9, 4)])
+def test_kernels_of_short_rows_agree_with_the_definition(n: int, k: int) -> None:
+    _, log_odds, sizes = (x[:-1] for x in relaxed(n, k, 1.0, rows=5))  # for which plain Newton converges
+    b = normal(4, n, seed=1)
+    with backend("numba"):
+        logits, errors = inclusion_inverse(log_odds, sizes, 1e-14)
+        v = covariance_inverse(logits, b, sizes)
+    torch.testing.assert_close(logits, reference.inclusion_inverse(log_odds, sizes, 1e-14)[0], rtol=1e-11, atol=1e-11)
+    assert (errors <= 1e-13).all()
+    torch.testing.assert_close(v, reference.covariance_inverse(logits, b, sizes), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+def test_kernel_of_long_rows_agrees_with_the_definition() -> None:
+    logits, b, sizes = 2 * normal(3, 34, seed=2), normal(3, 34, seed=3), torch.tensor([1, 8, 30])
+    logits[0, 4], logits[1, 5] = -INF, INF
+    log_odds = law.inclusion_log_odds(logits, sizes)
+    with backend("numba"):
+        v = covariance_inverse_factored(logits, log_odds, b, sizes, 1e-13)
+    expected = reference.covariance_inverse_factored(logits, log_odds, b, sizes, 1e-13)
+    torch.testing.assert_close(v, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("n, k", [(2, 1), (10, 1), (10, 5), (32, 30), (33, 7), (100, 50), (400, 3)])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_solutions_are_as_exact_as_the_probabilities(name: str, n: int, k: int, scale: float) -> None:
+    probs, log_odds, sizes = relaxed(n, k, scale)
+    with backend(name):
+        logits = solve_logits(probs, k)
+        found = law.inclusion_log_odds(logits, sizes)
+    size = 1 + logits.masked_fill(logits.isinf(), 0.0).abs().amax(-1, keepdim=True)
+    assert torch.equal(found.isinf(), logits.isinf())
+    assert ((found - log_odds)[found.isfinite()].abs() <= (1e-13 * size).expand_as(found)[found.isfinite()]).all()
+    assert logits.masked_fill(logits.isinf(), 0.0).mean(-1).abs().max() <= 1e-13 * size.max()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "n, k, scale", [(2, 1, 1.0), (10, 5, 1.0), (10, 5, 6.0), (32, 2, 3.0), (40, 20, 3.0), (200, 9, 2.0)]
+)
+def test_gradients_solve_the_system(name: str, n: int, k: int, scale: float) -> None:
+    probs, _, _ = relaxed(n, k, scale)
+    probs, g = probs[:-1].requires_grad_(), normal(19, n, seed=4)
+    with backend(name):
+        logits = solve_logits(probs, k)
+        (v,) = torch.autograd.grad(logits, probs, g)
+    back = law.covariance(logits.detach(), k) @ v[..., None]
+    terms = law.covariance(logits.detach(), k).abs() @ v.abs()[..., None]
+    assert ((back.squeeze(-1) - g + g.mean(-1, keepdim=True)).abs() <= 1e-12 * (1 + terms.squeeze(-1))).all()
+    assert v.mean(-1).abs().max() <= 1e-12 * v.abs().max()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("n", [8, 60])
+def test_units_that_are_certain_or_nearly_so(name: str, n: int) -> None:
+    """Rows of all kinds in one batch, sizes row by row; what a kernel leaves is done by the others' way."""
+    x = normal(6, n, seed=5)
+    x[0, 0], x[0, 1], x[1] = INF, -INF, 40 * x[1]
+    x[2], x[3, : n // 2] = 300 * x[2], x[3, : n // 2] - 1e3
+    k = torch.tensor([2, 3, n // 2, n // 2, 1, n - 1])
+    probs = sigmoid_topk(x, k)
+    with backend(name):
+        probs.requires_grad_()
+        logits = solve_logits(probs, k)
+        (gradient,) = torch.autograd.grad(logits.masked_fill(logits.isinf(), 0.0).sum(), probs)
+    mean = law.inclusion_probabilities(logits.detach(), k)
+    torch.testing.assert_close(mean, probs.detach(), rtol=1e-11, atol=1e-13)
+    assert logits[0, 0] == INF and logits[0, 1] == -INF and gradient.isfinite().all()
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+def test_backends_agree_on_rare_units() -> None:
+    """Gradients of units whose probabilities are many orders of magnitude apart, each to its own relative accuracy."""
+    for n in (12, 80):
+        x = torch.cat((normal(6, seed=6), normal(n - 6, seed=7) - torch.linspace(0, 30, n - 6)))
+        probs = sigmoid_topk(x, 3).requires_grad_()
+        found = []
+        for name in ("torch", "numba"):
+            with backend(name):
+                logits = solve_logits(probs, 3)
+                found.append(torch.autograd.grad(logits[::2].sum(), probs)[0])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("n, k", [(5, 2), (40, 13), (300, 150), (300, 299)])
+@pytest.mark.parametrize("scale", [0.3, 5.0])
+def test_factors_of_the_covariance(n: int, k: int, scale: float) -> None:
+    logits = scale * normal(2, n, seed=8)
+    log_odds, sizes, v = law.inclusion_log_odds(logits, k), torch.tensor([k, k]), normal(2, n, seed=9)
+    found = factors(logits, sizes, log_odds)
+    product = law.times_covariance(v, logits, k)
+    tolerance = 1e-13 * (found.dense().abs() @ v.abs()[..., None]).squeeze(-1)
+    assert ((found.times(v) - product).abs() <= tolerance).all()
+    assert (((found.dense() @ v[..., None]).squeeze(-1) - product).abs() <= tolerance).all()
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.parametrize("n, k, rows", [(12, 5, 200), (90, 20, 60)])
+def test_results_do_not_depend_on_the_number_of_threads(n: int, k: int, rows: int) -> None:
+    probs, g, found = sigmoid_topk(normal(rows, n), k).requires_grad_(), normal(rows, n, seed=1), []
+    threads = torch.get_num_threads()
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        logits = solve_logits(probs, k)
+        found.append((logits.detach(), *torch.autograd.grad(logits, probs, g)))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0]) and torch.equal(other[1], found[0][1])
