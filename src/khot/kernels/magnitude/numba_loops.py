@@ -425,8 +425,10 @@ def _derivative(pieces: Pieces, magnitude: bool, real: Real) -> Any:
         of_k = doubles_at(grad_k, 1, last)[0]
         for r in range(first, last):
             s, c, row = of_row(strength, 0.0, r), of_row(offset, 0.0, r), xs[r]
-            t, inverse, in_range = place(of_row(anchor, 0.0, r), c, s, q)
-            at = real(of_row(anchor, 0.0, r)), real(inverse), real(c)
+            exact = of_row(anchor, 0.0, r)
+            t, inverse, in_range = place(exact, c, s, q)
+            rounded = real(exact)  # others may have solved the row in float64
+            at = rounded, real(inverse), real(c + (exact - np.float64(rounded)) * inverse)
             is_left[r] = not in_range
             count += is_left[r]
             if in_range:
