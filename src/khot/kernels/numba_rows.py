@@ -43,6 +43,19 @@ with specialised("uint8"):
     bytes_at = _rows_at(types.uint8)
 REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
+
+@inlined
+def of_row(address, one, r):
+    """The number of a row: of an array, or where that has no address, one for all rows."""
+    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
+
+
+@inlined
+def distance(x, anchor, inverse, offset):
+    """z of an item, in scales from a threshold."""
+    return (x - anchor) * inverse - offset
+
+
 CHUNK = 2048  # items whose sums are taken in the dtype of the row before they are added up in float64
 
 
@@ -83,7 +96,7 @@ def highest(x):
 
 @inlined
 def difference(a, b):
-    return a - b  # not to be reordered
+    return a - b  # which sums in any order must not take apart
 
 
 @summed

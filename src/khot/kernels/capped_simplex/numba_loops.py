@@ -16,7 +16,7 @@ from ..links.base import Link
 from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
-from ..numba_rows import CHUNK, REALS_AT, bytes_at, doubles_at, highest, look, lowest
+from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, distance, doubles_at, highest, look, lowest, of_row
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
@@ -60,7 +60,7 @@ def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Lo
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
-    solve, value = solver(link, shape, real), link.log_value if log else link.value
+    solve, value = _solver(link, shape, real), link.log_value if log else link.value
 
     @per_row
     def fill(x, anchor, inverse, offset, q, y):
@@ -87,17 +87,6 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
         return count
 
     return mask
-
-
-@inlined
-def of_row(address, one, r):
-    """The number of a row: of an array, or where that has no address, one for all rows."""
-    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
-
-
-@inlined
-def distance(x, anchor, inverse, offset):
-    return (x - anchor) * inverse - offset
 
 
 def _sums(link: NumbaLink, real: Real) -> Compiled:
@@ -220,7 +209,7 @@ def _leave_kink(x, k, scale, t):
     return left if free else t, min(0.5 * room, 1.0) if free else 0.0
 
 
-def solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, whether they are the threshold, ``known``.
 
     ``known`` is a share k / n with the quantiles there of the link and the normal law, often those of the row before.
@@ -415,8 +404,3 @@ def _log_gradient(link: NumbaLink, real: Real) -> Compiled:
         return pull / total, True
 
     return gradient
-
-
-@inlined
-def difference(a, b):
-    return a - b  # which sums in any order must not take apart

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..links.base import Link, link_numbers
+from .. import capped_simplex
+from ..links.base import Link
 from ..links.clipped_power import ClippedPower
 from ..numba_tools import over_rows
 from ..rows import compute_dtype, row_range
@@ -34,10 +35,13 @@ def _solve(
     items, k, strength = _rows(x), _flat(k), _flat(strength)
     rows, found = items.shape[0], _link(link)
     y = torch.empty_like(items) if with_map else items.new_empty((rows, 0))  # at no address
-    anchor, offset = k.new_empty(rows), k.new_empty(rows)
+    if magnitude:
+        anchor, offset = k.new_empty(rows), k.new_empty(rows)
+    else:
+        anchor, offset = capped_simplex.threshold(items.abs(), k, strength, link, "strength", False)
     left = k.new_empty(rows, dtype=torch.bool)
     addresses = (v.data_ptr() for v in (items, k, strength, y, anchor, offset, left))
-    if over_rows(_loops(items, found, magnitude).odd_map, rows, rows * n, n, *addresses, *link_numbers(found)):
+    if over_rows(_loops(items, found, magnitude).odd_map, rows, rows * n, n, *addresses, float(found.q)):
         if check:  # of all rows, whose numbers the errors tell
             torch_backend.check_rows(items, k, strength, row_range(items.abs()))
         some = items[left], k[left], strength[left], link, magnitude, False

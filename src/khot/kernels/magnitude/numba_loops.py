@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..capped_simplex.numba_loops import NO_QUANTILES, Shape, distance, of_row, solver
 from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
 from ..links.clipped_power import ClippedPower
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import EXP, LOG, Real
-from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, doubles_at, highest, moments
+from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, distance, doubles_at, highest, moments, of_row
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .search import OVERSHOOT, SHRINK_STEPS
@@ -54,11 +53,11 @@ class Pieces(NamedTuple):
 
 def loops_of(link: ClippedPower, real: Real, magnitude: bool) -> Loops:
     """The loops for one of the two maps."""
-    return _loops(variant_of(link), link.reach, real, magnitude)
+    return _loops(variant_of(link), real, magnitude)
 
 
 @functools.cache
-def _loops(variant: str, reach: float, real: Real, magnitude: bool) -> Loops:
+def _loops(variant: str, real: Real, magnitude: bool) -> Loops:
     with specialised(f"{variant} {real.__name__}"):
         link = numba_link(ClippedPower.__module__, variant, real)
     with specialised(f"{'magnitude' if magnitude else 'signed'} {variant} {real.__name__}"):
@@ -66,7 +65,7 @@ def _loops(variant: str, reach: float, real: Real, magnitude: bool) -> Loops:
         if magnitude:
             solve, value = _magnitude_solver(pieces, real), _magnitude_value(pieces, real)
         else:
-            solve, value = _signed_solver(pieces, Shape(True, True, reach), real), _signed_value(pieces)
+            solve, value = _signed_solver(real), _signed_value(pieces)
         return Loops(kernel(_odd_map(solve, value, pieces, real)), kernel(_derivative(pieces, magnitude, real)))
 
 
@@ -137,15 +136,15 @@ def _odd_map(solve: Compiled, value: Compiled, pieces: Pieces, real: Real) -> An
         for i in range(x.shape[0]):
             a[i] = abs(x[i])
 
-    def odd_map(first, last, n, x, k, strength, y, anchor, offset, left, q, centre, spread):
+    def odd_map(first, last, n, x, k, strength, y, anchor, offset, left, q):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n)
         anchors, offsets = doubles_at(anchor, 1, last)[0], doubles_at(offset, 1, last)[0]
-        is_left, count, known = bytes_at(left, 1, last)[0], 0, NO_QUANTILES
+        is_left, count = bytes_at(left, 1, last)[0], 0
         a, sample = np.empty(n, real), np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real)
         for r in range(first, last):
             s = of_row(strength, 0.0, r)
             absolute(xs[r], a)
-            at, c, done, known = solve(a, of_row(k, 0.0, r), s, q, centre, spread, sample, known)
+            at, c, done = solve(a, of_row(k, 0.0, r), s, q, anchors[r], offsets[r], sample)
             t, inverse, in_range = place(at, c, s, q)
             anchors[r], offsets[r], is_left[r] = at, c, not (done and in_range)
             count += is_left[r]
@@ -180,25 +179,22 @@ def _magnitude_value(pieces: Pieces, real: Real) -> Compiled:
     return value
 
 
-def _signed_solver(pieces: Pieces, shape: Shape, real: Real) -> Compiled:
-    """``(a, k, strength, q, centre, spread, sample, known)``: anchor, offset, whether they are it, and ``known``."""
-    solve_mask, largest = solver(pieces.link, shape, real), LARGEST[real]
+def _signed_solver(real: Real) -> Compiled:
+    """``(a, k, strength, q, anchor, offset, sample)``: from the threshold of the mask of a: that of this, if any."""
+    largest = LARGEST[real]
 
     @per_row
-    def solve(a, k, strength, q, centre, spread, sample, known):
+    def solve(a, k, strength, q, anchor, offset, sample):
         _, variance = moments(a, a[0])
-        if not (math.isfinite(variance) and 1 / largest < strength < largest):
-            return 0.0, 0.0, False, known
-        anchor, offset, done, known = solve_mask(a, k, strength, q, centre, spread, sample, known)
-        if not anchor + offset * strength > 0:  # the threshold does not follow below 0
-            return 0.0, 0.0, done, known
-        return anchor, offset, done, known
+        done = math.isfinite(variance) and 1 / largest < strength < largest and 0 <= k <= a.shape[0]
+        binding = anchor + offset * strength > 0  # the threshold does not follow below 0
+        return anchor if binding else 0.0, offset if binding else 0.0, done
 
     return solve
 
 
 def _magnitude_solver(pieces: Pieces, real: Real) -> Compiled:
-    """The same of the magnitudes."""
+    """``(a, k, strength, q, anchor, offset, sample)``: the threshold, whatever is given, and whether it is found."""
     largest, search = LARGEST[real], _magnitude_search(pieces.link, real)
 
     @per_row
@@ -214,16 +210,16 @@ def _magnitude_solver(pieces: Pieces, real: Real) -> Compiled:
         return search(a, k, strength, q, min(max(start, low), top), low, top)
 
     @per_row
-    def solve(a, k, strength, q, centre, spread, sample, known):
+    def solve(a, k, strength, q, anchor, offset, sample):
         n = a.shape[0]
         mean, variance = moments(a, a[0])
         top = np.float64(highest(a)) if math.isfinite(variance) else np.nan
         if not (top < largest and 1 / largest < strength < largest and 0 <= k <= n):
-            return 0.0, 0.0, False, known
+            return 0.0, 0.0, False
         if k >= _number_above_zero(a):
-            return 0.0, 0.0, True, known
+            return 0.0, 0.0, True
         if k == 0:
-            return top, 0.0, True, known
+            return top, 0.0, True
         start = start_of(a, k, strength, q, a[0] + mean, variance)
         if n >= 4 * SAMPLE_SIZE:
             stride = n // SAMPLE_SIZE
@@ -234,7 +230,7 @@ def _magnitude_solver(pieces: Pieces, real: Real) -> Compiled:
             start = t if found else start
         t, rest, found, whole = root_from(a, k, strength, q, top, start)
         if not found:
-            return 0.0, 0.0, False, known
+            return 0.0, 0.0, False
         inverse = t ** (-1 / q) / strength
         nearest = real(t)  # the anchor is the number next above t
         if np.float64(nearest) - t < rest:
@@ -244,8 +240,8 @@ def _magnitude_solver(pieces: Pieces, real: Real) -> Compiled:
         if whole:
             free, largest_zero = _free(a, k, t, rest, strength, q)
             if free:
-                return largest_zero, 0.0, True, known
-        return anchor, offset, True, known
+                return largest_zero, 0.0, True
+        return anchor, offset, True
 
     return solve
 
