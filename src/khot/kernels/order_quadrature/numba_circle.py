@@ -33,7 +33,6 @@ class Circle(NamedTuple):
 
     cosine: Array
     sine: Array
-    one_less: Array  # 1 - cosine
     real: Array  # T times the weight over P(N = k)
     imaginary: Array
     # Room for sums over units.
@@ -66,18 +65,26 @@ def _multiply(s, start, stop, sign, cosine, sine, real, imaginary):
 
 
 @inlined
+def _turn(angle, cosine, sine):
+    """Cosines and sines of multiples of an angle; few enough not to lose digits from one to the next."""
+    a, b = math.cos(angle), math.sin(angle)
+    c, d = 1.0, 0.0
+    for j in range(cosine.shape[0]):
+        cosine[j], sine[j] = c, d
+        c, d = c * a - d * b, c * b + d * a
+
+
+@inlined
 def walk(sides, depth, of_nodes, s):
     """The :class:`Circle` of a row; fills in the probabilities of the rarer fates at the time 0."""
     for j in range(sides.end):
         s[j] = sides.weight[j] / (1.0 + sides.weight[j])
     points, most = _angles(sides.end, sides.curvature, depth)
     nodes = (most + BLOCK - 1) // BLOCK * BLOCK
-    cosine, sine, one_less = of_nodes[0, :nodes], of_nodes[1, :nodes], of_nodes[2, :nodes]
-    real, imaginary = of_nodes[3, :nodes], of_nodes[4, :nodes]
-    for j in range(nodes):
-        angle = 2 * math.pi * j / points
-        cosine[j], sine[j], one_less[j] = math.cos(angle), math.sin(angle), 2 * math.sin(angle / 2) ** 2
-        real[j], imaginary[j] = math.cos(angle * sides.slope), -math.sin(angle * sides.slope)
+    cosine, sine = of_nodes[0, :nodes], of_nodes[1, :nodes]
+    real, imaginary = of_nodes[2, :nodes], of_nodes[3, :nodes]
+    _turn(2 * math.pi / points, cosine, sine)
+    _turn(-2 * math.pi / points * sides.slope, real, imaginary)
     _multiply(s, 0, sides.above, -1.0, cosine, sine, real, imaginary)
     _multiply(s, sides.above, sides.end, 1.0, cosine, sine, real, imaginary)
     total = 0.0
@@ -87,16 +94,16 @@ def walk(sides, depth, of_nodes, s):
         total += real[j]
     for j in range(nodes):
         real[j], imaginary[j] = real[j] / total, imaginary[j] / total
-    return Circle(cosine, sine, one_less, real, imaginary, of_nodes[5, :nodes], of_nodes[6, :nodes], total / points)
+    return Circle(cosine, sine, real, imaginary, of_nodes[4, :nodes], of_nodes[5, :nodes], total / points)
 
 
 @inlined_sum
-def _fill_means(s, start, stop, sign, cosine, sine, one_less, real, imaginary, result):
+def _fill_means(s, start, stop, sign, cosine, sine, real, imaginary, result):
     """mean(T R)."""
     for j in range(start, stop):
         total, small, large = 0.0, s[j], 1.0 - s[j]
         for i in range(real.shape[0]):
-            scale = small / (1.0 - 2.0 * small * large * one_less[i])
+            scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
             r, q = scale * (large * cosine[i] + small), scale * (sign * large * sine[i])
             total += real[i] * r - imaginary[i] * q
         result[j] = total
@@ -105,33 +112,29 @@ def _fill_means(s, start, stop, sign, cosine, sine, one_less, real, imaginary, r
 @inlined
 def rarer_given_count(sides, circle, s, rarer):
     """The probability of the rarer fate of each unit given N = k."""
-    cosine, sine, one_less, real, imaginary = (
-        circle.cosine, circle.sine, circle.one_less, circle.real, circle.imaginary
-    )  # fmt: skip
-    _fill_means(s, 0, sides.above, -1.0, cosine, sine, one_less, real, imaginary, rarer)
-    _fill_means(s, sides.above, sides.end, 1.0, cosine, sine, one_less, real, imaginary, rarer)
+    cosine, sine, real, imaginary = circle.cosine, circle.sine, circle.real, circle.imaginary
+    _fill_means(s, 0, sides.above, -1.0, cosine, sine, real, imaginary, rarer)
+    _fill_means(s, sides.above, sides.end, 1.0, cosine, sine, real, imaginary, rarer)
 
 
 @inlined
-def _add(h, s, start, stop, sign, cosine, sine, one_less, real, imaginary):
+def _add(h, s, start, stop, sign, cosine, sine, real, imaginary):
     """sum_j h_j R_j."""
     for j in range(start, stop):
         each, small, large = h[j] * s[j], s[j], 1.0 - s[j]
         for i in range(real.shape[0]):
-            scale = each / (1.0 - 2.0 * small * large * one_less[i])
+            scale = each / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
             real[i] += scale * (large * cosine[i] + small)
             imaginary[i] += scale * (sign * large * sine[i])
 
 
 @inlined_sum
-def _fill_covariances(
-    h, s, start, stop, sign, cosine, sine, one_less, real, imaginary, sum_real, sum_imaginary, result
-):
+def _fill_covariances(h, s, start, stop, sign, cosine, sine, real, imaginary, sum_real, sum_imaginary, result):
     """mean(T R (H + h (1 - R))), of which T and T H are given."""
     for j in range(start, stop):
         total, each, small, large = 0.0, h[j], s[j], 1.0 - s[j]
         for i in range(real.shape[0]):
-            scale = small / (1.0 - 2.0 * small * large * one_less[i])
+            scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
             r, q = scale * (large * cosine[i] + small), scale * (sign * large * sine[i])
             a = sum_real[i] + each * (real[i] * (1.0 - r) + imaginary[i] * q)
             b = sum_imaginary[i] + each * (imaginary[i] * (1.0 - r) - real[i] * q)
@@ -142,12 +145,12 @@ def _fill_covariances(
 @inlined
 def covariances(sides, circle, s, h, rarer, result):
     """Covariances of the rarer fates y with sum_j h_j y_j given N = k."""
-    cosine, sine, one_less = circle.cosine, circle.sine, circle.one_less
+    cosine, sine = circle.cosine, circle.sine
     real, imaginary, a, b = circle.real, circle.imaginary, circle.other_real, circle.other_imaginary
     above, end = sides.above, sides.end
     a[:], b[:] = 0.0, 0.0
-    _add(h, s, 0, above, -1.0, cosine, sine, one_less, a, b)
-    _add(h, s, above, end, 1.0, cosine, sine, one_less, a, b)
+    _add(h, s, 0, above, -1.0, cosine, sine, a, b)
+    _add(h, s, above, end, 1.0, cosine, sine, a, b)
     mean = 0.0
     for j in range(end):
         mean += h[j] * rarer[j]
@@ -155,5 +158,5 @@ def covariances(sides, circle, s, h, rarer, result):
         sum_real, sum_imaginary = a[i] - mean, b[i]
         a[i] = real[i] * sum_real - imaginary[i] * sum_imaginary
         b[i] = real[i] * sum_imaginary + imaginary[i] * sum_real
-    _fill_covariances(h, s, 0, above, -1.0, cosine, sine, one_less, real, imaginary, a, b, result)
-    _fill_covariances(h, s, above, end, 1.0, cosine, sine, one_less, real, imaginary, a, b, result)
+    _fill_covariances(h, s, 0, above, -1.0, cosine, sine, real, imaginary, a, b, result)
+    _fill_covariances(h, s, above, end, 1.0, cosine, sine, real, imaginary, a, b, result)

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..numba_math import EXP
 from ..numba_tools import inlined, inlined_sum
-from .numba_logistic import Sides, evaluate_count, find_range, split
+from .numba_logistic import Sides, evaluate_count, find_range, nodes_per_unit, split
 from .numba_range import fill_nodes
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def _fill_chances(law, ends, depth, space):
     points, chance = space.of_nodes[3], space.of_nodes[4]
     if np.isnan(ends[0]):
         ends[0], ends[1] = find_range(law.sides, depth, 0.0, points, chance)
-    nodes, width = fill_nodes(ends[0], ends[1], depth, law.sides.curvature, points)
+    nodes, width = fill_nodes(ends[0], ends[1], nodes_per_unit(law.sides, depth), points)
     evaluate_count(law.sides, points, nodes, chance)
     _fill_exponentials(law.log_count, width, chance[:nodes])
     return chance[:nodes]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..numba_math import EXP, LOG
 from ..numba_tools import inlined, inlined_sum
-from .numba_range import GRID, MARGIN, TRIALS, fill_nodes, first_within, highest_of, weigh
+from .numba_range import GRID, MARGIN, TRIALS, density, fill_nodes, first_within, highest_of, weigh
 
 Array = np.ndarray[Any, Any]
 
@@ -159,7 +159,7 @@ def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     )
     margin = MARGIN + math.log(theta.shape[0])
     low, high, curvature = _find_range(rates, margin, depth, points, values)
-    nodes, width = fill_nodes(low, high, depth, curvature, points)
+    nodes, width = fill_nodes(low, high, density(depth, curvature), points)
     step[:nodes] = width
     _evaluate(rates, points, nodes, values)
     total = weigh(values, nodes, step)

@@ -22,7 +22,7 @@ import numpy as np
 from ..numba_math import EXP, LOG
 from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import inlined, inlined_sum
-from .numba_range import GRID, MARGIN, MOST_NODES, TRIALS, fill_nodes, first_within, highest_of, weigh
+from .numba_range import GRID, MARGIN, MOST_NODES, RATES, TRIALS, density, fill_nodes, first_within, highest_of, weigh
 
 Array = np.ndarray[Any, Any]
 
@@ -250,6 +250,18 @@ def find_range(sides, depth, lift, points, values):
 
 
 @inlined
+def nodes_per_unit(sides, depth):
+    r"""The :func:`density` of nodes, or fewer for a short row.
+
+    The logistic function has its poles at a height of pi. At a height y below, a factor F or 1 - F of the integrand has
+    grown to at most 1 / cos(y / 2) of itself, so that the error of steps h is within
+    :math:`2 \cos(y/2)^{-n} e^{-2 \pi y / h}`, here for y = 2.
+    """
+    of_short_row = (depth + (sides.end + RATES) * -math.log(math.cos(1.0))) / (4 * math.pi)
+    return min(density(depth, sides.curvature), of_short_row)
+
+
+@inlined
 def _run(rise, fall, points):
     """The length over which a line that rises so much from point to point falls so much."""
     step = points[1] - points[0]
@@ -330,7 +342,7 @@ def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     anchor, offset = solve_tilt(theta, k)
     sides = split(theta, drawn, k, anchor, offset, LONGEST_GAP, space)
     low, high = find_range(sides, depth, 1.0, points, values)
-    nodes, width = fill_nodes(low, high, depth, sides.curvature, points)
+    nodes, width = fill_nodes(low, high, nodes_per_unit(sides, depth), points)
     step[:nodes] = width
     if sides.excess > 0:  # in which the integrand is flat
         points[nodes], step[nodes] = 0.0, sides.excess

@@ -43,14 +43,19 @@ def first_within(values):
 
 
 @inlined
-def fill_nodes(low, high, depth, curvature, points):
-    """The nodes of a rule whose error is e^-depth; their number, and the weight of each.
+def density(depth, curvature):
+    """Nodes per unit of time by which the error of the rule is e^-depth.
 
     ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
     """
+    return math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
+
+
+@inlined
+def fill_nodes(low, high, density, points):
+    """The nodes of the rule; their number, and the weight of each."""
     width = high - low
-    per_unit = math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
-    blocks = int(min(width * per_unit, MOST_NODES - BLOCK)) // BLOCK + 1  # a number too large for an int is none
+    blocks = int(min(width * density, MOST_NODES - BLOCK)) // BLOCK + 1  # a number too large for an int is none
     count = blocks * BLOCK
     step = width / (count - 1)
     for i in range(count):
