@@ -62,19 +62,34 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_scores(x: Any, dim: Any) -> None:
-    """``x`` is a real floating tensor that has the axis ``dim``."""
+def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
+    """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
+    if joint and isinstance(dim, tuple):
+        _check_axes(x, dim)
+        return
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"`dim` must be an int, but got {dim!r}")
+        raise TypeError(f"`dim` must be an int{' or a tuple of ints' if joint else ''}, but got {dim!r}")
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
             f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}"
+        )
+
+
+def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
+    """At least one axis of x, none of them twice."""
+    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in dim):
+        raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")
+    inside = all(-x.dim() <= axis < x.dim() for axis in dim)
+    if not dim or not inside or len({axis % x.dim() for axis in dim}) < len(dim):
+        raise ValueError(
+            f"`dim` must name one or more axes in [{-x.dim()}, {x.dim() - 1}], each once, for `x` of shape "
+            f"{tuple(x.shape)}, but got {dim}"
         )
 
 

@@ -3,6 +3,7 @@
 What holds for all of them, unless a docstring says otherwise:
 
 * ``x`` is a floating-point tensor; its ``n`` entries along ``dim`` are the ground set, and the other axes the batch.
+  Masks take a tuple of axes as well, whose entries are one ground set together.
   Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
 * ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
   or tensors that broadcast with the batch shape, and have a gradient.
@@ -34,6 +35,7 @@ from .sorted_transport import sorted_transport_topk
 from .sparse import sparse_topk
 from .straight_through import straight_through_topk
 from .successive_softmax import successive_softmax_topk
+from .threshold import topk_threshold
 from .transport import transport_topk
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "straight_through_topk",
     "successive_softmax_topk",
     "topk_mask",
+    "topk_threshold",
     "transport_topk",
 ]
 

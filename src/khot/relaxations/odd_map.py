@@ -18,6 +18,7 @@ from khot.kernels.magnitude import odd_map, odd_map_derivative
 from khot.kernels.magnitude.local_shape import local_shape, over, pullback, times_square
 from khot.kernels.rows import Threshold, compute_dtype
 
+from .axes import as_axes, as_rows
 from .engine import row_scalar
 
 
@@ -102,14 +103,19 @@ _apply = with_forward_mode(_OddFunction, _jvp)
 
 
 def apply_odd_map(
-    x: Tensor, k: float | Tensor, strength: float | Tensor, dim: int, link: ClippedPower, magnitude: bool
+    x: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor,
+    dim: int | tuple[int, ...],
+    link: ClippedPower,
+    magnitude: bool,
 ) -> Tensor:
     """Checks the arguments and applies the map along ``dim``."""
-    check_scores(x, dim)
-    x = x.movedim(dim, -1)
-    batch, n = x.shape[:-1], x.shape[-1]
+    check_scores(x, dim, joint=True)
+    rows = as_rows(x, dim)
+    batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("strength", strength, x, batch)
-    k, strength = (row_scalar(value, x, batch, on_host=False) for value in (k, strength))
-    y, _, _ = _apply(x, k, strength, link, magnitude, checks_contents(x))
-    return y.movedim(-1, dim)
+    k, strength = (row_scalar(value, rows, batch, on_host=False) for value in (k, strength))
+    y, _, _ = _apply(rows, k, strength, link, magnitude, checks_contents(x))
+    return as_axes(y, x, dim)

@@ -9,6 +9,7 @@ from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
 from khot.kernels.autograd import with_derivatives_of
 
+from .axes import as_axes, as_rows
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
 
@@ -18,7 +19,7 @@ def straight_through_topk(
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
-    dim: int = -1,
+    dim: int | tuple[int, ...] = -1,
     *,
     relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
 ) -> Tensor:
@@ -35,7 +36,7 @@ def straight_through_topk(
         k: Number of ones, ``0 <= k <= n``. A size that is learned need not be an integer: the mask then has the nearest
             number of ones.
         softness: Third argument of the relaxation.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
 
     Returns:
@@ -55,11 +56,11 @@ def straight_through_topk(
         >>> y.tolist(), torch.autograd.grad(y[0], x)[0]
         ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
     """
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
-    x = x.movedim(dim, -1)
-    check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
+    rows = as_rows(x, dim)
+    check_softness("softness", softness, x, rows.shape[:-1])  # which the relaxation knows by another name
     check_positive_contents("softness", softness)
-    relaxed = relaxation(x, k, softness)
+    relaxed = relaxation(rows, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
-    return with_derivatives_of(topk_mask(x, size), relaxed).movedim(-1, dim)
+    return as_axes(with_derivatives_of(topk_mask(rows, size), relaxed), x, dim)
