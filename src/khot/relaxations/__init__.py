@@ -33,7 +33,7 @@ from .sigmoid import log_sigmoid_topk, sigmoid_topk
 from .signed import sparse_topk_signed
 from .sorted_transport import sorted_transport_topk
 from .sparse import sparse_topk
-from .straight_through import straight_through_topk
+from .straight_through import straight_through_topk, straight_through_value
 from .successive_softmax import successive_softmax_topk
 from .threshold import topk_threshold
 from .transport import transport_topk
@@ -63,6 +63,7 @@ __all__ = [
     "sparse_topk_magnitude",
     "sparse_topk_signed",
     "straight_through_topk",
+    "straight_through_value",
     "successive_softmax_topk",
     "topk_mask",
     "topk_threshold",

@@ -54,8 +54,8 @@ def topk_threshold(
         TypeError: As the mask; or if the relaxation has no such threshold.
 
     Example:
-        >>> topk_threshold(torch.tensor([0.0, 1.0, 2.0]), 1.5)
-        tensor(1., dtype=torch.float64)
+        >>> topk_threshold(torch.tensor([0.0, 1.0, 2.0]), 1)
+        tensor(1.8029, dtype=torch.float64)
         >>> topk_threshold(torch.tensor([0.0, 1.0, 3.0]), 1, relaxation=topk_mask)
         tensor(2., dtype=torch.float64)
     """
