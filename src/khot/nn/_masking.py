@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from khot._validation import check_flag, check_function, checked_positive
+from khot._validation import check_flag, check_function, check_k, check_scores, checked_positive, looks_at_contents
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
 
@@ -62,6 +62,18 @@ class Masking(Module):
         shown = f", softness={softness:.4g}, relaxation={name}"
         shown += ", straight_through=True" if self.straight_through else ""
         return shown + (", learn_softness=True" if self.log_softness is not None else "")
+
+
+def keep_largest(x: Tensor, k: int, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """``keep(x, topk_mask(x, k, dim))`` at the cost of ``topk``, and the entries that are kept, ``(..., k)``."""
+    check_scores(x, dim, joint=True)
+    rows = as_rows(x, dim)
+    check_k(k, x, rows.shape[:-1], rows.shape[-1])
+    values, indices = rows.topk(k, -1, sorted=False)
+    if looks_at_contents(values) and bool(values.isnan().any()):  # which topk takes for the largest
+        raise ValueError("`x` must not contain NaN")
+    kept = torch.zeros_like(rows).scatter(-1, indices, values.masked_fill(values == -torch.inf, 0))
+    return as_axes(kept, x, dim), values.detach()
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from khot._validation import check_count, check_function, check_scores, looks_at_contents
 from khot.relaxations import sigmoid_topk, topk_mask
 
-from ._masking import Masking, Relaxation, check_size, keep
+from ._masking import Masking, Relaxation, check_size, keep, keep_largest
 from .jump_relu import JumpReLU
 
 
@@ -90,22 +90,26 @@ class BatchTopK(Masking):
         if self.k > x.shape[-1]:
             raise ValueError(f"`k` must not exceed the number of units, but got k={self.k} for {tuple(x.shape)}")
         axes = tuple(range(x.dim()))
-        hard = self.softness is None
-        mask = self.mask_of(x, round(size) if hard else size, axes)
-        self._watch(x.detach(), mask.detach() if hard or self.straight_through else topk_mask(x, round(size), axes))
-        return keep(x, mask)
+        if self.softness is None:
+            y, kept = keep_largest(x, round(size), axes)
+        else:
+            y = keep(x, self.mask_of(x, size, axes))
+            kept = x.detach().flatten().topk(round(size), sorted=False).values
+        self._watch(x.detach(), kept)
+        return y
 
     @torch.no_grad()
-    def _watch(self, x: Tensor, chosen: Tensor) -> None:
+    def _watch(self, x: Tensor, kept: Tensor) -> None:
         """Moves the threshold, and counts for how long units have been idle."""
-        if x.numel() == 0:
+        if kept.numel() == 0:
             return
-        smallest = torch.where(chosen > 0, x, torch.inf).amin().to(self.threshold.dtype)
-        moved = torch.where(self.threshold.isnan(), smallest, self.threshold.lerp(smallest, self.momentum))
-        self.threshold.copy_(torch.where(smallest.isfinite(), moved, self.threshold))
+        smallest = kept.amin()
+        new = smallest.to(self.threshold.dtype)
+        moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, self.momentum))
+        self.threshold.copy_(torch.where(new.isfinite(), moved, self.threshold))
         if self.idle is not None:
-            active = ((chosen > 0) & (x != 0)).reshape(-1, x.shape[-1]).any(0)
-            self.idle.copy_(torch.where(active, 0, self.idle + 1))
+            best = x.reshape(-1, x.shape[-1]).amax(0)
+            self.idle.copy_(torch.where((best >= smallest) & (best != 0), 0, self.idle + 1))
 
     def _above_the_threshold(self, x: Tensor) -> Tensor:
         if looks_at_contents(self.threshold) and bool(self.threshold.isnan()):

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_axes, check_size, keep
+from ._masking import Masking, Relaxation, check_axes, check_size, keep, keep_largest
 
 
 class TopKMask(Masking):
@@ -75,6 +75,8 @@ class TopK(TopKMask):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.softness is None and isinstance(self.k, int):
+            return keep_largest(x, self.k, self.dim)[0]
         return keep(x, self.mask(x))
 
 
