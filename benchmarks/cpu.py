@@ -207,5 +207,9 @@ def growth(seconds: float) -> list[Row]:
     return rows
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_parts(__doc__, "cpu", {"masks": masks, "designs": designs, "growth": growth})
+
+
+if __name__ == "__main__":
+    main()

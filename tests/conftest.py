@@ -1,5 +1,6 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -24,7 +25,10 @@ def _validation_as_before() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-@pytest.fixture(params=["torch", "numba"] if HAS_NUMBA else ["torch"])
+CPU_BACKENDS = ["torch", "numba"] if HAS_NUMBA else ["torch"]
+
+
+@pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else CPU_BACKENDS)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend of a CPU in its turn, for what is computed in all of them."""
     with backend(request.param):

@@ -6,6 +6,7 @@ from scipy.optimize import isotonic_regression
 
 from khot import isotonic_l2, permutahedron_rank
 from khot.kernels import backend, registry
+from khot.kernels.isotonic import isotonic as kernel
 from khot.kernels.isotonic import scipy_backend
 from khot.kernels.isotonic import torch_backend as isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_by_halves
@@ -14,6 +15,10 @@ from tests.inputs import normal
 
 def objective(s, w, p=2.0, strength=1.0, magnitude=False):
     return Objective(s, w, torch.full((len(s), 1), strength, dtype=torch.float64), p, magnitude)
+
+
+def without_numba(monkeypatch):
+    monkeypatch.setitem(registry.PLATFORMS, "numba", registry.PLATFORMS["numba"]._replace(devices=()))
 
 
 def hard_rows(n):
@@ -39,6 +44,33 @@ def test_pooling_is_isotonic_regression(n):
     assert torch.equal(blocks[distinct], compiled[distinct])
 
 
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("magnitude", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 33, 1025])
+def test_each_backend_pools(n, magnitude, dtype):
+    s = hard_rows(n).to(dtype)
+    w, strength = normal(*s.shape, seed=1, dtype=dtype).abs(), torch.linspace(0.1, 2, len(s), dtype=torch.float64)
+    v, blocks = kernel(s, w, strength, 2.0, magnitude, False, 0, "s,w")
+    problem = Objective(s.double(), w.double(), strength[:, None], 2.0, magnitude)
+    assert torch.equal(blocks, pool_by_halves(problem))
+    torch.testing.assert_close(v, block_minimiser(problem, blocks), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.usefixtures("cpu_backend")
+def test_contents():
+    s, w, one = normal(2, 5), normal(2, 5, seed=1), torch.ones(2, dtype=torch.float64)
+    bad = torch.tensor([1.0, torch.nan], dtype=torch.float64)[:, None].expand(2, 5)
+    for match, args in [
+        ("`x` must be finite, but contains nan", (bad, w, one, 2.0, False)),
+        ("`y` must be finite, but contains nan", (s, bad, one, 2.0, False)),
+        ("`strength` must be positive and finite, but got 0", (s, w, 0 * one, 2.0, False)),
+        ("`w` must not be negative", (s, w, one, 2.0, True)),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            kernel(*args, False, 0, "x,y")
+
+
 def test_ties_are_not_pooled():
     s = torch.tensor([[2.0] * 20 + [1.0] * 20, [1.0] * 20 + [2.0] * 20], dtype=torch.float64)
     for pool in (pool_by_halves, scipy_backend.pool_row_by_row):
@@ -47,6 +79,7 @@ def test_ties_are_not_pooled():
 
 
 def test_works_without_scipy(monkeypatch):
+    without_numba(monkeypatch)
     x = normal(2, 50)
     expected = isotonic_l2(x)
     without = registry.PLATFORMS["scipy"]._replace(obstacle=lambda device: "SciPy is not installed")
@@ -105,6 +138,7 @@ def test_the_backend_decides_about_scipy(name, calls, monkeypatch):
 
     expected = isotonic_l2(x), permutahedron_rank(x)
     monkeypatch.setattr(scipy_backend, "isotonic_regression", counted)
+    without_numba(monkeypatch)
     with backend(name):
         torch.testing.assert_close((isotonic_l2(x), permutahedron_rank(x)), expected)
     assert len(seen) == calls

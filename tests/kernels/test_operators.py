@@ -135,14 +135,15 @@ def sets() -> Tensor:
     return torch.stack((first, first.flip(-1)))
 
 
-def units_given_count() -> tuple[Tensor, ...]:
-    return positions(), SIZES, *OPERATORS["bernoulli_count"](positions(), SIZES)
+def spreadless() -> tuple[Tensor, Tensor]:
+    """Ordinary rows, and one whose 3 units are nearly certain."""
+    return torch.cat((positions(), 40 * normal(1, 7, seed=2))), torch.tensor([3, 4, 3])
 
 
 def inclusion_product() -> tuple[Any, ...]:
-    law, vector = units_given_count(), normal(2, 7, seed=1)
-    change = OPERATORS["bernoulli_count_derivative"](*law[:3], *law[4:], vector, False)
-    return *law, torch.full((2, 2), torch.nan).double(), vector, change, 34.0
+    theta, k = spreadless()
+    law = OPERATORS["order_inclusion"](theta, k, 34.0)[1:]
+    return theta, k, *law, normal(3, 7, seed=1), 34.0
 
 
 def counted() -> tuple[Any, ...]:
@@ -233,6 +234,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
     "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
     "covariance_inverse_factored": [long_inclusion],
+    "bernoulli_count_inverse": [lambda: (long_inclusion()[1], SIZES, 1e-14)],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),
@@ -242,7 +244,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
         lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
     ],
-    "order_inclusion": [lambda: (*units_given_count(), 34.0)],
+    "order_inclusion": [lambda: (*spreadless(), 34.0)],
     "order_inclusion_product": [inclusion_product],
     "pivotal_draw": [
         lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE),

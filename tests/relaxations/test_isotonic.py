@@ -13,6 +13,8 @@ from khot import isotonic_l2, isotonic_lp
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 def problem(*shape):
     return normal(*shape), normal(*shape, seed=1).abs()

@@ -9,6 +9,8 @@ from khot import lapsum_topk, soft_permutation, soft_rank, soft_sort
 from tests.inputs import normal
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 MAPS = [soft_rank, soft_sort, soft_permutation]
 every_map = pytest.mark.parametrize("order_map", MAPS, ids=lambda order_map: order_map.__name__)
 

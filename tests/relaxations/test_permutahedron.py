@@ -12,6 +12,8 @@ from khot import isotonic_l2, permutahedron_projection, permutahedron_rank, perm
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_is_the_nearest_convex_combination_of_permutations(seed):

@@ -29,6 +29,7 @@ class ConditionalPoisson(SamplingDesign):
     made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
     share one tree, which the design keeps as long as it lives. So does one long row: its tree has log2 n levels of up
     to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
+    With numba, rows of at most 16384 units need no tree: of them a few numbers a unit are kept.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.

@@ -37,6 +37,8 @@ with specialised("float32"):
     _singles = _rows_at(types.float32)
 with specialised("float64"):
     doubles_at = _rows_at(types.float64)
+with specialised("int64"):
+    longs_at = _rows_at(types.int64)
 with specialised("uint8"):
     bytes_at = _rows_at(types.uint8)
 REALS_AT = {np.float32: _singles, np.float64: doubles_at}
@@ -60,14 +62,14 @@ def _of_two(name: str):
     return function
 
 
-_minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
+minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
 
 
 @summed
 def lowest(x):
     found = x[0]
     for i in range(x.shape[0]):
-        found = _minimum(found, x[i])
+        found = minimum(found, x[i])
     return found
 
 
@@ -80,7 +82,7 @@ def highest(x):
 
 
 @inlined
-def _difference(a, b):
+def difference(a, b):
     return a - b  # not to be reordered
 
 
@@ -88,7 +90,7 @@ def _difference(a, b):
 def _chunk_moments(x, centre):
     total = squares = x[0] - x[0]
     for i in range(x.shape[0]):
-        d = _difference(x[i], centre)
+        d = difference(x[i], centre)
         total += d
         squares += d * d
     return total, squares

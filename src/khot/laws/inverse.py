@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot.kernels.autograd import with_forward_mode
+from khot.kernels.bernoulli_count import bernoulli_count_inverse
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.inclusion_inverse import (
     LONGEST,
@@ -302,7 +303,7 @@ def _covariance_solution(
         scores = solved_for.scores(logits, k) if solved_for.factors else None
         return _solve_system(logits, _centre(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
 
-    if not _has_kernel(logits, family):
+    if logits.shape[-1] > LONGEST or not _has_kernel(logits, family):
         return _by_rows(of_rows, _either(k, size), logits, b)
     rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
     v = covariance_inverse(rows, right, sizes)
@@ -333,11 +334,17 @@ def _solution(
     def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
         return _newton(_target(given, k), k, solved_for)
 
-    given = probs.logit() if log_odds is None else log_odds
+    # Not `logit`, for which torch wakes its threads however few numbers there are.
+    given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
-    rows, sizes = _flat(given), _sizes(given, k, size)
-    logits, error = inclusion_inverse(rows, sizes, goal)
+    sizes = _sizes(given, k, size)
+    if given.shape[-1] <= LONGEST:
+        rows = _flat(given)
+        logits, error = inclusion_inverse(rows, sizes, goal)
+    else:
+        rows = _flat(_target(given, _either(k, size)))
+        logits, error = bernoulli_count_inverse(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal))
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
@@ -346,7 +353,9 @@ def _solution(
 
 def _has_kernel(x: Tensor, family: str) -> bool:
     """Whether these rows are solved one by one."""
-    return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
+    if family != CONDITIONAL_POISSON.name or not x.numel():
+        return False
+    return (inclusion_inverse if x.shape[-1] <= LONGEST else bernoulli_count_inverse).is_fused(x)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ from .quadrature import gauss, integration_range, trapezoidal
 MARGIN = 60.0  # further than this from all positions nothing happens
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
+FARTHEST_IN_LOOPS = 2.0**17  # a position for which loops have nodes enough between it and the others
 UNDERFLOW = 1e-300
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
 
@@ -126,9 +127,12 @@ def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float)
     return in_torch(theta)
 
 
-def _runs_now(*tensors: Tensor) -> bool:
-    """Whether loops can take these: numbers on a CPU that nobody transforms."""
-    return is_plain(*tensors) and all(x.numel() for x in tensors)
+def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
+    """Whether loops can take these: numbers on a CPU that nobody transforms, positions not too far from each other."""
+    if not (is_plain(theta, *tensors) and all(x.numel() for x in (theta, *tensors))):
+        return False
+    distance = theta.detach().abs()
+    return bool(distance.masked_fill_(distance == torch.inf, 0.0).amax() <= FARTHEST_IN_LOOPS)
 
 
 def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.links.clipped_power import ClippedPower
@@ -102,6 +103,36 @@ def _jvp(
 _apply = with_forward_mode(_OddFunction, _jvp)
 
 
+class _OfScores(Function):
+    """The map as a function of x alone, k and the strength being numbers, which they nearly always are: at less cost.
+
+    Derivatives of its derivative are those of :class:`_OddFunction`, which solves for the threshold again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitude: bool) -> Tensor:
+        y, anchor, offset = odd_map(x, k, strength, link.key, magnitude, checks_contents(x))
+        ctx.save_for_backward(x, k, strength, anchor, offset)
+        ctx.link, ctx.magnitude = link, magnitude
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, k, strength, anchor, offset = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            y, _, _ = _apply(x, k, strength, ctx.link, ctx.magnitude, False)
+            return torch.autograd.grad(y, x, grad, create_graph=True)[0], *(None,) * 4
+        options = ctx.link.key, ctx.magnitude, False
+        return odd_map_derivative(x, strength, anchor, offset, grad, *options)[0], *(None,) * 4
+
+
+def _is_plain_call(x: Tensor, *numbers: Any) -> bool:
+    """Whether this is a call on data, outside of all transforms, with numbers for all but x."""
+    if torch.compiler.is_compiling() or any(isinstance(value, Tensor) for value in numbers):
+        return False
+    return is_plain(x) and is_eager_everywhere()
+
+
 def apply_odd_map(
     x: Tensor,
     k: float | Tensor,
@@ -112,10 +143,15 @@ def apply_odd_map(
 ) -> Tensor:
     """Checks the arguments and applies the map along ``dim``."""
     check_scores(x, dim, joint=True)
-    rows = as_rows(x, dim)
-    batch, n = rows.shape[:-1], rows.shape[-1]
+    if dim != -1:
+        return as_axes(apply_odd_map(as_rows(x, dim), k, strength, -1, link, magnitude), x, dim)
+    batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness("strength", strength, x, batch)
-    k, strength = (row_scalar(value, rows, batch, on_host=False) for value in (k, strength))
-    y, _, _ = _apply(rows, k, strength, link, magnitude, checks_contents(x))
-    return as_axes(y, x, dim)
+    is_plain_call = _is_plain_call(x, k, strength)
+    k, strength = (row_scalar(value, x, batch, on_host=False) for value in (k, strength))
+    if is_plain_call and x.requires_grad and torch.is_grad_enabled():
+        result: Tensor = _OfScores.apply(x, k, strength, link, magnitude)
+        return result
+    y, _, _ = _apply(x, k, strength, link, magnitude, checks_contents(x))
+    return y

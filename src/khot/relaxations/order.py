@@ -5,6 +5,7 @@ values, sorted values its quantiles, and the columns of the permutation the slic
 The scale enters through :math:`z = x/s` alone, and the sums over sorted z through :mod:`khot.relaxations.laplace`.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,8 @@ class _Sorted(NamedTuple):
 def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Sorted:
     """Checks and sorts."""
     check_scores(x, dim)
-    x = x.movedim(dim, -1)
+    if dim != -1:
+        x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
     values, order = x.sort(-1, descending=descending)
@@ -52,12 +54,19 @@ def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
 def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
     if ordered.numel() == 0:
         return
-    ends = ordered.detach()[..., [0, -1]]  # NaN sorts last, or first
+    ordered = ordered.detach()
+    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN sorts last, or first
+    if not math.isfinite(widths.sum().item()):  # or so far apart that this overflows
+        _check_ends(ordered)
+    if isinstance(scale, Tensor) and looks_at_contents(scale):
+        check_softness_contents("scale", scale, ordered.dtype)
+
+
+def _check_ends(ordered: Tensor) -> None:
+    ends = ordered[..., [0, -1]]
     if not bool(ends.isfinite().all()):
         wrong = ends[~ends.isfinite()][0].item()
         raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
-    if isinstance(scale, Tensor) and looks_at_contents(scale):
-        check_softness_contents("scale", scale, ordered.dtype)
 
 
 def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
@@ -123,7 +132,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    return _RANK(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
+    y = _RANK(*_sorted(x, scale, descending, dim))
+    return y if dim == -1 else y.movedim(-1, dim)
 
 
 @one_operation
@@ -156,7 +166,8 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    return _SORT(*_sorted(x, scale, descending, dim)).movedim(-1, dim)
+    y = _SORT(*_sorted(x, scale, descending, dim))
+    return y if dim == -1 else y.movedim(-1, dim)
 
 
 @one_operation

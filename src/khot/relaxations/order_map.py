@@ -36,34 +36,48 @@ class OrderMap(NamedTuple):
         found = self.whole.find(x)
         if found is None:
             return self.compose(values, order, scale)
-        device = x.device if isinstance(scale, Tensor) else "cpu"  # a number saves a launch there
-        scale = torch.as_tensor(scale, dtype=torch.float64, device=device).expand(x.shape[:-1])
-        return _Whole.apply(x, scale, values.detach(), order, found, self.compose)
+        if isinstance(scale, Tensor) or not found.takes_number:
+            device = x.device if isinstance(scale, Tensor) else "cpu"  # a number saves a launch there
+            scale = torch.as_tensor(scale, dtype=torch.float64, device=device).expand(x.shape[:-1])
+        if torch.is_grad_enabled() and (x.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)):
+            result: Tensor = _Whole.apply(x, scale, values.detach(), order, found, self.compose)
+            return result
+        with torch.no_grad():
+            return found.forward(values, order, scale)[0]
 
 
 def _differentiable_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, scale, _, order, *_ = ctx.saved_tensors
-    inputs = [v for v in (x, scale) if v.requires_grad]
+    x, scales, _, order, *_ = ctx.saved_tensors
+    scale = ctx.number if scales is None else scales
+    inputs = [v for v, needed in zip((x, scale), ctx.needs_input_grad, strict=False) if needed]
     with torch.enable_grad():
         result = ctx.compose(x.gather(-1, order), order, scale)
     found = iter(torch.autograd.grad(result, inputs, grad, create_graph=torch.is_grad_enabled()))
-    return *(next(found) if v.requires_grad else None for v in (x, scale)), None, None, None, None
+    return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None, None, None, None
 
 
 class _Whole(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, values: Tensor, order: Tensor, rows: RowMap, compose: Callable[..., Tensor]
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor | float,
+        values: Tensor,
+        order: Tensor,
+        rows: RowMap,
+        compose: Callable[..., Tensor],
     ) -> Tensor:
         result, *saved = rows.forward(values, order, scale)
         ctx.rows, ctx.compose = rows, compose
-        ctx.save_for_backward(x, scale, values, order, *saved)
+        scales, ctx.number = (scale, None) if isinstance(scale, Tensor) else (None, scale)
+        ctx.save_for_backward(x, scales, values, order, *saved)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or not is_eager(grad):
             return _differentiable_backward(ctx, grad)
-        _, scale, values, order, *saved = ctx.saved_tensors
+        _, scales, values, order, *saved = ctx.saved_tensors
+        scale = ctx.number if scales is None else scales
         grads = ctx.rows.backward(values, order, scale, grad, ctx.needs_input_grad[1], *saved)
         return *(v if needed else None for v, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 4

@@ -60,12 +60,12 @@ def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Lo
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
-    solve, value = _solver(link, shape, real), link.log_value if log else link.value
+    solve, value = solver(link, shape, real), link.log_value if log else link.value
 
     @per_row
     def fill(x, anchor, inverse, offset, q, y):
         for i in range(x.shape[0]):
-            y[i] = value(_distance(x[i], anchor, inverse, offset), q)
+            y[i] = value(distance(x[i], anchor, inverse, offset), q)
 
     reals_at = REALS_AT[real]
 
@@ -78,8 +78,8 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
         )
         sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
         for r in range(first, last):
-            row, s = xs[r], _of_row(scale, one_scale, r)
-            a, c, done, known = solve(row, _of_row(k, one_k, r), s, q, centre, spread, sample, known)
+            row, s = xs[r], of_row(scale, one_scale, r)
+            a, c, done, known = solve(row, of_row(k, one_k, r), s, q, centre, spread, sample, known)
             anchors[r], offsets[r], is_left[r] = a, c, not done
             count += not done
             if done and y != 0:
@@ -90,13 +90,13 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
 
 
 @inlined
-def _of_row(address, one, r):
+def of_row(address, one, r):
     """The number of a row: of an array, or where that has no address, one for all rows."""
     return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
 
 
 @inlined
-def _distance(x, anchor, inverse, offset):
+def distance(x, anchor, inverse, offset):
     return (x - anchor) * inverse - offset
 
 
@@ -108,7 +108,7 @@ def _sums(link: NumbaLink, real: Real) -> Compiled:
     def of_chunk(x, anchor, inverse, offset, q):
         above = signed = total = slope = real(0)
         for i in range(x.shape[0]):
-            is_above, tail, rate = terms(_distance(x[i], anchor, inverse, offset), q)
+            is_above, tail, rate = terms(distance(x[i], anchor, inverse, offset), q)
             above += is_above
             signed += tail - two * is_above * tail
             total += tail
@@ -220,7 +220,7 @@ def _leave_kink(x, k, scale, t):
     return left if free else t, min(0.5 * room, 1.0) if free else 0.0
 
 
-def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+def solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, whether they are the threshold, ``known``.
 
     ``known`` is a share k / n with the quantiles there of the link and the normal law, often those of the row before.
@@ -283,9 +283,9 @@ def _derivative(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
         xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
         count, is_left = 0, bytes_at(left, 1, last)[0]
         for r in range(first, last):
-            s = _of_row(scale, one_scale, r)
+            s = of_row(scale, one_scale, r)
             inverse = 1 / s
-            at = real(_of_row(anchor, 0.0, r)), real(inverse), real(_of_row(offset, 0.0, r))
+            at = real(of_row(anchor, 0.0, r)), real(inverse), real(of_row(offset, 0.0, r))
             row, out = xs[r], grads[r]
             of_k, done = gradient(row, at, gs[r], q, real(1 if grad_scale != 0 else inverse), out)
             is_left[r] = not (done and NARROWEST < s < WIDEST)
@@ -311,7 +311,7 @@ def _lever(x, at, grad):
     """The sum of z dL/dz in float64, where no product overflows; infinite items have no slope."""
     total = 0.0
     for i in range(x.shape[0]):
-        z = np.float64(_distance(x[i], *at))
+        z = np.float64(distance(x[i], *at))
         total += (z if abs(z) < np.inf else 0.0) * np.float64(grad[i])
     return total
 
@@ -334,7 +334,7 @@ def _gradient(link: NumbaLink, may_vanish: bool, real: Real) -> Compiled:
     def slopes(x, at, g, q, out):
         total = pull = real(0)
         for i in range(x.shape[0]):
-            w = slope(_distance(x[i], *at), q)
+            w = slope(distance(x[i], *at), q)
             out[i] = w
             total += w
             pull += w * g[i]
@@ -344,7 +344,7 @@ def _gradient(link: NumbaLink, may_vanish: bool, real: Real) -> Compiled:
     def rest(g, w, mean):
         total = real(0)
         for i in range(g.shape[0]):
-            total += w[i] * _difference(g[i], mean)
+            total += w[i] * difference(g[i], mean)
         return total
 
     @per_row
@@ -385,7 +385,7 @@ def _log_gradient(link: NumbaLink, real: Real) -> Compiled:
     def slopes(x, at, g, q, out):
         total = pull = real(0)
         for i in range(x.shape[0]):
-            z = _distance(x[i], *at)
+            z = distance(x[i], *at)
             w = slope(z, q)
             out[i] = w
             total += w
@@ -404,7 +404,7 @@ def _log_gradient(link: NumbaLink, real: Real) -> Compiled:
         largest, mean = np.float64(highest(out)), real(pull / total)
         top = np.argmax(out) if largest > DOMINANT * total else -1
         for i in range(n):
-            z = _distance(x[i], *at)
+            z = distance(x[i], *at)
             out[i] = (direct(x[i], z, g[i], q) - out[i] * mean) * factor
         if top >= 0:
             _balance(out, top)
@@ -418,5 +418,5 @@ def _log_gradient(link: NumbaLink, real: Real) -> Compiled:
 
 
 @inlined
-def _difference(a, b):
+def difference(a, b):
     return a - b  # which sums in any order must not take apart

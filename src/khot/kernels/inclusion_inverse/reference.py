@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian
 
-STEPS = 60
+STEPS, NOTHING = 60, 1e-13
 
 
 def _log_esp(logits: Tensor, k: int) -> Tensor:
@@ -24,7 +24,10 @@ def _solve(logits: Tensor, b: Tensor, k: int) -> Tensor:
 def _inverse(log_odds: Tensor, k: int) -> Tensor:
     logits = log_odds
     for _ in range(STEPS):
-        logits = logits + _solve(logits, torch.sigmoid(log_odds) - grad(_log_esp)(logits, k), k)
+        step = _solve(logits, torch.sigmoid(log_odds) - grad(_log_esp)(logits, k), k)
+        logits = logits + step
+        if step.abs().max() < NOTHING:
+            break
     return logits - logits.mean()
 
 

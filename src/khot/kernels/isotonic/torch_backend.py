@@ -241,7 +241,8 @@ def _is_optimal(objective: Objective, v: Tensor) -> Tensor:
     return (v.diff(dim=-1) <= 0).all(-1, keepdim=True) & (first.cumsum(-1) >= -slack).all(-1, keepdim=True)
 
 
-def _check_contents(targets: Tensor, weights: Tensor, names: list[str], strength: Tensor, magnitude: bool) -> None:
+def check_contents(targets: Tensor, weights: Tensor, names: list[str], strength: Tensor, magnitude: bool) -> None:
+    """ValueError for targets or weights, which go by these names, that are not finite, or are out of range."""
     for name, value in zip(names, (targets, weights), strict=True):
         if not bool(value.isfinite().all()):
             raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
@@ -271,7 +272,7 @@ def solve(
     if s.numel() == 0:
         return torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
     if names:
-        _check_contents(s, w, names.split(","), strength, magnitude)
+        check_contents(s, w, names.split(","), strength, magnitude)
     n = s.shape[-1]
     rows, weights = (v.double().reshape(-1, n).contiguous() for v in (s, w))  # what follows looks at rows as halves
     objective = Objective(rows, weights, strength.double().reshape(-1, 1), p, magnitude)

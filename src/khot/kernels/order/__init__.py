@@ -63,10 +63,12 @@ class RowMap(NamedTuple):
         forward: From these to a tuple of the result and of what the derivative needs.
         backward: From these, dL/d result, whether dL/dscale is wanted, and what the derivative needs, to dL/dx and
             dL/dscale in float64.
+        takes_number: Whether the scale of all rows may be a number.
     """
 
-    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+    forward: Callable[[Tensor, Tensor, Any], tuple[Tensor, ...]]
     backward: Callable[..., tuple[Tensor, Tensor | None]]
+    takes_number: bool = False
 
 
 def _like_twice(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -118,10 +120,12 @@ def _on_host(values: Tensor) -> bool:
 # Whole maps and their first derivatives, each a :class:`RowMap`; what none takes is composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
 soft_rank.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_rank.backend("numba", module=".numba_maps")
 soft_rank.backend("torch", module=".torch_tiles", takes=_on_host)
 
 soft_sort = Backends(__name__, "SOFT_SORT")
 soft_sort.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_sort.backend("numba", module=".numba_maps")
 soft_sort.backend("torch", module=".torch_tiles", takes=_on_host)
 
 soft_permutation = Backends(__name__, "SOFT_PERMUTATION")

@@ -10,9 +10,8 @@ and unit i if it is ahead of all but k - 1 of the others,
 
 ``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i` for logistic noise.
 With that the units that have come by a time are a conditional Poisson design, the same for all times, if their number
-is k: the law that :mod:`khot.kernels.bernoulli_count` finds. ``order_inclusion_product`` gives the product of their
-Jacobian with a vector. It is symmetric, as :math:`\pi` is the gradient of the expected sum of the k largest
-:math:`-R_i`: one product serves both modes of differentiation.
+is k. ``order_inclusion_product`` gives the product of their Jacobian with a vector. It is symmetric, as :math:`\pi` is
+the gradient of the expected sum of the k largest :math:`-R_i`: one product serves both modes of differentiation.
 
 Positions are float64; one of ``inf`` includes its unit, ``-inf`` excludes it. Results have relative errors of about
 e^-depth, for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, in small pieces of Gauss' rule. What
@@ -55,7 +54,14 @@ order_log_prob.backend(
 order_inclusion = Operator(
     "order_inclusion",
     reference.order_inclusion,
-    fake=lambda theta, *_: (torch.empty_like(theta), theta.new_empty(len(theta), 2)),
+    fake=lambda theta, *_: (
+        torch.empty_like(theta),
+        theta.new_empty(len(theta), 2),
+        theta.new_empty(len(theta)),
+        torch.empty_like(theta),
+        torch.empty_like(theta),
+        theta.new_empty(len(theta), 2),
+    ),
     batch=False,
 )
 order_inclusion.backend("numba", module=".numba_backend")

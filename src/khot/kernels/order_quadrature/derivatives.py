@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import has_derivative, with_forward_mode
-from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
 from ..registry import is_eager
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
@@ -69,9 +68,8 @@ class _Inclusion(Function):
     @staticmethod
     def forward(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> tuple[Tensor, ...]:
         rows, sizes = _rows(theta), k.expand(theta.shape[:-1]).reshape(-1).contiguous()
-        law = bernoulli_count(rows, sizes)
-        probs, ends = order_inclusion(rows, sizes, *law, depth)
-        return probs.view(theta.shape), sizes, *law, ends
+        probs, *law = order_inclusion(rows, sizes, depth)
+        return probs.view(theta.shape), sizes, *law
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -92,11 +90,8 @@ class _Inclusion(Function):
         return grad_theta, *(None,) * 3
 
 
-def _product(theta: Tensor, grad: Tensor, depth: float, *law: Tensor) -> Tensor:
-    rows, vector = _rows(theta), _rows(grad)
-    k, tilt, log_count, missing, came, ends = law
-    change = bernoulli_count_derivative(rows, k, tilt, missing, came, vector, False)
-    product = order_inclusion_product(rows, k, tilt, log_count, missing, came, ends, vector, change, depth)
+def _product(theta: Tensor, grad: Tensor, depth: float, k: Tensor, *law: Tensor) -> Tensor:
+    product = order_inclusion_product(_rows(theta), k, *law, _rows(grad), depth)
     return cast(Tensor, product.view(theta.shape).to(theta.dtype))
 
 

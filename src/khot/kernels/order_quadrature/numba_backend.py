@@ -14,15 +14,20 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..numba_tools import kernel, over_rows, per_row, specialised
+from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
+from ..numba_math import LOG1P
+from ..numba_tilt import solve_tilt
+from ..numba_tools import inlined, inlined_sum, kernel, over_rows, specialised
 from . import numba_log_exponential, numba_logistic
-from .numba_inclusion import inclusion, product, seen_from_tilt
+from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk
+from .numba_inclusion import Law, changes_of_rarer_fates, rarer_fates, seen_from_tilt
 from .numba_logistic import space
 
+log1p = LOG1P[np.float64]
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT = 50, 50, 100  # of work for a unit, more or less
 
 
-@per_row
+@inlined
 def _gather(theta, k, places, finite):
     """Gathers the finite positions; their number, and how many of them are to be drawn, -1 where there is a NaN."""
     count = 0
@@ -37,7 +42,7 @@ def _gather(theta, k, places, finite):
     return count, k
 
 
-@per_row
+@inlined
 def _contradicts(theta, value, count, k):
     """Whether a value has another fate for a certain unit; all are certain if all that are left are drawn, or none."""
     for i in range(theta.shape[0]):
@@ -53,7 +58,7 @@ def _contradicts(theta, value, count, k):
 def _log_prob_loop(of_row):
     """The loop for a noise."""
 
-    @per_row
+    @inlined
     def of_open(finite, value, places, count, depth, with_slopes, slope, drawn, room, slopes):
         members = 0
         for i in range(count):
@@ -123,68 +128,187 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1]).contiguous()
 
 
-@per_row
-def _gather_three(places, count, a, b, c, of_a, of_b, of_c):
-    for i in range(count):
-        of_a[i], of_b[i], of_c[i] = a[places[i]], b[places[i]], c[places[i]]
+@inlined_sum
+def _sum_of_logarithms(weight):
+    total = 0.0
+    for j in range(weight.shape[0]):
+        total += log1p(weight[j])
+    return total
+
+
+@inlined
+def _law_given(sides, places, missing, came, log_count, rarer, usual):
+    """The law of a row of which it is known."""
+    for j in range(sides.end):
+        i = places[sides.place[j]]
+        rarer[j] = missing[i] if j < sides.above else came[i]
+        usual[j] = came[i] if j < sides.above else missing[i]
+    return Law(sides, rarer[: sides.end], usual[: sides.end], log_count)
+
+
+@inlined
+def _law_found(sides, places, depth, room, missing, came, rarer, usual):
+    """The law of a row that has some spread, which is written down, too."""
+    s = room.of_units[3]
+    circle = walk(sides, depth, room.of_nodes[3:], s)
+    rarer_given_count(sides, circle, s, rarer)
+    for j in range(sides.end):
+        usual[j] = 1.0 - rarer[j]
+        i = places[sides.place[j]]
+        missing[i], came[i] = (rarer[j], usual[j]) if j < sides.above else (usual[j], rarer[j])
+    log_count = np.log(circle.chance) + _sum_of_logarithms(sides.weight[: sides.end])
+    return Law(sides, rarer[: sides.end], usual[: sides.end], log_count)
 
 
 @kernel
-def _inclusion_rows(first, last, theta, k, tilts, log_counts, missing, came, depth, result, ends):
-    n = theta.shape[1]
-    places, finite, found = np.empty(n, np.int64), np.empty(n), np.empty(n)
-    out, included, drawn, room = np.empty(n), np.empty(n), np.zeros(n, np.bool_), space(n, 0, 3)
+def _inclusion_rows(first, last, theta, k, given, depth, tilts, log_count, missing, came, ends, left, result):
+    n, skipped = theta.shape[1], 0
+    places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
+    rarer, usual, fate, room = np.empty(n), np.empty(n), np.empty(n), space(n, 1, 7)
     for r in range(first, last):
-        count, left = _gather(theta[r], k[r], places, finite)
-        ends[r, :] = np.nan
-        if not 0 < left < count:
-            result[r, :] = came[r]
+        count, size = _gather(theta[r], k[r], places, finite)
+        left[r] = False
+        for i in range(n):
+            result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
+        if not 0 < size < count:
+            for j in range(count):
+                result[r, places[j]] = 1.0 if size > 0 else 0.0
             continue
-        _gather_three(places, count, missing[r], came[r], came[r], out, included, included)
-        sides = seen_from_tilt(finite[:count], drawn, left, tilts[r, 0], tilts[r, 1], room)
-        log_count = log_counts[r, 0] + log_counts[r, 1]
-        inclusion(sides, included, out, log_count, ends[r], depth, room, found)
-        result[r, :] = came[r]
-        for i in range(count):
-            result[r, places[i]] = found[i]
-    return 0
-
-
-def order_inclusion(
-    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, depth: float
-) -> tuple[Tensor, Tensor]:
-    result, ends = torch.empty_like(theta), theta.new_empty(len(theta), 2)
-    arguments = (x.numpy() for x in (theta, k, tilt, log_count, missing, came))
-    steps = STEPS_OF_INCLUSION * theta.numel()
-    over_rows(_inclusion_rows, len(theta), steps, *arguments, depth, result.numpy(), ends.numpy())
-    return result, ends
+        if not given:
+            ends[r, 0] = np.nan
+            tilts[r, 0], tilts[r, 1] = solve_tilt(finite[:count], size)
+        sides = seen_from_tilt(finite[:count], drawn, size, tilts[r, 0], tilts[r, 1], room)
+        if given:
+            law = _law_given(sides, places, missing[r], came[r], log_count[r], rarer, usual)
+        elif sides.curvature > LEAST_SPREAD:
+            law = _law_found(sides, places, depth, room, missing[r], came[r], rarer, usual)
+            log_count[r] = law.log_count
+        else:
+            left[r] = True
+            skipped += 1
+            continue
+        rarer_fates(law, ends[r], depth, room, fate)
+        for j in range(count):
+            result[r, places[sides.place[j]]] = 1.0 - fate[j] if j < sides.above else fate[j]
+    return skipped
 
 
 @kernel
-def _product_rows(first, last, theta, k, tilts, log_counts, missing, came, ends, vector, change, depth, result):
-    n = theta.shape[1]
-    places, finite, found, given = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty((4, n))
-    drawn, room = np.zeros(n, np.bool_), space(n, 0, 6)
+def _product_rows(
+    first, last, theta, k, given, depth, tilts, log_count, missing, came, ends, vector, changes, left, result
+):
+    n, skipped = theta.shape[1], 0
+    places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
+    rarer, usual, h, change, found = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    room = space(n, 1, 10)
     for r in range(first, last):
-        count, left = _gather(theta[r], k[r], places, finite)
+        count, size = _gather(theta[r], k[r], places, finite)
+        left[r] = False
         result[r, :] = 0.0
-        if not 0 < left < count:
+        if not 0 < size < count:
             continue
-        _gather_three(places, count, missing[r], came[r], vector[r], given[0], given[1], given[2])
-        _gather_three(places, count, change[r], change[r], change[r], given[3], given[3], given[3])
-        sides = seen_from_tilt(finite[:count], drawn, left, tilts[r, 0], tilts[r, 1], room)
-        log_count = log_counts[r, 0] + log_counts[r, 1]
-        product(sides, given[1], given[0], log_count, ends[r], depth, room, given[2], given[3], found)
-        for i in range(count):
-            result[r, places[i]] = found[i]
-    return 0
+        sides = seen_from_tilt(finite[:count], drawn, size, tilts[r, 0], tilts[r, 1], room)
+        if not given and not sides.curvature > LEAST_SPREAD:
+            left[r] = True
+            skipped += 1
+            continue
+        law = _law_given(sides, places, missing[r], came[r], log_count[r], rarer, usual)
+        _fill_vector(law, places, vector[r], h)
+        if given:
+            for j in range(count):
+                change[j] = (
+                    -changes[r, places[sides.place[j]]] if j < sides.above else changes[r, places[sides.place[j]]]
+                )
+        else:
+            s = room.of_units[3]
+            covariances(sides, walk(sides, depth, room.of_nodes[3:], s), s, h, rarer, change)
+        changes_of_rarer_fates(law, ends[r], depth, room, h, change, found)
+        for j in range(count):
+            result[r, places[sides.place[j]]] = -found[j] if j < sides.above else found[j]
+    return skipped
+
+
+@inlined
+def _fill_vector(law, places, vector, h):
+    """The vector, counting rarer fates, without a mean of it: that changes no product, and leaves smaller terms."""
+    sides = law.sides
+    total, weights = 0.0, np.finfo(np.float64).tiny
+    for j in range(sides.end):
+        h[j] = vector[places[sides.place[j]]]
+        weight = law.rarer[j] * law.usual[j]
+        total += weight * h[j]
+        weights += weight
+    for j in range(sides.end):
+        h[j] -= total / weights
+        h[j] = -h[j] if j < sides.above else h[j]
+
+
+def order_inclusion(theta: Tensor, k: Tensor, depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows = len(theta)
+    result, missing, came = torch.empty_like(theta), torch.zeros_like(theta), torch.zeros_like(theta)
+    tilt, ends, log_count = theta.new_zeros(rows, 2), theta.new_zeros(rows, 2), theta.new_zeros(rows)
+    found = tilt, log_count, missing, came, ends
+    some = _run_inclusion(theta, k, False, depth, found, result)
+    if some is not None:
+        law = _law_of_recursion(theta[some], k[some])
+        again = torch.empty_like(theta[some])
+        _run_inclusion(theta[some], k[some], True, depth, law, again)
+        result[some] = again
+        for all_rows, few in zip(found, law, strict=True):
+            all_rows[some] = few
+    return result, *found
+
+
+def _run_inclusion(
+    theta: Tensor, k: Tensor, given: bool, depth: float, law: tuple[Tensor, ...], result: Tensor
+) -> Tensor | None:
+    """Runs the loop; the rows that it has left."""
+    left = torch.empty_like(k, dtype=torch.bool)
+    arguments = (x.numpy() for x in (*law, left, result))
+    steps = STEPS_OF_INCLUSION * theta.numel()
+    skipped = over_rows(_inclusion_rows, len(theta), steps, theta.numpy(), k.numpy(), given, depth, *arguments)
+    return left if skipped else None
+
+
+def _law_of_recursion(theta: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """What the loop finds of other rows: the tilt, log P(N = k) and so on, and no ends."""
+    tilt, log_count, missing, came = bernoulli_count(theta, k)
+    return tilt, log_count.sum(-1), missing, came, torch.full_like(tilt, torch.nan)
 
 
 def order_inclusion_product(
-    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, ends: Tensor,
-    vector: Tensor, change: Tensor, depth: float,
-) -> Tensor:  # fmt: skip
-    result = torch.empty_like(theta)
-    arguments = (x.numpy() for x in (theta, k, tilt, log_count, missing, came, ends, vector, change))
-    over_rows(_product_rows, len(theta), STEPS_OF_PRODUCT * theta.numel(), *arguments, depth, result.numpy())
+    theta: Tensor,
+    k: Tensor,
+    tilt: Tensor,
+    log_count: Tensor,
+    missing: Tensor,
+    came: Tensor,
+    ends: Tensor,
+    vector: Tensor,
+    depth: float,
+) -> Tensor:
+    law, result = (tilt, log_count, missing, came, ends), torch.empty_like(theta)
+    some = _run_product(theta, k, False, depth, law, vector, vector, result)
+    if some is not None:
+        few, sizes, given, again = theta[some], k[some], [x[some] for x in law], torch.empty_like(theta[some])
+        change = bernoulli_count_derivative(few, sizes, given[0], given[2], given[3], vector[some], False)
+        _run_product(few, sizes, True, depth, tuple(given), vector[some], change, again)
+        result[some] = again
     return result
+
+
+def _run_product(
+    theta: Tensor,
+    k: Tensor,
+    given: bool,
+    depth: float,
+    law: tuple[Tensor, ...],
+    vector: Tensor,
+    change: Tensor,
+    result: Tensor,
+) -> Tensor | None:
+    left = torch.empty_like(k, dtype=torch.bool)
+    arguments = (x.numpy() for x in (*law, vector, change, left, result))
+    steps = STEPS_OF_PRODUCT * theta.numel()
+    skipped = over_rows(_product_rows, len(theta), steps, theta.numpy(), k.numpy(), given, depth, *arguments)
+    return left if skipped else None

@@ -5,151 +5,236 @@ With m the inclusion probabilities given that k units have come, which are the s
 .. math:: \pi_i = \int P(N = k) \, F_i \Big( \sum_j (1 - F_j) m_j + (1 - F_i) m_i \Big) ds
 
 and likewise :math:`1 - \pi_i`. Products with the Jacobian are derivatives along a vector, taken under the integral
-sign; that of m is given.
+sign.
 
-Of a unit that is expected to have come, it is ``rarer`` not to have come, m and F stand for ``usual`` fates, and signs
-change: see :mod:`.numba_logistic`.
+As in :mod:`.numba_logistic` the rarer fate of a unit, of probability x / (1 + x), is to have come, or to be missing if
+it is above; vectors and their products count it, with a minus sign above. Loops take four units at a time where they
+can, which shares what they read and write.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from ..numba_tools import per_row, summed
-from .numba_logistic import evaluate_count, find_range, split
+from ..numba_math import EXP
+from ..numba_tools import inlined, inlined_sum
+from .numba_logistic import Sides, evaluate_count, find_range, split
 from .numba_range import fill_nodes
 
+Array = np.ndarray[Any, Any]
+
+exp = EXP[np.float64]
 LONGEST_GAP = 1200.0  # e^-600, by which units across it are drawn, is no probability that anybody asks for
 
 
-@per_row
+class Law(NamedTuple):
+    """A row, and the probabilities of the rarer fate of each unit, in the order of the sides, given N = k."""
+
+    sides: Sides
+    rarer: Array
+    usual: Array
+    log_count: float  # logarithm of P(N = k) at the time 0, times the product of 1 + x there
+
+
+@inlined
 def seen_from_tilt(theta, drawn, k, anchor, offset, space):
     return split(theta, drawn, k, anchor, offset, LONGEST_GAP, space)
 
 
-@per_row
-def _fill_chances(sides, log_count, ends, depth, space):
+@inlined
+def _fill_chances(law, ends, depth, space):
     """P(N = k), times the weights, at the nodes; these are between given ends, or those to be found and given."""
     points, chance = space.of_nodes[3], space.of_nodes[4]
     if np.isnan(ends[0]):
-        ends[0], ends[1] = find_range(sides, depth, 0.0, points, chance)
-    nodes, width = fill_nodes(ends[0], ends[1], depth, sides.curvature, points)
-    evaluate_count(sides, points, nodes, chance)
-    for i in range(nodes):
-        chance[i] = np.exp(chance[i] + log_count) * width
+        ends[0], ends[1] = find_range(law.sides, depth, 0.0, points, chance)
+    nodes, width = fill_nodes(ends[0], ends[1], depth, law.sides.curvature, points)
+    evaluate_count(law.sides, points, nodes, chance)
+    _fill_exponentials(law.log_count, width, chance[:nodes])
     return chance[:nodes]
 
 
-@per_row
-def _add_rates(weight, power, rarer, usual, to_usual, to_rarer):
-    for i in range(to_usual.shape[0]):
-        x = weight * power[i]
-        large = 1.0 / (1.0 + x)
-        to_usual[i] += large * rarer
-        to_rarer[i] += x * large * usual
+@inlined
+def _fill_exponentials(shift, factor, values):
+    for i in range(values.shape[0]):
+        values[i] = exp(values[i] + shift) * factor
 
 
-@per_row
-def _fill_rates(sides, came, missing, leaving, arriving):
+@inlined
+def _fates(weight, power):
+    """x / (1 + x) and 1 / (1 + x)."""
+    x = weight * power
+    large = 1.0 / (1.0 + x)
+    return x * large, large
+
+
+@inlined
+def _rates_of(weight, power, rarer, usual):
+    small, large = _fates(weight, power)
+    return large * rarer, small * usual
+
+
+@inlined
+def _add_rates(weight, rarer, usual, start, stop, power, to_usual, to_rarer):
+    """Adds units to the rates at which they will yet take their rarer fate, and have to give it up."""
+    fours = start + (stop - start) // 4 * 4
+    for j in range(start, fours, 4):
+        w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+        r0, r1, r2, r3 = rarer[j], rarer[j + 1], rarer[j + 2], rarer[j + 3]
+        u0, u1, u2, u3 = usual[j], usual[j + 1], usual[j + 2], usual[j + 3]
+        for i in range(to_usual.shape[0]):
+            a, b = _rates_of(w0, power[i], r0, u0), _rates_of(w1, power[i], r1, u1)
+            c, d = _rates_of(w2, power[i], r2, u2), _rates_of(w3, power[i], r3, u3)
+            to_usual[i] += (a[0] + b[0]) + (c[0] + d[0])
+            to_rarer[i] += (a[1] + b[1]) + (c[1] + d[1])
+    for j in range(fours, stop):
+        w0, r0, u0 = weight[j], rarer[j], usual[j]
+        for i in range(to_usual.shape[0]):
+            a = _rates_of(w0, power[i], r0, u0)
+            to_usual[i] += a[0]
+            to_rarer[i] += a[1]
+
+
+@inlined
+def _fill_rates(law, leaving, arriving):
     """sum_j (1 - F_j) m_j and sum_j F_j (1 - m_j) at the nodes."""
+    sides = law.sides
     leaving[:], arriving[:] = 0.0, 0.0
-    for j in range(sides.above):
-        i = sides.place[j]
-        _add_rates(sides.weight[j], sides.down, missing[i], came[i], arriving, leaving)
-    for j in range(sides.above, sides.end):
-        i = sides.place[j]
-        _add_rates(sides.weight[j], sides.up, came[i], missing[i], leaving, arriving)
+    _add_rates(sides.weight, law.rarer, law.usual, 0, sides.above, sides.down, arriving, leaving)
+    _add_rates(sides.weight, law.rarer, law.usual, sides.above, sides.end, sides.up, leaving, arriving)
 
 
-@summed
-def _rarer_fate(weight, power, chance, rate, rarer):
-    total = 0.0
+@inlined
+def _part_of_fate(weight, power, chance, rate, rarer):
+    small, large = _fates(weight, power)
+    return chance * small * (rate + large * rarer)
+
+
+@inlined_sum
+def _four_fates(weight, rarer, j, power, chance, rate):
+    w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+    r0, r1, r2, r3 = rarer[j], rarer[j + 1], rarer[j + 2], rarer[j + 3]
+    a = b = c = d = 0.0
     for i in range(chance.shape[0]):
-        x = weight * power[i]
-        large = 1.0 / (1.0 + x)
-        total += chance[i] * (x * large) * (rate[i] + large * rarer)
-    return total
+        a += _part_of_fate(w0, power[i], chance[i], rate[i], r0)
+        b += _part_of_fate(w1, power[i], chance[i], rate[i], r1)
+        c += _part_of_fate(w2, power[i], chance[i], rate[i], r2)
+        d += _part_of_fate(w3, power[i], chance[i], rate[i], r3)
+    return a, b, c, d
 
 
-@per_row
-def inclusion(sides, came, missing, log_count, ends, depth, space, result):
-    """Inclusion probabilities of a row of finite positions, 0 < k < n."""
-    chance = _fill_chances(sides, log_count, ends, depth, space)
-    nodes = chance.shape[0]
-    leaving, arriving = space.of_nodes[5, :nodes], space.of_nodes[6, :nodes]
-    _fill_rates(sides, came, missing, leaving, arriving)
-    for j in range(sides.above):
-        i = sides.place[j]
-        result[i] = 1.0 - _rarer_fate(sides.weight[j], sides.down, chance, arriving, missing[i])
-    for j in range(sides.above, sides.end):
-        i = sides.place[j]
-        result[i] = _rarer_fate(sides.weight[j], sides.up, chance, leaving, came[i])
-
-
-@per_row
-def _add_changes(weight, power, g, change, rarer, usual, log_count, to_usual, to_rarer):
-    """Derivatives of log P(N = k), and of the sums of :func:`_add_rates`."""
-    for i in range(log_count.shape[0]):
-        x = weight * power[i]
-        large = 1.0 / (1.0 + x)
-        small = x * large
-        bend = g * small * large
-        log_count[i] += g * (rarer - small)
-        to_usual[i] += large * change - bend * rarer
-        to_rarer[i] += bend * usual - small * change
-
-
-@summed
-def _change_of_fate(weight, power, g, change, rarer, chance, log_count, rate, rate_change):
-    total = 0.0
+@inlined_sum
+def _one_fate(weight, rarer, j, power, chance, rate):
+    a, w0, r0 = 0.0, weight[j], rarer[j]
     for i in range(chance.shape[0]):
-        x = weight * power[i]
-        large = 1.0 / (1.0 + x)
-        small = x * large
-        moved = (log_count[i] + g * large) * (rate[i] + large * rarer)
-        total += chance[i] * small * (moved + rate_change[i] + large * (change - g * small * rarer))
-    return total
+        a += _part_of_fate(w0, power[i], chance[i], rate[i], r0)
+    return a
 
 
-@per_row
-def product(sides, came, missing, log_count, ends, depth, space, vector, change, result):
-    """The Jacobian of :func:`inclusion` times a vector, of which ``change`` is the derivative of m along it."""
-    chance = _fill_chances(sides, log_count, ends, depth, space)
-    nodes = chance.shape[0]
-    leaving, arriving = space.of_nodes[5, :nodes], space.of_nodes[6, :nodes]
-    moved, leaving_change, arriving_change = (
-        space.of_nodes[7, :nodes], space.of_nodes[8, :nodes], space.of_nodes[9, :nodes]
+@inlined
+def _fill_fates(weight, rarer, start, stop, power, chance, rate, fate):
+    fours = start + (stop - start) // 4 * 4
+    for j in range(start, fours, 4):
+        fate[j], fate[j + 1], fate[j + 2], fate[j + 3] = _four_fates(weight, rarer, j, power, chance, rate)
+    for j in range(fours, stop):
+        fate[j] = _one_fate(weight, rarer, j, power, chance, rate)
+
+
+@inlined
+def rarer_fates(law, ends, depth, space, fate):
+    """The probabilities of the rarer fates at the end of the draw: to be drawn, or above not to be drawn."""
+    sides = law.sides
+    chance = _fill_chances(law, ends, depth, space)
+    leaving, arriving = space.of_nodes[5, : chance.shape[0]], space.of_nodes[6, : chance.shape[0]]
+    _fill_rates(law, leaving, arriving)
+    _fill_fates(sides.weight, law.rarer, 0, sides.above, sides.down, chance, arriving, fate)
+    _fill_fates(sides.weight, law.rarer, sides.above, sides.end, sides.up, chance, leaving, fate)
+
+
+@inlined
+def _changes_of(weight, power, h, change, rarer, usual):
+    """Of minus log P(N = k), and of the rates of :func:`_rates_of`."""
+    small, large = _fates(weight, power)
+    bend = h * small * large
+    return h * small, large * change - bend * rarer, bend * usual - small * change
+
+
+@inlined
+def _add_changes(weight, rarer, usual, h, change, start, stop, power, log_count, to_usual, to_rarer):
+    fours = start + (stop - start) // 4 * 4
+    for j in range(start, fours, 4):
+        w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+        r0, r1, r2, r3 = rarer[j], rarer[j + 1], rarer[j + 2], rarer[j + 3]
+        u0, u1, u2, u3 = usual[j], usual[j + 1], usual[j + 2], usual[j + 3]
+        h0, h1, h2, h3 = h[j], h[j + 1], h[j + 2], h[j + 3]
+        c0, c1, c2, c3 = change[j], change[j + 1], change[j + 2], change[j + 3]
+        for i in range(log_count.shape[0]):
+            a, b = _changes_of(w0, power[i], h0, c0, r0, u0), _changes_of(w1, power[i], h1, c1, r1, u1)
+            c, d = _changes_of(w2, power[i], h2, c2, r2, u2), _changes_of(w3, power[i], h3, c3, r3, u3)
+            log_count[i] -= (a[0] + b[0]) + (c[0] + d[0])
+            to_usual[i] += (a[1] + b[1]) + (c[1] + d[1])
+            to_rarer[i] += (a[2] + b[2]) + (c[2] + d[2])
+    for j in range(fours, stop):
+        w0, r0, u0, h0, c0 = weight[j], rarer[j], usual[j], h[j], change[j]
+        for i in range(log_count.shape[0]):
+            a = _changes_of(w0, power[i], h0, c0, r0, u0)
+            log_count[i] -= a[0]
+            to_usual[i] += a[1]
+            to_rarer[i] += a[2]
+
+
+@inlined
+def _part_of_change(weight, power, chance, rest, by_rarer, rate, twice, fixed, rarer, h):
+    r"""The change of :func:`_part_of_fate`, :math:`c s (L C + C' + l (\mu L + h C + \mu' - h \mu + 2 h \mu l))`."""
+    small, large = _fates(weight, power)
+    inner = (fixed * chance + rarer * by_rarer) + (h * rate + twice * (chance * large))
+    return small * (rest + large * inner)
+
+
+@inlined_sum
+def _fill_changes(weight, rarer, h, change, start, stop, power, chance, rest, by_rarer, rate, result):
+    for j in range(start, stop):
+        total, w0, r0, h0 = 0.0, weight[j], rarer[j], h[j]
+        fixed, twice = change[j] - h0 * r0, 2 * h0 * r0
+        for i in range(chance.shape[0]):
+            total += _part_of_change(w0, power[i], chance[i], rest[i], by_rarer[i], rate[i], twice, fixed, r0, h0)
+        result[j] = total
+
+
+@inlined
+def _fill_products(rate, rate_change, log_count, chance, rest, by_rarer, weighted_rate):
+    """What :func:`_part_of_change` takes of nodes: c (L C + C'), c L and c C."""
+    for i in range(chance.shape[0]):
+        by_rarer[i] = chance[i] * log_count[i]
+        weighted_rate[i] = chance[i] * rate[i]
+        rest[i] = chance[i] * (log_count[i] * rate[i] + rate_change[i])
+
+
+@inlined
+def changes_of_rarer_fates(law, ends, depth, space, h, change, result):
+    """The derivative of :func:`rarer_fates` along h, along which that of ``law.rarer`` is ``change``."""
+    sides, weight, rarer = law.sides, law.sides.weight, law.rarer
+    chance = _fill_chances(law, ends, depth, space)
+    nodes, rows = chance.shape[0], space.of_nodes
+    leaving, arriving, log_count = rows[5, :nodes], rows[6, :nodes], rows[7, :nodes]
+    leaving_change, arriving_change = rows[8, :nodes], rows[9, :nodes]
+    rest, by_rarer, weighted_rate = rows[10, :nodes], rows[11, :nodes], rows[12, :nodes]
+    _fill_rates(law, leaving, arriving)
+    mean = 0.0
+    for j in range(sides.end):
+        mean += h[j] * rarer[j]
+    log_count[:], leaving_change[:], arriving_change[:] = mean, 0.0, 0.0
+    _add_changes(
+        weight, rarer, law.usual, h, change, 0, sides.above, sides.down, log_count, arriving_change, leaving_change
+    )
+    _add_changes(
+        weight, rarer, law.usual, h, change, sides.above, sides.end, sides.up, log_count, leaving_change,
+        arriving_change,
     )  # fmt: skip
-    mean = _fill_rates_and_mean(sides, came, missing, vector, leaving, arriving)
-    moved[:], leaving_change[:], arriving_change[:] = 0.0, 0.0, 0.0
-    for j in range(sides.end):
-        i, weight = sides.place[j], sides.weight[j]
-        g = vector[i] - mean
-        if j < sides.above:
-            _add_changes(
-                weight, sides.down, -g, -change[i], missing[i], came[i], moved, arriving_change, leaving_change
-            )
-        else:
-            _add_changes(weight, sides.up, g, change[i], came[i], missing[i], moved, leaving_change, arriving_change)
-    for j in range(sides.end):
-        i, weight = sides.place[j], sides.weight[j]
-        g = vector[i] - mean
-        if j < sides.above:
-            result[i] = -_change_of_fate(
-                weight, sides.down, -g, -change[i], missing[i], chance, moved, arriving, arriving_change
-            )
-        else:
-            result[i] = _change_of_fate(weight, sides.up, g, change[i], came[i], chance, moved, leaving, leaving_change)
-
-
-@per_row
-def _fill_rates_and_mean(sides, came, missing, vector, leaving, arriving):
-    """:func:`_fill_rates`; and a mean of the vector, less which it has the same product, of smaller terms."""
-    _fill_rates(sides, came, missing, leaving, arriving)
-    total, sum_of_weights = 0.0, np.finfo(np.float64).tiny
-    for j in range(sides.end):
-        i = sides.place[j]
-        weight = came[i] * missing[i]
-        total += weight * vector[i]
-        sum_of_weights += weight
-    return total / sum_of_weights
+    _fill_products(arriving, arriving_change, log_count, chance, rest, by_rarer, weighted_rate)
+    _fill_changes(weight, rarer, h, change, 0, sides.above, sides.down, chance, rest, by_rarer, weighted_rate, result)
+    _fill_products(leaving, leaving_change, log_count, chance, rest, by_rarer, weighted_rate)
+    _fill_changes(
+        weight, rarer, h, change, sides.above, sides.end, sides.up, chance, rest, by_rarer, weighted_rate, result
+    )

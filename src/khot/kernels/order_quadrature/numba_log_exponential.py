@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..numba_math import EXP, LOG
-from ..numba_tools import inlined, per_row, summed
+from ..numba_tools import inlined, inlined_sum
 from .numba_range import GRID, MARGIN, TRIALS, fill_nodes, first_within, highest_of, weigh
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ def _fate(x):
     return (series if x < SMALL else (1.0 - missing) / x), missing
 
 
-@per_row
+@inlined
 def _add_member(rate, late, up, count, hazard, product):
     for i in range(count):
         x = rate * up[i]
@@ -63,7 +63,7 @@ def _add_member(rate, late, up, count, hazard, product):
         hazard[i] += missing / came
 
 
-@per_row
+@inlined
 def _evaluate(rates, points, count, values):
     """The logarithm of the integrand."""
     up, hazard, product = rates.up, rates.hazard, rates.product
@@ -83,14 +83,14 @@ def _evaluate(rates, points, count, values):
         values[i] += log(hazard[i])
 
 
-@per_row
+@inlined
 def _take_logarithm(count, product, values):
     for i in range(count):
         values[i] += log(product[i])
         product[i] = 1.0
 
 
-@summed
+@inlined_sum
 def _member_slope(rate, up, share, per_hazard):
     """The mean of h + h (1 - x - h) / sum h."""
     total = 0.0
@@ -102,7 +102,7 @@ def _member_slope(rate, up, share, per_hazard):
     return total
 
 
-@per_row
+@inlined
 def _gather(theta, drawn, place, rate):
     """The rates, seen from the last member or the first of the others; the sum of the late members' logarithms."""
     last, best = np.inf, -np.inf
@@ -126,7 +126,7 @@ def _gather(theta, drawn, place, rate):
     return reference, members, late, others, constant
 
 
-@per_row
+@inlined
 def _find_range(rates, margin, depth, points, values):
     """Where the integrand is no less than e^-depth of its peak; minus the second derivative of its logarithm there."""
     low, high, curvature = -margin, margin, 0.0
@@ -149,7 +149,7 @@ def _find_range(rates, margin, depth, points, values):
     return low, high, curvature
 
 
-@per_row
+@inlined
 def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives."""
     points, values, step = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5]
@@ -168,7 +168,7 @@ def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     return total + constant
 
 
-@per_row
+@inlined
 def _slopes(rates, share, theta, reference, slope):
     mean, hazard = 0.0, rates.hazard
     for i in range(share.shape[0]):

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..numba_math import EXP, LOG
 from ..numba_tilt import solve_tilt, tilted
-from ..numba_tools import per_row, summed
+from ..numba_tools import inlined, inlined_sum
 from .numba_range import GRID, MARGIN, MOST_NODES, TRIALS, fill_nodes, first_within, highest_of, weigh
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +33,7 @@ ROOM = 600.0  # logarithm of a product of doubles
 LEAST_RATE = 1e-300  # which has a logarithm
 NARROW = 1.5  # depth over curvature of a range that is known well enough from these
 LEAST_BEND = 0.02
+STAGGER = 72  # nine cache lines
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
@@ -66,18 +67,21 @@ class Sides(NamedTuple):
     product: Array
 
 
-@per_row
+@inlined
 def space(n, rows_of_units, rows_of_nodes):
-    return Space(np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + 1)))
+    """Rows that do not begin at the same place of a page, which a processor would take for the same."""
+    return Space(
+        np.empty(n, np.int64), np.empty((3 + rows_of_units, n)), np.empty((4 + rows_of_nodes, MOST_NODES + STAGGER))
+    )
 
 
-@summed
+@inlined_sum
 def _fill_weights(z, weight):
     for i in range(z.shape[0]):
         weight[i] = exp(-min(abs(z[i]), FAR))
 
 
-@summed
+@inlined_sum
 def _moments(weight):
     """Sums of x / (1 + x) and of x / (1 + x)^2."""
     mean = curvature = 0.0
@@ -88,21 +92,23 @@ def _moments(weight):
     return mean, curvature
 
 
-@per_row
+@inlined
 def split(theta, drawn, k, anchor, offset, longest_gap, space):
     """The :class:`Sides` of a row of finite positions, of which those ``drawn`` are in S, seen from a tilt."""
     count = theta.shape[0]
     z, unordered, weight = space.of_units[0, :count], space.of_units[1, :count], space.of_units[2, :count]
     upper, lower = LARGEST, LARGEST
-    numbers = np.zeros(4, np.int64)
+    above, drawn_above, drawn_below = 0, 0, 0
     for i in range(count):
         z[i] = min(max(tilted(theta[i], anchor, offset), -LARGEST), LARGEST)
         if z[i] > 0:
             upper = min(upper, z[i])
+            above += 1
+            drawn_above += drawn[i]
         else:
             lower = min(lower, -z[i])
-        numbers[(0 if z[i] > 0 else 2) + (not drawn[i])] += 1
-    upper, lower = upper if numbers[:2].sum() else 0.0, lower if numbers[2:].sum() else 0.0
+            drawn_below += drawn[i]
+    upper, lower = upper if above > 0 else 0.0, lower if above < count else 0.0
     cut_upper, cut_lower = max(upper - longest_gap / 2, 0.0), max(lower - longest_gap / 2, 0.0)
     constant = 0.0
     for i in range(count):
@@ -110,44 +116,46 @@ def split(theta, drawn, k, anchor, offset, longest_gap, space):
         if (z[i] > 0) != drawn[i]:
             constant -= abs(z[i])
     _fill_weights(z, unordered)
-    ends = np.cumsum(numbers)
-    nexts = ends - numbers
+    a, b, c, d = 0, drawn_above, above, above + drawn_below  # the next of each block
     for i in range(count):
-        block = (0 if z[i] > 0 else 2) + (not drawn[i])
-        weight[nexts[block]], space.place[nexts[block]] = unordered[i], i
-        nexts[block] += 1
-    mean_above, curvature_above = _moments(weight[: ends[1]])
-    mean_below, curvature_below = _moments(weight[ends[1] :])
-    slope, excess = float(k - ends[1]), cut_upper + cut_lower
-    across = ends[2] - ends[1]
+        if z[i] > 0:
+            place = a if drawn[i] else b
+            a, b = (a + 1, b) if drawn[i] else (a, b + 1)
+        else:
+            place = c if drawn[i] else d
+            c, d = (c + 1, d) if drawn[i] else (c, d + 1)
+        weight[place], space.place[place] = unordered[i], i
+    mean_above, curvature_above = _moments(weight[:above])
+    mean_below, curvature_below = _moments(weight[above:])
+    slope, excess = float(k - above), cut_upper + cut_lower
     return Sides(
-        space.place, weight, ends[0], ends[1], ends[2], ends[3], slope, slope + mean_above - mean_below,
-        curvature_above + curvature_below, upper - cut_upper, lower - cut_lower, constant - across * excess,
-        excess if across > 0 else 0.0, space.of_nodes[0], space.of_nodes[1], space.of_nodes[2],
+        space.place, weight, drawn_above, above, above + drawn_below, count, slope, slope + mean_above - mean_below,
+        curvature_above + curvature_below, upper - cut_upper, lower - cut_lower, constant - drawn_below * excess,
+        excess if drawn_below > 0 else 0.0, space.of_nodes[0], space.of_nodes[1], space.of_nodes[2],
     )  # fmt: skip
 
 
-@per_row
+@inlined
 def _multiply(weight, power, count, product):
     for i in range(count):
         product[i] *= 1.0 + weight * power[i]
 
 
-@per_row
+@inlined
 def _multiply_four(a, b, c, d, power, count, product):
     for i in range(count):
         x = power[i]
         product[i] *= ((1.0 + a * x) * (1.0 + b * x)) * ((1.0 + c * x) * (1.0 + d * x))
 
 
-@per_row
+@inlined
 def take_logarithm(count, product, values):
     for i in range(count):
         values[i] -= log(product[i])
         product[i] = 1.0
 
 
-@per_row
+@inlined
 def begin(sides, points, count, values):
     """Fills in e^s and e^-s, a product of 1 and the logarithm without it; how many factors the product has room for."""
     up, down, product = sides.up, sides.down, sides.product
@@ -160,7 +168,7 @@ def begin(sides, points, count, values):
     return max(1, int(ROOM / (farthest + 1)))
 
 
-@per_row
+@inlined
 def _fill_powers(points, count, up, down):
     for i in range(count):
         up[i] = exp(points[i])
@@ -168,32 +176,37 @@ def _fill_powers(points, count, up, down):
         down[i] = 1.0 / up[i]
 
 
-@per_row
-def _evaluate_side(weight, power, count, each, product, values):
+@inlined
+def _evaluate_side(weight, power, count, factors, each, product, values):
+    """Multiplies the factors of a side; how many of them are in the product, which has room for ``each``."""
     n = weight.shape[0]
     fours = n // 4 * 4 if each >= 4 else 0
     for j in range(0, fours, 4):
+        if factors + 4 > each:
+            take_logarithm(count, product, values)
+            factors = 0
         _multiply_four(weight[j], weight[j + 1], weight[j + 2], weight[j + 3], power, count, product)
-        if j % each > each - 8:
-            take_logarithm(count, product, values)
-    take_logarithm(count, product, values)
+        factors += 4
     for j in range(fours, n):
-        _multiply(weight[j], power, count, product)
-        if j % each == each - 1:
+        if factors + 1 > each:
             take_logarithm(count, product, values)
-    take_logarithm(count, product, values)
+            factors = 0
+        _multiply(weight[j], power, count, product)
+        factors += 1
+    return factors
 
 
-@per_row
+@inlined
 def evaluate_count(sides, points, count, values):
     """log P(N = k) at some times, up to a constant."""
     each = begin(sides, points, count, values)
-    weight, above = sides.weight, sides.above
-    _evaluate_side(weight[:above], sides.down, count, each, sides.product, values)
-    _evaluate_side(weight[above:], sides.up, count, each, sides.product, values)
+    weight, above, product = sides.weight, sides.above, sides.product
+    factors = _evaluate_side(weight[:above], sides.down, count, 0, each, product, values)
+    _evaluate_side(weight[above:], sides.up, count, factors, each, product, values)
+    take_logarithm(count, product, values)
 
 
-@per_row
+@inlined
 def _reach(curvature, drift, depth, most):
     r"""How far P(N = k) may fall by e^-depth only, if nothing more is known of it than its slope and curvature.
 
@@ -206,7 +219,7 @@ def _reach(curvature, drift, depth, most):
     return min(most, (linear + math.sqrt(linear * linear + 4 * square * depth)) / (2 * square))
 
 
-@per_row
+@inlined
 def find_range(sides, depth, lift, points, values):
     """Where P(N = k) is no less than e^-depth of its peak, at times -s no less than e^-(depth + lift s) of it.
 
@@ -236,14 +249,14 @@ def find_range(sides, depth, lift, points, values):
     return low, high
 
 
-@per_row
+@inlined
 def _run(rise, fall, points):
     """The length over which a line that rises so much from point to point falls so much."""
     step = points[1] - points[0]
     return fall / rise * step if rise > 0 else step
 
 
-@per_row
+@inlined
 def _multiply_member(weight, power, count, product, rate, above):
     for i in range(count):
         x = weight * power[i]
@@ -252,31 +265,35 @@ def _multiply_member(weight, power, count, product, rate, above):
         rate[i] += missing
 
 
-@per_row
-def _evaluate_members(weight, power, count, each, product, values, rate, above):
+@inlined
+def _evaluate_members(weight, power, count, factors, each, product, values, rate, above):
     for j in range(weight.shape[0]):
-        _multiply_member(weight[j], power, count, product, rate, above)
-        if j % each == each - 1:
+        if factors + 1 > each:
             take_logarithm(count, product, values)
-    take_logarithm(count, product, values)
+            factors = 0
+        _multiply_member(weight[j], power, count, product, rate, above)
+        factors += 1
+    return factors
 
 
-@per_row
+@inlined
 def _evaluate_set(sides, points, count, values, rate):
     """The logarithm of the integrand of P(S), up to a constant, and the rate at which members come."""
     each = begin(sides, points, count, values)
     rate[:count] = 0.0
     weight, product, up, down = sides.weight, sides.product, sides.up, sides.down
-    _evaluate_members(weight[: sides.drawn_above], down, count, each, product, values, rate, True)
-    _evaluate_side(weight[sides.drawn_above : sides.above], down, count, each, product, values)
-    _evaluate_members(weight[sides.above : sides.drawn_below], up, count, each, product, values, rate, False)
-    _evaluate_side(weight[sides.drawn_below :], up, count, each, product, values)
+    ends = sides.drawn_above, sides.above, sides.drawn_below
+    factors = _evaluate_members(weight[: ends[0]], down, count, 0, each, product, values, rate, True)
+    factors = _evaluate_side(weight[ends[0] : ends[1]], down, count, factors, each, product, values)
+    factors = _evaluate_members(weight[ends[1] : ends[2]], up, count, factors, each, product, values, rate, False)
+    _evaluate_side(weight[ends[2] :], up, count, factors, each, product, values)
+    take_logarithm(count, product, values)
     for i in range(count):
         rate[i] = max(rate[i], LEAST_RATE)
         values[i] += log(rate[i])
 
 
-@summed
+@inlined_sum
 def _mean_rarer(weight, power, share):
     total = 0.0
     for i in range(share.shape[0]):
@@ -285,7 +302,7 @@ def _mean_rarer(weight, power, share):
     return total
 
 
-@summed
+@inlined_sum
 def _mean_usual(weight, power, share):
     total = 0.0
     for i in range(share.shape[0]):
@@ -293,7 +310,7 @@ def _mean_usual(weight, power, share):
     return total
 
 
-@summed
+@inlined_sum
 def _member_slope(weight, power, share, per_rate, above):
     """The mean of (1 - F)(1 - F / R)."""
     total = 0.0
@@ -306,7 +323,7 @@ def _member_slope(weight, power, share, per_rate, above):
     return total
 
 
-@per_row
+@inlined
 def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     """log P(S) of a row of finite positions, 0 < k < n, to e^-depth; fills in the derivatives."""
     points, values, step, rate = space.of_nodes[3], space.of_nodes[4], space.of_nodes[5], space.of_nodes[6]
@@ -325,7 +342,7 @@ def log_prob(theta, drawn, k, depth, with_slopes, slope, space):
     return total + sides.constant
 
 
-@per_row
+@inlined
 def _slopes(sides, share, rate, slope):
     for i in range(share.shape[0]):
         rate[i] = share[i] / rate[i]

@@ -9,8 +9,12 @@ there is no pole up to that height, where a tail is as steep as :math:`e^{-e^s}`
 
 import math
 
-from ..numba_tools import per_row
+import numpy as np
 
+from ..numba_math import EXP
+from ..numba_tools import inlined
+
+exp = EXP[np.float64]
 GRID = 16  # points of one trial, whole registers of them
 TRIALS = 600
 BLOCK = 8  # of nodes; a compiler takes so many at once
@@ -19,7 +23,7 @@ MARGIN = 60.0  # further than this from all positions nothing happens
 RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
 
 
-@per_row
+@inlined
 def highest_of(values, count):
     highest = values[0]
     for i in range(1, count):
@@ -27,7 +31,7 @@ def highest_of(values, count):
     return highest
 
 
-@per_row
+@inlined
 def first_within(values):
     """The first and the last point of a grid with a value that is not negative."""
     first, last = 0, GRID - 1
@@ -38,7 +42,7 @@ def first_within(values):
     return first, last
 
 
-@per_row
+@inlined
 def fill_nodes(low, high, depth, curvature, points):
     """The nodes of a rule whose error is e^-depth; their number, and the weight of each.
 
@@ -46,7 +50,7 @@ def fill_nodes(low, high, depth, curvature, points):
     """
     width = high - low
     per_unit = math.hypot(depth / math.pi**2, math.sqrt(depth * (curvature + RATES) / 2) / math.pi)
-    blocks = min(MOST_NODES // BLOCK, int(width * per_unit) // BLOCK + 1)
+    blocks = int(min(width * per_unit, MOST_NODES - BLOCK)) // BLOCK + 1  # a number too large for an int is none
     count = blocks * BLOCK
     step = width / (count - 1)
     for i in range(count):
@@ -54,12 +58,14 @@ def fill_nodes(low, high, depth, curvature, points):
     return count, step
 
 
-@per_row
+@inlined
 def weigh(values, count, step):
     """Turns logarithms of values, at steps of these lengths, to shares of the integral, and returns its logarithm."""
-    peak, total = highest_of(values, count), 0.0
+    peak = highest_of(values, count)
     for i in range(count):
-        values[i] = math.exp(values[i] - peak) * step[i]
+        values[i] = exp(values[i] - peak) * step[i]
+    total = 0.0
+    for i in range(count):
         total += values[i]
     for i in range(count):
         values[i] /= total

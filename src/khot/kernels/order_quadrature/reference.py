@@ -97,48 +97,48 @@ def order_log_prob(
     return torch.stack(found).view(shape[:-1]), of_positions
 
 
-def order_inclusion(
-    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, depth: float
-) -> tuple[Tensor, Tensor]:
+def order_inclusion(theta: Tensor, k: Tensor, depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Inclusion probabilities of order sampling by logistic noise.
 
     Args:
         theta: Positions ``(R, n)``.
         k: Number of ones, integers ``(R,)``.
-        tilt: With the next three what :func:`khot.kernels.bernoulli_count.bernoulli_count` gives for these.
-        log_count: See there.
-        missing: Probabilities that a unit has not come by a time by which k have.
-        came: And that it has.
         depth: Of the accuracy asked for.
 
     Returns:
-        Probabilities ``(R, n)``; and ``(R, 2)`` of the ends of the integral, for the product.
+        Probabilities ``(R, n)``. And what a backend likes to find again for products: of units of log-odds ``theta``
+        the tilt ``(R, 2)``, the logarithm of P(N = k) less that of what the rarer fates do not contribute, ``(R,)``,
+        and the probabilities ``(R, n)`` of units not to have come, and to have, given N = k; and the ends ``(R, 2)`` of
+        the integral.
     """
     probs = torch.stack([_inclusion(row, size, LOGISTIC) for row, size in zip(theta, k.tolist(), strict=True)])
-    return probs, theta.new_full((len(theta), 2), torch.nan)
+    few, none = theta.new_zeros(len(theta), 2), torch.zeros_like(theta)
+    return probs, few, few[:, 0].clone(), none, none.clone(), few.clone()
 
 
 def order_inclusion_product(
-    theta: Tensor, k: Tensor, tilt: Tensor, log_count: Tensor, missing: Tensor, came: Tensor, ends: Tensor,
-    vector: Tensor, change: Tensor, depth: float,
-) -> Tensor:  # fmt: skip
-    """The symmetric Jacobian of :func:`order_inclusion` times a vector ``(R, n)``.
+    theta: Tensor,
+    k: Tensor,
+    tilt: Tensor,
+    log_count: Tensor,
+    missing: Tensor,
+    came: Tensor,
+    ends: Tensor,
+    vector: Tensor,
+    depth: float,
+) -> Tensor:
+    """The symmetric Jacobian of :func:`order_inclusion` times a vector.
 
     Args:
-        theta: With the next five as for :func:`order_inclusion`.
-        k: See there.
-        tilt: See there.
+        theta: Positions ``(R, n)``.
+        k: Number of ones, integers ``(R,)``.
+        tilt: As the other function of this backend gives it, like the next four.
         log_count: See there.
         missing: See there.
         came: See there.
-        ends: From there, or NaN.
+        ends: See there.
         vector: ``(R, n)``.
-        change: The derivative of ``came`` along the vector.
         depth: Of the accuracy asked for.
     """
-
-    def probs(theta: Tensor) -> Tensor:
-        return order_inclusion(theta, k, tilt, log_count, missing, came, depth)[0]
-
-    product: Tensor = torch.func.vjp(probs, theta)[1](vector)[0]
+    product: Tensor = torch.func.vjp(lambda t: order_inclusion(t, k, depth)[0], theta)[1](vector)[0]
     return product

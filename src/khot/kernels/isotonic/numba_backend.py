@@ -1,0 +1,89 @@
+"""Isotonic regression of rows by the stack algorithm (PAV) on a CPU, for p = 2.
+
+Blocks whose means are in order lie on a stack; the next item is a block, and as long as the one below it on the stack
+has a smaller mean, they become one.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_math import Real
+from ..numba_rows import REALS_AT, doubles_at, longs_at
+from ..numba_tools import kernel, over_rows, per_row, specialised
+from .torch_backend import check_contents
+
+
+def isotonic(
+    s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
+) -> tuple[Tensor, Tensor]:
+    n, rows = s.shape[-1], strength.numel()
+    targets, weights, strength = s.contiguous(), w.to(s.dtype).contiguous(), strength.double().contiguous()
+    v, blocks = (s.new_empty(s.shape, dtype=dtype) for dtype in (torch.float64, torch.long))
+    loop = _loop(np.float64 if s.dtype == torch.float64 else np.float32)
+    inputs, results = ((x.data_ptr() for x in part) for part in ((targets, weights, strength), (v, blocks)))
+    if over_rows(loop, rows, s.numel(), n, *inputs, magnitude, *results) and names:
+        check_contents(s, w, names.split(","), strength, magnitude)
+    return v, blocks
+
+
+@functools.cache
+def _loop(real: Real) -> Any:
+    reals_at, tiny = REALS_AT[real], float(np.finfo(real).tiny)
+
+    def isotonic(first, last, n, s, w, strength, magnitude, v, blocks):
+        """Counts rows whose contents are out of range."""
+        targets, weights, strengths = reals_at(s, last, n), reals_at(w, last, n), doubles_at(strength, 1, last)[0]
+        values, numbers = doubles_at(v, last, n), longs_at(blocks, last, n)
+        constants, slopes, odd = np.empty(n), np.empty(n), 0
+        for r in range(first, last):
+            strength_here = strengths[r]
+            count, in_range = _pool(targets[r], weights[r], strength_here, magnitude, constants, slopes, numbers[r])
+            odd += not (in_range and tiny <= strength_here < np.inf)
+            _spread(constants, slopes, count, values[r], numbers[r])
+        return odd
+
+    with specialised(real.__name__):
+        return kernel(isotonic)
+
+
+@per_row
+def _pool(s, w, strength, magnitude, constants, slopes, starts):
+    """How many blocks there are, and whether contents are in range; of each block where it starts and its sums.
+
+    lambda h'(v) of an item is its slope times v minus its constant.
+    """
+    count, in_range, before = 0, True, 0.0  # `before` is the mean of the last block
+    for i in range(s.shape[0]):
+        target, weight = np.float64(s[i]), np.float64(w[i])
+        constant = target if magnitude else target - strength * weight
+        slope = 1 + strength * weight if magnitude else 1.0
+        in_range = in_range and math.isfinite(constant) and math.isfinite(slope) and slope >= 1
+        mean, start = constant / slope, i
+        while count > 0 and before < mean:
+            count -= 1
+            constant += constants[count]
+            slope += slopes[count]
+            mean, start = constant / slope, starts[count]
+            if count > 0:
+                before = constants[count - 1] / slopes[count - 1]
+        constants[count], slopes[count], starts[count], before = constant, slope, start, mean
+        count += 1
+    return count, in_range
+
+
+@per_row
+def _spread(constants, slopes, count, v, blocks):
+    """The value and number of each item's block; where the blocks start comes in in place of the numbers."""
+    stop = v.shape[0]
+    for block in range(count - 1, -1, -1):  # block b starts at b or later, and overwrites no start before its own
+        start = blocks[block]
+        v[start:stop] = constants[block] / slopes[block]
+        blocks[start:stop] = block
+        stop = start

@@ -1,0 +1,75 @@
+"""Soft ranks and soft sorting of sorted rows as loops over rows on a CPU, in float64 but for what they read and write.
+
+A number in place of the scales is the scale of all rows.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numba_tools import over_rows
+from . import RowMap
+from .numba_loops import Compiled, Loops, loops_of
+
+READ = torch.float32, torch.float64
+
+
+def _soft_rank(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
+    items, places, y = _rows(values), order.contiguous(), _result(values)
+    _over(_loops(items).rank, items, (items, places), scale, (y,))
+    return (y if y.dtype == values.dtype else y.to(values.dtype),)
+
+
+def _soft_sort(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
+    items, y = _rows(values), _result(values)
+    _over(_loops(items).sort, items, (items,), scale, (y,))
+    return (y if y.dtype == values.dtype else y.to(values.dtype),)
+
+
+def _derivative(
+    loop: Callable[[Loops], Compiled],
+) -> Callable[[Tensor, Tensor, Tensor | float, Tensor, bool], tuple[Tensor, Tensor | None]]:
+    def derivative(
+        values: Tensor, order: Tensor, scale: Tensor | float, grad: Tensor, with_scale: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        items, places, cotangents, grad_x = _rows(values), order.contiguous(), _rows(grad), _result(values)
+        grad_scale = values.new_empty(values.shape[:-1], dtype=torch.float64) if with_scale else None
+        _over(loop(_loops(items)), items, (items, places), scale, (cotangents, grad_x, grad_scale))
+        return grad_x.to(values.dtype), grad_scale
+
+    return derivative
+
+
+def _loops(items: Tensor) -> Loops:
+    return loops_of(np.float64 if items.dtype == torch.float64 else np.float32)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """In the dtype that loops read, contiguous."""
+    return x.contiguous() if x.dtype in READ else x.float().contiguous()
+
+
+def _result(values: Tensor) -> Tensor:
+    if values.dtype in READ:
+        return torch.empty_like(values, memory_format=torch.contiguous_format)
+    return values.new_empty(values.shape, dtype=torch.float32)
+
+
+def _over(
+    loop: Compiled,
+    items: Tensor,
+    before: tuple[Tensor, ...],
+    scale: Tensor | float,
+    after: tuple[Tensor | None, ...],
+) -> None:
+    """Runs a loop on these tensors and the scale between them."""
+    n, size = items.shape[-1], items.numel()
+    column, one = (scale.contiguous(), 0.0) if isinstance(scale, Tensor) else (None, float(scale))
+    address, *results = (0 if v is None else v.data_ptr() for v in (column, *after))
+    over_rows(loop, size // n, size, n, *(v.data_ptr() for v in before), address, one, *results)
+
+
+SOFT_RANK = RowMap(_soft_rank, _derivative(lambda loops: loops.rank_derivative), True)
+SOFT_SORT = RowMap(_soft_sort, _derivative(lambda loops: loops.sort_derivative), True)
