@@ -152,6 +152,18 @@ def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> Non
         raise ValueError(softness_error(name, wrong[0].item(), dtype))
 
 
+def size_advice(k: float | Tensor, unmasked: float) -> str:
+    """What to give instead of a k above the number of unmasked entries of some row: one for each row."""
+    if isinstance(k, Tensor):
+        k = k.max().item()
+    if k <= unmasked:
+        return ""
+    return (
+        f"; rows of different length take a k each, such as k=(x > -torch.inf).sum(-1).clamp(max={k:g}), which for "
+        f"causal attention is k=torch.arange(1, n + 1).clamp(max={k:g})"
+    )
+
+
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
     """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
     if x.numel() == 0:
@@ -162,7 +174,7 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
     if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
         raise ValueError(
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
-            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
+            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}{size_advice(k, int(unmasked.min()))}"
         )
     if isinstance(softness, Tensor):
         check_softness_contents(name, softness, x.dtype)
