@@ -17,7 +17,7 @@ from timing import Timing, arguments, interleaved, write_csv
 from torch import Tensor
 from torch.nn.functional import pad
 
-from khot import ConditionalPoisson, Pivotal, ReinMax, StraightThrough, sigmoid_topk
+from khot import ConditionalPoisson, Pivotal, ReinMax, StraightThrough, sigmoid_topk, straight_through_value
 
 matplotlib.use("Agg")  # write files, open no window
 import matplotlib.pyplot as plt
@@ -70,7 +70,7 @@ def sinkhorn(x: Tensor, k: int) -> Tensor:
         y = torch.sigmoid(x + g[0] - g[1])
         w = y * (1 - y)
     linear = w * (x - (w * x).sum(-1, keepdim=True) / w.sum(-1, keepdim=True))
-    return y + (linear - linear.detach())
+    return straight_through_value(y, linear)
 
 
 def recursion_marginals(logits: Tensor, k: int) -> Tensor:

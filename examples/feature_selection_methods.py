@@ -44,6 +44,7 @@ from khot import (
     RelaxedKHotStraightThrough,
     StraightThrough,
     rescaled_sigmoid_topk,
+    straight_through_value,
     successive_softmax_topk,
     topk_mask,
 )
@@ -79,7 +80,7 @@ def iterated_poisson(probs: Tensor, k: int) -> Tensor:
 def ncpss(logits: Tensor, k: int, draws: int) -> Tensor:
     probs = rescaled_sigmoid_topk(logits, k)
     value = iterated_poisson(probs.detach().clamp(0, 1).expand(draws, -1), k)
-    return value + (probs - probs.detach())
+    return straight_through_value(value, probs)
 
 
 def xie_ermon(logits: Tensor, k: int, draws: int) -> Tensor:

@@ -35,7 +35,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from common import Table, each_seed, example_parser, parse, save_figure
-from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, SamplingDesign, Systematic, capped_softmax
+from khot import (
+    Brewer,
+    ConditionalPoisson,
+    Pivotal,
+    Sampford,
+    SamplingDesign,
+    Systematic,
+    capped_softmax,
+    horvitz_thompson,
+)
 
 CHUNK = 5000  # draws at a time
 LEVEL = 1.96  # standard errors to either side in an interval of 95 %
@@ -99,15 +108,11 @@ def pairwise_inclusion(design: SamplingDesign) -> Tensor | None:
 
 def simulate(design: SamplingDesign, y: Tensor, draws: int) -> Result:
     probs, pairs = design.mean, pairwise_inclusion(design)
-    ratio, totals, variances = y / probs, [], []
+    totals, variances = [], []
     for size in [CHUNK] * (draws // CHUNK) + [draws % CHUNK]:
-        drawn = design.sample_indices((size,))  # (size, k)
-        terms = ratio[drawn]
-        totals.append(terms.sum(-1))
-        if pairs is not None:
-            weight = torch.outer(probs, probs) / pairs - 1  # infinite for pairs that are never drawn
-            weight = weight[drawn.unsqueeze(-1), drawn.unsqueeze(-2)]  # (size, k, k)
-            variances.append((weight * (terms.unsqueeze(-1) - terms.unsqueeze(-2)).square()).sum((-1, -2)) / 2)
+        total, variance = horvitz_thompson(design, design.sample((size,)), y)
+        totals.append(total)
+        variances.append(variance)
     return Result(
         torch.cat(totals),
         None if pairs is None else torch.cat(variances),

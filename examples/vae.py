@@ -54,6 +54,7 @@ from khot import (
     RelaxedKHotStraightThrough,
     StraightThrough,
     sigmoid_topk,
+    straight_through_value,
     successive_softmax_topk,
     topk_mask,
 )
@@ -129,7 +130,7 @@ def perturbed(logits: Tensor, k: int) -> RelaxedKHot:
 def successive(value: Tensor, k: int) -> Tensor:
     """The top-k of a draw of `perturbed`, with the gradient of successive softmaxes of the perturbed logits."""
     relaxed = successive_softmax_topk(torch.logit(value), k, TEMPERATURE)
-    return topk_mask(value.detach(), k) + (relaxed - relaxed.detach())
+    return straight_through_value(topk_mask(value.detach(), k), relaxed)
 
 
 METHODS = {

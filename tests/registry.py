@@ -28,6 +28,7 @@ from khot import (
     compare_estimators,
     fenchel_young_topk_loss,
     sigmoid_topk,
+    straight_through_value,
     topk_cross_entropy,
     topk_mask,
 )
@@ -45,6 +46,7 @@ from khot.distributions import (
     SamplingDesign,
     SequentialPoisson,
     Systematic,
+    horvitz_thompson,
 )
 from khot.estimators import (
     IMLE,
@@ -455,7 +457,27 @@ def reparam_definition(reparam_class: Any) -> None:
         assert x.requires_grad and support.check(x.detach())
 
 
+def horvitz_thompson_definition(horvitz_thompson: Any) -> None:
+    """Over all draws, the totals and the estimated variances have the mean that they estimate."""
+    design, y = Sampford(probs=torch.tensor([0.5, 0.7, 0.4, 0.4], dtype=torch.float64)), normal(4)
+    support = design.enumerate_support()
+    share = design.log_prob(support).exp()
+    total, variance = horvitz_thompson(design, support, y)
+    torch.testing.assert_close(share @ total, y.sum())
+    torch.testing.assert_close(share @ variance, share @ (total - y.sum()).square())
+
+
+def straight_through_value_definition(straight_through_value: Any) -> None:
+    """The one, with the gradient of the other."""
+    soft = normal(2, 5).requires_grad_()
+    y = straight_through_value(topk_mask(soft, 2), soft.exp())
+    assert torch.equal(y, topk_mask(soft, 2))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), soft)[0], soft.exp())
+
+
 TOOLS = {
+    "relaxations": [ToolCase(straight_through_value, straight_through_value_definition)],
+    "distributions": [ToolCase(horvitz_thompson, horvitz_thompson_definition)],
     "estimators": [
         ToolCase(AdaptiveStep, adaptive_step_definition),
         ToolCase(MovingAverage, moving_average_definition),

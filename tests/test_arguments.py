@@ -145,6 +145,7 @@ CALLS |= {public.__name__: call(public, {"design": DESIGN}) for public in public
 CALLS |= {public.__name__: call(public, {**GIVEN, "temperature": 0.5}) for public in publics(RELAXED)}
 CALLS |= {public.__name__: call(public, ON_DESIGN) for public in publics(FUNCTIONS)}
 CALLS |= {
+    "topk_threshold": call(khot.topk_threshold, {**X, "k": 2}),
     "rescaled_sigmoid_topk": call(khot.rescaled_sigmoid_topk, {**X, "k": 2}),
     "successive_softmax_topk": call(khot.successive_softmax_topk, {**X, "k": 2}, k="size"),
     "capped_simplex_map": call(khot.capped_simplex_map, {**X, "k": 2, "link": khot.Logistic()}),

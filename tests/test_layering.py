@@ -31,6 +31,7 @@ LEVELS = {
     "infer": 6,
     "losses": 6,
     "diagnostics": 6,
+    "nn": 7,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
 BACKEND_LIBRARIES = ("triton", "numba")

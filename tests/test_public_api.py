@@ -10,6 +10,7 @@ import khot
 from tests.every_map import MAPS
 from tests.kernels.test_links import ALL
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
+from tests.modules import MODULES as NN_MODULES
 from tests.registry import (
     CONSTRAINTS,
     DESIGNS,
@@ -25,6 +26,7 @@ from tests.registry import (
 LINKS = [type(link) for link, _ in ALL.values()]
 PACKAGES = ("relaxations", "losses", "distributions", "estimators", "diagnostics", "infer")
 MODULES = {name: importlib.import_module(f"khot.{name}") for name in (*PACKAGES, "constraints")}
+MODULES["nn"] = importlib.import_module("khot.nn")  # by its name only
 PUBLIC = [(package, name) for package, module in MODULES.items() for name in module.__all__]
 
 
@@ -56,7 +58,7 @@ def test_khot_lists_its_names_once():
         for name in MODULES[package].__all__:
             public = getattr(MODULES[package], name)
             assert meaning.setdefault(name, public) is public, f"two subpackages mean different things by {name}"
-    assert khot.__all__ == sorted({*meaning, *MODULES})
+    assert khot.__all__ == sorted({*meaning, *MODULES} - {"nn"})
     assert set(khot.__all__) <= set(dir(khot))
 
 
@@ -78,13 +80,14 @@ def test_unknown_name():
 
 # What the contracts are run on.
 REGISTRIES = {
-    "relaxations": [*publics(RELAXATIONS, ODD_MAPS, MAPS), *LINKS],
-    "distributions": publics([*DESIGNS, PHANTOM], RELAXED),
+    "relaxations": [*publics(RELAXATIONS, ODD_MAPS, MAPS, TOOLS["relaxations"]), *LINKS],
+    "distributions": publics([*DESIGNS, PHANTOM], RELAXED, TOOLS["distributions"]),
     "estimators": publics(ESTIMATORS, PERTURBED, FUNCTIONS, RELAXED, TOOLS["estimators"]),
     "losses": publics(LOSSES),
     "constraints": publics(CONSTRAINTS),
     "diagnostics": publics(TOOLS["diagnostics"]),
     "infer": publics(TOOLS["infer"]),
+    "nn": publics(NN_MODULES),
 }
 # To derive from: what they promise is tested of the classes below them.
 BASES = {"Link", "SamplingDesign"}

@@ -62,19 +62,34 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_scores(x: Any, dim: Any) -> None:
-    """``x`` is a real floating tensor that has the axis ``dim``."""
+def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
+    """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
         raise ValueError("`x` must have at least one dimension, the ground set, but got a scalar")
+    if joint and isinstance(dim, tuple):
+        _check_axes(x, dim)
+        return
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"`dim` must be an int, but got {dim!r}")
+        raise TypeError(f"`dim` must be an int{' or a tuple of ints' if joint else ''}, but got {dim!r}")
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
             f"`dim` must be an int in [{-x.dim()}, {x.dim() - 1}] for `x` of shape {tuple(x.shape)}, but got {dim}"
+        )
+
+
+def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
+    """At least one axis of x, none of them twice."""
+    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in dim):
+        raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")
+    inside = all(-x.dim() <= axis < x.dim() for axis in dim)
+    if not dim or not inside or len({axis % x.dim() for axis in dim}) < len(dim):
+        raise ValueError(
+            f"`dim` must name one or more axes in [{-x.dim()}, {x.dim() - 1}], each once, for `x` of shape "
+            f"{tuple(x.shape)}, but got {dim}"
         )
 
 
@@ -137,6 +152,18 @@ def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> Non
         raise ValueError(softness_error(name, wrong[0].item(), dtype))
 
 
+def size_advice(k: float | Tensor, unmasked: float) -> str:
+    """What to give instead of a k above the number of unmasked entries of some row: one for each row."""
+    if isinstance(k, Tensor):
+        k = k.max().item()
+    if k <= unmasked:
+        return ""
+    return (
+        f"; rows of different length take a k each, such as k=(x > -torch.inf).sum(-1).clamp(max={k:g}), which for "
+        f"causal attention is k=torch.arange(1, n + 1).clamp(max={k:g})"
+    )
+
+
 def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Tensor) -> None:
     """Contents of the rows of x (..., n), where only ``-inf`` may be infinite, of ``k`` and of a tensor of softness."""
     if x.numel() == 0:
@@ -147,7 +174,7 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
     if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
         raise ValueError(
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
-            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}"
+            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}{size_advice(k, int(unmasked.min()))}"
         )
     if isinstance(softness, Tensor):
         check_softness_contents(name, softness, x.dtype)

@@ -16,6 +16,7 @@ SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4
 MAPS = {mask.__name__: lambda x, dim, mask=mask: mask(x, 0.7, dim=dim) for mask in publics(RELAXATIONS, ODD_MAPS)}
 MAPS |= {
     "topk_mask": lambda x, dim: khot.topk_mask(x, 1, dim=dim),
+    "straight_through_topk": lambda x, dim: khot.straight_through_topk(x, 1, dim=dim),
     "capped_simplex_map": lambda x, dim: khot.capped_simplex_map(x, 0.7, link=Logistic(), dim=dim),
     "sparse_topk": lambda x, dim: khot.sparse_topk(x, 0.7, p=1.5, dim=dim),
     "sparse_topk_signed": lambda x, dim: khot.sparse_topk_signed(x, 0.7, p=1.5, dim=dim),
@@ -55,7 +56,7 @@ def test_every_dim(name, shape):
 
 def test_every_map_is_here():
     """What is no map of one axis, or takes the last alone, is named."""
-    others = {"Link", "Logistic", "StudentT", "isotonic_l2", "isotonic_lp", "straight_through_topk"}
+    others = {"Link", "Logistic", "StudentT", "isotonic_l2", "isotonic_lp", "straight_through_value", "topk_threshold"}
     assert set(khot.relaxations.__all__) == {*MAPS, *AT_THE_END} | others
 
 

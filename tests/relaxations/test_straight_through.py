@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from khot import sigmoid_topk, sparse_topk, straight_through_topk, topk_mask
+from khot import sigmoid_topk, sparse_topk, straight_through_topk, straight_through_value, topk_mask
 
 
 @pytest.mark.parametrize("relaxation", [sigmoid_topk, sparse_topk])
@@ -33,3 +33,34 @@ def test_defaults_and_errors():
         straight_through_topk([1.0, 2.0], 1)
     with pytest.raises(TypeError, match="`relaxation` must be a function"):
         straight_through_topk(x, 2, relaxation=1)
+
+
+def test_value_broadcasts_and_keeps_the_dtype_of_the_hard_one():
+    soft = torch.tensor([0.2, 0.8], dtype=torch.float64, requires_grad=True)
+    y = straight_through_value(torch.ones(3, 2), soft)
+    assert y.dtype == torch.float32 and torch.equal(y, torch.ones(3, 2))
+    assert torch.autograd.grad(y.sum(), soft)[0].tolist() == [3.0, 3.0]
+
+
+def test_value_has_derivatives_of_every_order_in_both_modes():
+    soft = torch.tensor([0.2, 0.8], dtype=torch.float64)
+
+    def cubed(soft):
+        return straight_through_value(soft.detach().round(), soft**3).sum()
+
+    torch.testing.assert_close(torch.func.hessian(cubed)(soft), (6 * soft).diag())
+    torch.testing.assert_close(torch.func.jacfwd(cubed)(soft), 3 * soft**2)
+
+
+@pytest.mark.parametrize(
+    ("hard", "soft", "error", "message"),
+    [
+        (1.0, torch.ones(2), TypeError, "`hard` must be a floating-point tensor, but got float"),
+        (torch.ones(2), torch.ones(2).long(), TypeError, "`soft` must be a floating-point tensor, but got torch.int64"),
+        (torch.ones(2), torch.ones(3), ValueError, "`soft` must broadcast to the shape"),
+        (torch.ones(2), torch.ones(3, 2), ValueError, "`soft` must broadcast to the shape"),
+    ],
+)
+def test_value_errors(hard, soft, error, message):
+    with pytest.raises(error, match=message):
+        straight_through_value(hard, soft)

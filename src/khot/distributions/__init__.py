@@ -1,4 +1,4 @@
-"""Sampling designs: Pyro distributions over k-hot vectors."""
+"""Sampling designs: Pyro distributions over k-hot vectors, and the classical use of their draws."""
 
 from . import kl as _kl  # noqa: F401  (registers the divergences)
 from .brewer import Brewer
@@ -12,6 +12,7 @@ from .relaxed_khot import RelaxedKHot, RelaxedKHotStraightThrough
 from .sampford import Sampford
 from .sequential_poisson import SequentialPoisson
 from .systematic import Systematic
+from .totals import horvitz_thompson
 
 __all__ = [
     "Brewer",
@@ -26,6 +27,7 @@ __all__ = [
     "SamplingDesign",
     "SequentialPoisson",
     "Systematic",
+    "horvitz_thompson",
 ]
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from khot._validation import softness_error, softness_limits
+from khot._validation import size_advice, softness_error, softness_limits
 
 from .rows import Span, compute_dtype, row_range
 
@@ -34,7 +34,7 @@ def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Spa
             f"lie between the number of +inf entries, {selected}, and of entries above -inf, {n - masked}, "
             f"but got k={k[row].item():g} with n={n}"
         )
-        raise ValueError(f"`k` must {limits} (row {row} of the batch)")
+        raise ValueError(f"`k` must {limits} (row {row} of the batch){size_advice(k[row].item(), n - masked)}")
     raise ValueError(f"`k` must satisfy {limits} (row {row} of the batch)")
 
 

@@ -3,9 +3,12 @@
 What holds for all of them, unless a docstring says otherwise:
 
 * ``x`` is a floating-point tensor; its ``n`` entries along ``dim`` are the ground set, and the other axes the batch.
+  Masks take a tuple of axes as well, whose entries are one ground set together.
   Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
 * ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
   or tensors that broadcast with the batch shape, and have a gradient.
+* Rows in which fewer than k entries are left unmasked are an error. Rows of different length take a k each,
+  ``(x > -torch.inf).sum(-1).clamp(max=k)``; in causal attention this is ``torch.arange(1, n + 1).clamp(max=k)``.
 * The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries
   (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
 * An argument of the wrong type or dtype is a TypeError, one of the wrong shape or out of range a ValueError; both name
@@ -32,8 +35,9 @@ from .sigmoid import log_sigmoid_topk, sigmoid_topk
 from .signed import sparse_topk_signed
 from .sorted_transport import sorted_transport_topk
 from .sparse import sparse_topk
-from .straight_through import straight_through_topk
+from .straight_through import straight_through_topk, straight_through_value
 from .successive_softmax import successive_softmax_topk
+from .threshold import topk_threshold
 from .transport import transport_topk
 
 __all__ = [
@@ -61,8 +65,10 @@ __all__ = [
     "sparse_topk_magnitude",
     "sparse_topk_signed",
     "straight_through_topk",
+    "straight_through_value",
     "successive_softmax_topk",
     "topk_mask",
+    "topk_threshold",
     "transport_topk",
 ]
 

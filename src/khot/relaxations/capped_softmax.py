@@ -11,7 +11,9 @@ from .linked import with_link
 
 @with_link(CAPPED_EXPONENTIAL)
 @one_operation
-def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def capped_softmax(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 and with the sum k.
 
     .. math:: y_i = \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \qquad
@@ -30,7 +32,7 @@ def capped_softmax(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         temperature: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

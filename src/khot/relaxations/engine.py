@@ -31,6 +31,8 @@ from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
 
+from .axes import as_axes, as_rows
+
 NUMBERS = (float, int)
 
 _Grads = tuple[Tensor | None, ...]
@@ -214,13 +216,20 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
 
 
 def relaxed_mask(
-    x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int, *, link: Link, name: str, log: bool = False
+    x: Tensor,
+    k: float | Tensor,
+    softness: float | Tensor,
+    dim: int | tuple[int, ...],
+    *,
+    link: Link,
+    name: str,
+    log: bool = False,
 ) -> Tensor:
     """The relaxed top-k mask of a link, or its logarithm; ``name`` is what error messages call the softness."""
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     if dim in (-1, x.dim() - 1):
         return _mask_of_rows(x, k, softness, link, name, log)
-    return _mask_of_rows(x.movedim(dim, -1), k, softness, link, name, log).movedim(-1, dim)
+    return as_axes(_mask_of_rows(as_rows(x, dim), k, softness, link, name, log), x, dim)
 
 
 def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, log: bool) -> Tensor:
@@ -249,6 +258,15 @@ def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, li
     return distances_of(x, *_at(x, found))
 
 
+def mask_threshold(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
+    """The float64 t of the relaxed mask F((x - t) / s) along the last axis; differentiable as the mask is."""
+    check_k(k, x, x.shape[:-1], x.shape[-1])
+    check_softness(name, softness, x, x.shape[:-1])
+    k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
+    _, anchor, offset = _apply(x, k, scale, link, False, name, checks_contents(x))
+    return anchor + offset * scale
+
+
 def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, check: bool) -> Tensor:
     k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
     _, anchor, offset = _apply(x, k, scale, link, False, name, check)
@@ -257,7 +275,7 @@ def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Lin
 
 @one_operation
 def capped_simplex_map(
-    x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int = -1
+    x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by an increasing link function F, shifted so that the result sums to k.
 
@@ -274,7 +292,7 @@ def capped_simplex_map(
         scale: Positive softness.
         link: The link function. ``torch.compile`` takes any, made inside or outside of the compiled function; an
             exported program only one that has a name, see :class:`Link`.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

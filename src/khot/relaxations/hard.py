@@ -6,9 +6,11 @@ from torch import Tensor
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, looks_at_contents, tensors_among
 
+from .axes import as_axes, as_rows
+
 
 @one_operation
-def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
+def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
     .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle
@@ -19,7 +21,7 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
     Args:
         x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.
         k: Number of ones, an integer or an integer tensor that broadcasts with the batch shape, ``0 <= k <= n``.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x`` of zeros and ones, with ``k`` ones along ``dim``.
@@ -32,23 +34,29 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int = -1) -> Tensor:
         >>> topk_mask(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
         tensor([0., 1., 0., 1.])
     """
-    check_scores(x, dim)
-    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
-        raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k}")
-    x = x.detach().movedim(dim, -1)
-    batch, n = x.shape[:-1], x.shape[-1]
+    check_scores(x, dim, joint=True)
+    check_whole(k)
+    rows = as_rows(x.detach(), dim)
+    batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     if x.numel() and looks_at_contents(*tensors_among(x, k)):
-        _check_contents(x, k)
+        check_ranked(rows, k)
     if isinstance(k, Tensor):
-        rank = x.argsort(-1, descending=True).argsort(-1)
+        rank = rows.argsort(-1, descending=True).argsort(-1)
         mask = (rank < k.to(x.device).expand(batch).unsqueeze(-1)).to(x.dtype)
     else:
-        mask = torch.zeros_like(x).scatter(-1, x.topk(k, -1, sorted=False).indices, 1.0)
-    return mask.movedim(-1, dim)
+        mask = torch.zeros_like(rows).scatter(-1, rows.topk(k, -1, sorted=False).indices, 1.0)
+    return as_axes(mask, x, dim)
 
 
-def _check_contents(x: Tensor, k: int | Tensor) -> None:
+def check_whole(k: int | Tensor) -> None:
+    """``k`` is of an integer type; its value is checked elsewhere."""
+    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
+        raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k}")
+
+
+def check_ranked(x: Tensor, k: int | Tensor) -> None:
+    """Contents of the rows of x (..., n), which may be infinite, and of k."""
     if bool(x.amax(-1).isnan().any()):
         raise ValueError("`x` must not contain NaN")
     if isinstance(k, Tensor) and bool(((k < 0) | (k > x.shape[-1])).any()):

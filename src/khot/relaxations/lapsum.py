@@ -11,7 +11,7 @@ from .linked import with_link
 
 @with_link(LAPLACE)
 @one_operation
-def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k.
 
     .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
@@ -27,7 +27,7 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         scale: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
@@ -47,7 +47,9 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
 
 
 @one_operation
-def log_lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def log_lapsum_topk(
+    x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Logarithm of :func:`lapsum_topk`, accurate also where the mask itself underflows.
 
     .. math:: \log y_i = \log \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k
@@ -60,7 +62,7 @@ def log_lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, d
         k: Sum of the mask, ``0 <= k <= n``. For ``k = 0`` the result is the logarithm of a vanishing mask: finite,
             below -700.
         scale: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, at most 0, whose exponential sums to ``k`` along ``dim``.

@@ -9,8 +9,8 @@ from khot.kernels.links.base import Link
 _Map = TypeVar("_Map", bound=Callable[..., Any])
 
 
-def with_link(link: Link) -> Callable[[_Map], _Map]:
-    """Notes on a relaxed mask that it is the capped simplex map of this link."""
+def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
+    """Notes on a relaxed mask that it is the capped simplex map of this link, or of what its settings make of one."""
 
     def note(relaxation: _Map) -> _Map:
         relaxation.__dict__["link"] = link
@@ -20,8 +20,10 @@ def with_link(link: Link) -> Callable[[_Map], _Map]:
 
 
 def link_of(relaxation: Callable[..., Any]) -> Link | None:
-    """The link of a relaxed mask: its attribute ``link``, or the argument of a partial ``capped_simplex_map``."""
-    link = getattr(relaxation, "link", None)
-    if link is None and isinstance(relaxation, partial):
-        link = relaxation.keywords.get("link") or link_of(relaxation.func)
+    """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it."""
+    settings = relaxation.keywords if isinstance(relaxation, partial) else {}
+    function = relaxation.func if isinstance(relaxation, partial) else relaxation
+    link = settings.get("link") or getattr(relaxation, "link", None) or getattr(function, "link", None)
+    if callable(link):
+        link = link(**settings)
     return link if isinstance(link, Link) else None

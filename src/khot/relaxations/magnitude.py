@@ -11,7 +11,7 @@ from .sparse import check_exponent
 
 @one_operation
 def sparse_topk_magnitude(
-    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1
+    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes "keep the k entries of largest absolute value, zero the others", with exact zeros.
 
@@ -34,7 +34,7 @@ def sparse_topk_magnitude(
         k: How many entries are kept, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, with its signs.

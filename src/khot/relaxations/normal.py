@@ -11,7 +11,7 @@ from .linked import with_link
 
 @with_link(NORMAL)
 @one_operation
-def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k.
 
     .. math:: y_i = \Phi((x_i - t)/s), \quad \sum_i y_i = k
@@ -28,7 +28,7 @@ def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         scale: Positive softness, the standard deviation.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.

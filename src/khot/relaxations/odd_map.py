@@ -19,6 +19,7 @@ from khot.kernels.magnitude import odd_map, odd_map_derivative
 from khot.kernels.magnitude.local_shape import local_shape, over, pullback, times_square
 from khot.kernels.rows import Threshold, compute_dtype
 
+from .axes import as_axes, as_rows
 from .engine import row_scalar
 
 
@@ -133,12 +134,17 @@ def _is_plain_call(x: Tensor, *numbers: Any) -> bool:
 
 
 def apply_odd_map(
-    x: Tensor, k: float | Tensor, strength: float | Tensor, dim: int, link: ClippedPower, magnitude: bool
+    x: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor,
+    dim: int | tuple[int, ...],
+    link: ClippedPower,
+    magnitude: bool,
 ) -> Tensor:
     """Checks the arguments and applies the map along ``dim``."""
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     if dim != -1:
-        return apply_odd_map(x.movedim(dim, -1), k, strength, -1, link, magnitude).movedim(-1, dim)
+        return as_axes(apply_odd_map(as_rows(x, dim), k, strength, -1, link, magnitude), x, dim)
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness("strength", strength, x, batch)

@@ -8,9 +8,13 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
+from .axes import as_axes, as_rows
+
 
 @one_operation
-def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def rescaled_sigmoid_topk(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by a sigmoid, whose values or their complements are scaled to the right sum.
 
     .. math:: y_i = \begin{cases} k\,p_i / \sum_j p_j & \sum_j p_j \ge k \\
@@ -26,7 +30,7 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
             excludes an entry (``y = 0``, no gradient).
         k: Sum of the result, ``0 <= k <= n``.
         temperature: Positive softness, 1 for the map as published.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
@@ -42,8 +46,8 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
         >>> rescaled_sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.3551, 0.5193, 0.6256])
     """
-    check_scores(x, dim)
-    rows = x.movedim(dim, -1)
+    check_scores(x, dim, joint=True)
+    rows = as_rows(x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
@@ -60,4 +64,4 @@ def rescaled_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Ten
     total = torch.sigmoid(logits).masked_fill(excluded, 0).sum(-1, keepdim=True)
     unmasked = (~excluded).sum(-1, keepdim=True)
     y = torch.where(total >= k, k * share, 1 - (unmasked - k) * share_out)
-    return y.masked_fill(excluded, 0).to(x.dtype).movedim(-1, dim)
+    return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)

@@ -11,7 +11,9 @@ from .linked import with_link
 
 @with_link(LOGISTIC)
 @one_operation
-def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def sigmoid_topk(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation on the capped simplex.
 
     .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
@@ -26,7 +28,7 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         temperature: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
@@ -48,7 +50,9 @@ def sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0
 
 
 @one_operation
-def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def log_sigmoid_topk(
+    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Logarithm of :func:`sigmoid_topk`, accurate also where the mask itself underflows.
 
     .. math:: \log y_i = -\log(1 + e^{-(x_i - t)/T}), \quad \sum_i y_i = k
@@ -61,7 +65,7 @@ def log_sigmoid_topk(x: Tensor, k: float | Tensor, temperature: float | Tensor =
         k: Sum of the mask, ``0 <= k <= n``. For ``k = 0`` the result is the logarithm of a vanishing mask: finite,
             below -700.
         temperature: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, at most 0, whose exponential sums to ``k`` along ``dim``.

@@ -3,9 +3,11 @@
 from torch import Tensor
 
 from khot._tracing import one_operation
+from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
 
 from .engine import relaxed_mask
+from .linked import with_link
 
 
 def check_exponent(p: float) -> None:
@@ -16,8 +18,16 @@ def check_exponent(p: float) -> None:
         raise ValueError(f"`p` must satisfy 1 < p <= 2, but got p={p}")
 
 
+def _link(p: float = 2.0, **_: object) -> Link:
+    check_exponent(p)
+    return clipped_power(float(p))
+
+
+@with_link(_link)
 @one_operation
-def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int = -1) -> Tensor:
+def sparse_topk(
+    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation on the capped simplex, to a mask with exact zeros and ones.
 
     .. math:: y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \qquad
@@ -40,7 +50,7 @@ def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p:
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
             rounding in float32 shows.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
@@ -56,5 +66,4 @@ def sparse_topk(x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p:
         >>> sparse_topk(torch.tensor([0.0, 0.5, 1.0, 3.0]), 2)
         tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    check_exponent(p)
-    return relaxed_mask(x, k, strength, dim, link=clipped_power(float(p)), name="strength")
+    return relaxed_mask(x, k, strength, dim, link=_link(p), name="strength")

@@ -1,4 +1,4 @@
-"""The hard top-k mask with the gradient of a relaxed one."""
+"""Hard values with the gradient of soft ones: the top-k mask, or any."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
 from khot.kernels.autograd import with_derivatives_of
 
+from .axes import as_axes, as_rows
 from .hard import topk_mask
 from .sigmoid import sigmoid_topk
 
@@ -18,7 +19,7 @@ def straight_through_topk(
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
-    dim: int = -1,
+    dim: int | tuple[int, ...] = -1,
     *,
     relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
 ) -> Tensor:
@@ -35,7 +36,7 @@ def straight_through_topk(
         k: Number of ones, ``0 <= k <= n``. A size that is learned need not be an integer: the mask then has the nearest
             number of ones.
         softness: Third argument of the relaxation.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``; one that keeps the order.
 
     Returns:
@@ -55,11 +56,58 @@ def straight_through_topk(
         >>> y.tolist(), torch.autograd.grad(y[0], x)[0]
         ([0.0, 1.0, 0.0, 1.0], tensor([ 0.1690, -0.0484, -0.0447, -0.0759]))
     """
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     check_function("relaxation", relaxation, "(x, k, softness)")
-    x = x.movedim(dim, -1)
-    check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
+    rows = as_rows(x, dim)
+    check_softness("softness", softness, x, rows.shape[:-1])  # which the relaxation knows by another name
     check_positive_contents("softness", softness)
-    relaxed = relaxation(x, k, softness)
+    relaxed = relaxation(rows, k, softness)
     size = k.detach().round().long() if isinstance(k, Tensor) else round(k)
-    return with_derivatives_of(topk_mask(x, size), relaxed).movedim(-1, dim)
+    return as_axes(with_derivatives_of(topk_mask(rows, size), relaxed), x, dim)
+
+
+@one_operation
+def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
+    r"""``hard`` forward, ``soft`` backward: what is called straight-through.
+
+    .. math:: y = \text{hard} + (\text{soft} - [\text{soft}]), \qquad [\cdot] \text{ a constant}
+
+    Derivatives of every order, in both modes, are those of ``soft``, to which those of ``hard`` are added if it has
+    some. ``soft`` has to be finite.
+
+    Args:
+        hard: What the result is equal to.
+        soft: What is differentiated in its place; broadcasts to the shape of ``hard``, and has its device.
+
+    Returns:
+        Tensor like ``hard``.
+
+    Raises:
+        TypeError: If an argument is not a floating-point tensor.
+        ValueError: If ``soft`` does not broadcast to the shape of ``hard``.
+
+    References:
+        [1] Bengio, Léonard, Courville (2013), "Estimating or propagating gradients through stochastic neurons for
+            conditional computation", arXiv:1308.3432.
+
+    Example:
+        >>> soft = torch.tensor([0.2, 0.8], requires_grad=True)
+        >>> y = straight_through_value(soft.round(), soft)
+        >>> y.tolist(), torch.autograd.grad(y.sum(), soft)[0]
+        ([0.0, 1.0], tensor([1., 1.]))
+    """
+    _check_floating("hard", hard)
+    _check_floating("soft", soft)
+    try:
+        soft = soft.expand(hard.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"`soft` must broadcast to the shape {tuple(hard.shape)} of `hard`, but got shape {tuple(soft.shape)}"
+        ) from None
+    return with_derivatives_of(hard, soft.to(hard.dtype))
+
+
+def _check_floating(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be a floating-point tensor, but got {got}")

@@ -7,6 +7,8 @@ from khot._tracing import one_operation
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
+from .axes import as_axes, as_rows
+
 FAR = 1e30  # bounds the logits: more would overflow when they are lowered
 
 
@@ -24,7 +26,9 @@ def _largest(k: int | Tensor) -> int:
 
 
 @one_operation
-def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def successive_softmax_topk(
+    x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn, each of which lowers what the former have chosen.
 
     .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
@@ -44,7 +48,7 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
         k: Sum of the result, an integer, ``0 <= k <= n``; or an integer tensor that broadcasts with the batch shape,
             which cannot be traced or mapped over, because the number of rounds is its maximum.
         temperature: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, at least 0, summing to ``k`` along ``dim``.
@@ -62,10 +66,10 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
         >>> successive_softmax_topk(torch.tensor([0.0, 1.0, 2.0]), 2)
         tensor([0.2574, 0.6224, 1.1202])
     """
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
         raise TypeError(f"`k` must be an int or an integer tensor, the number of softmaxes, but got {k}")
-    rows = x.movedim(dim, -1)
+    rows = as_rows(x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     check_softness("temperature", temperature, x, batch)
@@ -81,4 +85,4 @@ def successive_softmax_topk(x: Tensor, k: int | Tensor, temperature: float | Ten
         log_p = logits.clamp(-FAR, FAR).masked_fill(excluded, torch.finfo(logits.dtype).min).log_softmax(-1)
         logits = logits + _log_complement(log_p) / temperature
         y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
-    return y.masked_fill(excluded, 0).to(x.dtype).movedim(-1, dim)
+    return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)

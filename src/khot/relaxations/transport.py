@@ -7,11 +7,12 @@ from khot._validation import check_scores, check_softness, check_softness_conten
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 
+from .axes import as_rows
 from .engine import relaxed_mask
 from .linked import with_link
 
 
-class _TwoAnchors(Link):
+class _TwoAnchors(Link, name="two_anchors"):
     """F(z) = 1 / (1 + exp(-2 z)), the link at scale epsilon, for those who need its slope; the map takes the logistic.
 
     exp(-2 x / epsilon) is what the two costs leave.
@@ -43,7 +44,9 @@ class _TwoAnchors(Link):
 
 @with_link(_TwoAnchors())
 @one_operation
-def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int = -1) -> Tensor:
+def transport_topk(
+    x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
     .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
@@ -62,7 +65,7 @@ def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, 
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         epsilon: Positive softness.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
 
     Returns:
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim``.
@@ -78,8 +81,8 @@ def transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, 
         >>> transport_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5, 2.0)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    check_scores(x, dim)
-    check_softness("epsilon", epsilon, x, x.movedim(dim, -1).shape[:-1])
+    check_scores(x, dim, joint=True)
+    check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1])
     if isinstance(epsilon, Tensor):
         if looks_at_contents(epsilon):
             check_softness_contents("epsilon", epsilon, x.dtype)

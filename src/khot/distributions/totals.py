@@ -1,0 +1,132 @@
+"""Totals of a population, estimated from the units that a design has drawn."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._tracing import broadcast_shapes, one_operation
+from khot._validation import check_draw, check_scores
+
+from .design import SamplingDesign
+from .phantom_unit import PhantomUnit
+
+
+@one_operation
+def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimates the total of ``y`` over all n units from those drawn, and the variance of that estimate.
+
+    .. math:: T = \sum_{i \in S} \frac{y_i}{\pi_i}, \qquad V = \sum_{i < j \in S}
+        \Bigl(\frac{\pi_i \pi_j}{\pi_{ij}} - 1\Bigr) \Bigl(\frac{y_i}{\pi_i} - \frac{y_j}{\pi_j}\Bigr)^2
+
+    T is unbiased under every design that can draw each unit with ``y_i`` other than 0. V, the form of Sen, Yates and
+    Grundy, is unbiased for the variance of T where every pair can be drawn, and may be negative. Of a design whose size
+    varies (:class:`PhantomUnit`) the phantom is one of the units, with ``y = 0``.
+
+    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville, for designs of high entropy
+    (it is too large where a design spreads its draws over an order that y follows), with the m units of S that are not
+    certain:
+
+    .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
+        B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
+
+    One unit says nothing about a variance: this V is NaN for m = 1. Differentiable in ``y``; in the parameter of the
+    design as its inclusion probabilities are.
+
+    Args:
+        design: The design that has drawn ``value``.
+        value: k-hot draws ``(..., n)``, such as ``design.sample((100,))``.
+        y: What was observed, ``(..., n)``; broadcasts with ``value``. Units that were not drawn have no influence, and
+            may be anything but NaN or infinite.
+
+    Returns:
+        The estimated totals and their estimated variances, each of the shape of ``value * y`` without its last axis, in
+        the wider of the dtypes of ``value`` and ``y``.
+
+    Raises:
+        TypeError: If ``design`` is not a SamplingDesign, or another argument not a floating-point tensor.
+        ValueError: If shapes do not match.
+
+    References:
+        [1] Horvitz, Thompson (1952), "A generalization of sampling without replacement from a finite universe".
+        [2] Sen (1953), and Yates, Grundy (1953), on the variance.
+        [3] Tillé (2006), "Sampling Algorithms", sections 2.8 and 7.5, on Deville's approximation of the variance.
+
+    Example:
+        >>> design = Sampford(probs=torch.tensor([0.5, 0.5, 0.4, 0.6]))
+        >>> y = torch.tensor([5.0, 5.0, 4.0, 6.0])
+        >>> total, variance = horvitz_thompson(design, torch.tensor([1.0, 0.0, 0.0, 1.0]), y)
+        >>> total
+        tensor(20.)
+    """
+    if not isinstance(design, SamplingDesign):
+        raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
+    check_draw("value", value, design)
+    _check_observed(y, value)
+    dtype = torch.promote_types(value.dtype, y.dtype)
+    value, y = torch.broadcast_tensors(value.double(), y.double())
+    total = (value * y / _positive(design.mean.double())).sum(-1)
+    return total.to(dtype), _variance(design, value, y).to(dtype)
+
+
+def _check_observed(y: Any, value: Tensor) -> None:
+    try:
+        check_scores(y, -1)
+        shape = broadcast_shapes(y.shape, value.shape)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(error) if isinstance(error, TypeError) else ValueError
+        got = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        wanted = f"a floating-point tensor that broadcasts with `value` of shape {tuple(value.shape)}"
+        raise kind(f"`y` must be {wanted}, but got {got}") from None
+    if shape[-1] != value.shape[-1] or y.shape[-1] != value.shape[-1]:
+        raise ValueError(f"`y` must have {value.shape[-1]} units, as `value` has, but got shape {tuple(y.shape)}")
+
+
+def _positive(probs: Tensor) -> Tensor:
+    """Where a unit is never drawn, anything: it has no share in any sum."""
+    return probs.masked_fill(probs == 0, 1.0)
+
+
+def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
+    if isinstance(design, PhantomUnit):
+        phantom = design.k.to(value.dtype) + 1 - value.sum(-1)
+        value, y = torch.cat((value, phantom.unsqueeze(-1)), -1), torch.nn.functional.pad(y, (0, 1))
+        design = design.wrapped
+    probs = design.mean.double()
+    ratio = y / _positive(probs)
+    try:
+        pairs = design.pairwise_inclusion.double()
+    except NotImplementedError:
+        return _high_entropy(probs, value, ratio)
+    return _sen_yates_grundy(probs, pairs, value, ratio)
+
+
+def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
+    """V without a tensor of the shape (draws, n, n)."""
+    drawable = (pairs > 0) & ~torch.eye(pairs.shape[-1], dtype=torch.bool, device=pairs.device)
+    product = probs.unsqueeze(-1) * probs.unsqueeze(-2)
+    weight = torch.where(drawable, product / torch.where(drawable, pairs, 1.0) - 1, 0.0)
+    centre = (value * ratio).sum(-1, keepdim=True) / value.sum(-1, keepdim=True).clamp(min=1)
+    centred = value * (ratio - centre)  # differences are what counts, and they lose no digits to a common level
+    total = (centred * centred * _products(weight, value)).sum(-1)
+    return total - (centred * _products(weight, centred)).sum(-1)
+
+
+def _products(weight: Tensor, vectors: Tensor) -> Tensor:
+    """Of each symmetric matrix (*batch, n, n) with all its vectors (*sample, *batch, n)."""
+    batch = weight.shape[:-2]
+    rows = vectors.expand(broadcast_shapes(vectors.shape, weight.shape[:-1]))
+    count = math.prod(rows.shape[: rows.dim() - 1 - len(batch)])
+    draws = rows.reshape(count, *batch, rows.shape[-1]).movedim(0, -2)  # (*batch, draws, n)
+    return (draws @ weight).movedim(-2, 0).reshape(rows.shape)
+
+
+def _high_entropy(probs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
+    weight = value * (1 - probs)
+    total = weight.sum(-1, keepdim=True)
+    centre = (weight * ratio).sum(-1, keepdim=True) / _positive(total)
+    spread = (weight * (ratio - centre).square()).sum(-1)
+    drawn = (weight > 0).sum(-1)
+    factor = torch.where(drawn == 1, torch.nan, drawn / (drawn - 1).clamp(min=1))
+    return factor * spread

@@ -1,0 +1,49 @@
+"""Top-k as modules: activations, gates, sparsity of weights, routers and losses, with their state.
+
+They take scores of any batch shape, and return them times a mask (:class:`TopKMask` the mask itself). Without a
+softness the mask is hard, and gradients reach the entries that are kept; with one it is relaxed, or hard with the
+gradient of the relaxed one (``straight_through=True``). Needs torch only, but for :class:`KHotGate`, which needs Pyro.
+Not among the names of ``khot``: ``from khot.nn import TopK``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from khot.losses import FenchelYoungTopKLoss
+from khot.losses import TopKCrossEntropy as TopKCrossEntropyLoss
+
+from .batch_topk import BatchTopK
+from .jump_relu import JumpReLU
+from .sparsity import NMSparsity
+from .topk import ExpertChoice, TopK, TopKMask
+
+if TYPE_CHECKING:
+    from .khot_gate import KHotGate
+
+__all__ = [
+    "BatchTopK",
+    "ExpertChoice",
+    "FenchelYoungTopKLoss",
+    "JumpReLU",
+    "KHotGate",
+    "NMSparsity",
+    "TopK",
+    "TopKCrossEntropyLoss",
+    "TopKMask",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "KHotGate":
+        raise AttributeError(f"module 'khot.nn' has no attribute {name!r}")
+    try:
+        return import_module("khot.nn.khot_gate").KHotGate
+    except ModuleNotFoundError as error:
+        if error.name != "pyro":
+            raise
+        message = "no khot.nn.KHotGate without Pyro, which designs and estimators need: pip install pyro-ppl"
+        raise ModuleNotFoundError(message, name="pyro") from error
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,124 @@
+"""The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
+
+from torch import Tensor
+
+from khot.relaxations import sigmoid_topk
+
+from ._masking import Masking, Relaxation, check_axes, check_size, keep, keep_largest
+
+
+class TopKMask(Masking):
+    """The mask of the k largest entries: hard, relaxed, or hard with the gradient of the relaxed one.
+
+    Args:
+        k: Number of entries; for a relaxed mask the sum, which need not be an integer.
+        softness: Third argument of the relaxation; None for the hard mask, which has no gradient.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        dim: Axis of the ground set, or axes that are one ground set together.
+        straight_through: Whether the value is hard, and the gradient that of the relaxed mask.
+        learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or has no meaning without a softness.
+
+    Example:
+        >>> TopKMask(2)(torch.tensor([0.3, 2.0, -1.0, 0.9]))
+        tensor([0., 1., 0., 1.])
+    """
+
+    def __init__(
+        self,
+        k: float,
+        softness: float | None = None,
+        relaxation: Relaxation = sigmoid_topk,
+        dim: int | tuple[int, ...] = -1,
+        straight_through: bool = False,
+        learn_softness: bool = False,
+    ) -> None:
+        super().__init__(softness, relaxation, straight_through, learn_softness)
+        check_size("k", k, whole=softness is None)
+        check_axes(dim)
+        self.k, self.dim = k, dim
+
+    def mask(self, x: Tensor) -> Tensor:
+        """The mask of these scores."""
+        return self.mask_of(x, self.k, self.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mask(x)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, dim={self.dim}{self.shown_softness()}"
+
+
+class TopK(TopKMask):
+    """Keeps the k largest entries and sets the others to 0: the entries times the mask of :class:`TopKMask`.
+
+    Gradients reach the entries that are kept; with a softness, the others as well, through the mask. An entry of
+    ``-inf`` is never kept while there are others, and gives 0.
+
+    Args:
+        k: As of :class:`TopKMask`, like all that follow.
+        softness: None for the hard mask.
+        relaxation: Relaxed mask.
+        dim: Axis, or axes, of the ground set.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
+        learn_softness: Whether the softness is a parameter.
+
+    References:
+        [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
+
+    Example:
+        >>> TopK(2)(torch.tensor([0.3, 2.0, 0.1, 0.9]))
+        tensor([0.0000, 2.0000, 0.0000, 0.9000])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.softness is None and isinstance(self.k, int):
+            return keep_largest(x, self.k, self.dim)[0]
+        return keep(x, self.mask(x))
+
+
+class ExpertChoice(TopK):
+    """Routing in which every expert takes the tokens that it wants most, so that all have the same load.
+
+    Takes gates ``(..., tokens, experts)`` and keeps in each column the ``capacity`` largest: gates times a mask along
+    the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros and a gradient.
+
+    Args:
+        capacity: Number of tokens for each expert; for a relaxed mask the sum of its weights.
+        softness: None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
+        learn_softness: Whether the softness is a parameter.
+
+    References:
+        [1] Zhou et al. (2022), "Mixture-of-experts with expert choice routing", arXiv:2202.09368.
+
+    Example:
+        >>> gates = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])  # three tokens, two experts
+        >>> ExpertChoice(1)(gates)
+        tensor([[0.9000, 0.0000],
+                [0.0000, 0.0000],
+                [0.0000, 0.7000]])
+    """
+
+    def __init__(
+        self,
+        capacity: float,
+        softness: float | None = None,
+        relaxation: Relaxation = sigmoid_topk,
+        straight_through: bool = False,
+        learn_softness: bool = False,
+    ) -> None:
+        check_size("capacity", capacity, whole=softness is None)
+        super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 2:
+            raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
+        return super().forward(x)
+
+    def extra_repr(self) -> str:
+        return f"capacity={self.k}{self.shown_softness()}"

@@ -1,0 +1,27 @@
+"""The axes of a ground set: one, or several that are taken together, brought to the end as one and back."""
+
+import math
+
+from torch import Tensor
+
+
+def as_rows(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """x with the ground set along its last axis, a view where its layout allows one; ``dim`` is a checked one."""
+    if isinstance(dim, int):
+        return x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1)
+    axes = _ordered(x, dim)
+    rows = x.movedim(axes, tuple(range(-len(axes), 0)))
+    return rows.reshape(*rows.shape[: -len(axes)], math.prod(rows.shape[-len(axes) :]))
+
+
+def as_axes(y: Tensor, x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """The inverse: rows, of the shape of ``as_rows(x, dim)``, in the shape of x; a view."""
+    if isinstance(dim, int):
+        return y if dim in (-1, x.dim() - 1) else y.movedim(-1, dim)
+    axes = _ordered(x, dim)
+    return y.unflatten(-1, [x.shape[axis] for axis in axes]).movedim(tuple(range(-len(axes), 0)), axes)
+
+
+def _ordered(x: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:
+    """In the order of the layout: adjacent axes can then be one without a copy."""
+    return tuple(sorted(axis % x.dim() for axis in dim))

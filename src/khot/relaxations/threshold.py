@@ -1,0 +1,94 @@
+"""The threshold of a top-k mask: the one number by which it decides, differentiable."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._tracing import one_operation
+from khot._validation import check_function, check_k, check_scores, looks_at_contents, tensors_among
+
+from .axes import as_rows
+from .engine import mask_threshold
+from .hard import check_ranked, check_whole, topk_mask
+from .linked import link_of
+from .sigmoid import sigmoid_topk
+
+
+@one_operation
+def topk_threshold(
+    x: Tensor,
+    k: float | Tensor,
+    softness: float | Tensor = 1.0,
+    dim: int | tuple[int, ...] = -1,
+    *,
+    relaxation: Callable[..., Tensor] = sigmoid_topk,
+) -> Tensor:
+    r"""The threshold t of a top-k mask: what a score has to exceed.
+
+    .. math:: \text{relaxation}(x, k, s)_i = F((x_i - t)/s), \quad \sum_i F((x_i - t)/s) = k
+
+    Of :func:`topk_mask`, t is the middle between the k-th and the next largest score, so that ``x > t`` is the mask
+    unless the two are equal; ``inf`` for ``k = 0`` and ``-inf`` for ``k = n``. Of a relaxed mask it is finite for every
+    k: at 0 and n so far away that the mask is the same to double precision. Of sparse masks without an entry strictly
+    between 0 and 1 it is one of several, and its derivatives are returned as 0.
+
+    Moves with ``x + c``. Differentiable in ``x``, ``k`` and ``softness``, to any order, as the mask is; for
+    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``: rounding t shows in :math:`(x - t)/s` once
+    ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks themselves do not round it so.
+
+    Args:
+        x: Scores with ``n`` entries along ``dim``.
+        k: Sum of the mask, ``0 <= k <= n``; for ``topk_mask`` of an integer type.
+        softness: Positive softness, the third argument of the relaxation; ``topk_mask`` has none, and it has no
+            influence.
+        dim: Axis of the ground set, or axes that are one ground set together.
+        relaxation: The mask: one of the library's, ``partial(capped_simplex_map, link=...)`` or ``topk_mask``.
+
+    Returns:
+        Float64 tensor of the batch shape, that of ``x`` without the axes of the ground set.
+
+    Raises:
+        ValueError: As the mask.
+        TypeError: As the mask; or if the relaxation has no such threshold.
+
+    Example:
+        >>> topk_threshold(torch.tensor([0.0, 1.0, 2.0]), 1)
+        tensor(1.8029, dtype=torch.float64)
+        >>> topk_threshold(torch.tensor([0.0, 1.0, 3.0]), 1, relaxation=topk_mask)
+        tensor(2., dtype=torch.float64)
+    """
+    check_scores(x, dim, joint=True)
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    rows = as_rows(x, dim)
+    if relaxation is topk_mask:
+        return _middle_of_the_gap(rows, k)
+    link = link_of(relaxation)
+    if link is None:
+        raise TypeError(
+            "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "
+            f"attribute `link`, or topk_mask, but got {relaxation!r}"
+        )
+    return mask_threshold(rows, k, softness, link=link, name="softness")
+
+
+def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:
+    check_whole(k)
+    check_k(k, x, x.shape[:-1], x.shape[-1])
+    if x.numel() and looks_at_contents(*tensors_among(x, k)):
+        check_ranked(x, k)
+    n = x.shape[-1]
+    if isinstance(k, Tensor):
+        ordered = x.sort(-1, descending=True).values
+        k = k.to(x.device).expand(x.shape[:-1]).unsqueeze(-1)
+    else:
+        ordered = x.topk(min(k + 1, n), -1).values
+        k = torch.full((*x.shape[:-1], 1), k, device=x.device)
+    if n == 0:
+        return x.new_full(x.shape[:-1], torch.inf, dtype=torch.float64)
+    at = torch.cat([k - 1, k], -1).clamp(0, ordered.shape[-1] - 1)
+    last, following = ordered.gather(-1, at).double().unbind(-1)
+    middle = torch.where(last == torch.inf, following, last / 2 + following / 2)  # above no infinity is anything
+    none, all_ = (k == 0).squeeze(-1), (k == n).squeeze(-1)
+    return middle.masked_fill(all_, -torch.inf).masked_fill(none, torch.inf)

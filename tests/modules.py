@@ -1,0 +1,136 @@
+"""The modules of khot.nn under test, with the traits that their contract reads: a new member joins by one entry."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from khot import Pivotal, ReinMax, capped_softmax, sparse_topk
+from khot.nn import (
+    BatchTopK,
+    ExpertChoice,
+    FenchelYoungTopKLoss,
+    JumpReLU,
+    KHotGate,
+    NMSparsity,
+    TopK,
+    TopKCrossEntropyLoss,
+    TopKMask,
+)
+from tests.inputs import normal
+from tests.maps import behind
+
+N = 8
+
+
+@dataclass(frozen=True)
+class ModuleCase:
+    """A module under test, of scores (..., 8).
+
+    Attributes:
+        name: Identifier of the test.
+        make: Called without arguments.
+        expected: What it makes of scores (6, 8) in training, by another way; None where a draw decides.
+        random: Whether training draws.
+        gradient: Whether the result has a gradient in the scores.
+        target: What it is called with besides scores, if anything.
+        compiles_training: Whether its training is one graph.
+    """
+
+    name: str
+    make: Callable[[], Module]
+    expected: Callable[[Tensor], Tensor] | None
+    random: bool = False
+    gradient: bool = True
+    target: Tensor | None = None
+    compiles_training: bool = True
+
+    @property
+    def public(self) -> Any:
+        return behind(self.make)
+
+    def call(self, module: Module, x: Tensor) -> Tensor:
+        if self.target is None:
+            return module(x)
+        return module(x, self.target.to(x.dtype) if self.target.is_floating_point() else self.target)
+
+
+def largest(x: Tensor, k: int, axis: int = -1) -> Tensor:
+    """The mask by sorting and comparing; x without ties."""
+    return (x >= x.sort(axis, descending=True).values.narrow(axis, k - 1, 1)).to(x.dtype)
+
+
+def sigmoid_mask(x: Tensor, k: float, temperature: float) -> Tensor:
+    """By bisection of the last axis."""
+    low, high = x.amin(-1, keepdim=True) - 50, x.amax(-1, keepdim=True) + 50
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = torch.sigmoid((x - middle) / temperature).sum(-1, keepdim=True) > k
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return torch.sigmoid((x - low) / temperature)
+
+
+def of_all(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * mask(x.flatten()).view_as(x)
+
+
+def two_of_four(x: Tensor) -> Tensor:
+    return (x.view(-1, 4) * largest(x.abs().view(-1, 4), 2)).view_as(x)
+
+
+TARGET = largest(normal(6, N, seed=9), 2)
+MODULES = [
+    ModuleCase("topk", partial(TopK, 3), lambda x: x * largest(x, 3)),
+    ModuleCase("topk_relaxed", partial(TopK, 2.5, 0.5), lambda x: x * sigmoid_mask(x, 2.5, 0.5)),
+    ModuleCase("topk_learned", partial(TopK, 2, 0.5, learn_softness=True), lambda x: x * sigmoid_mask(x, 2, 0.5)),
+    ModuleCase("topk_straight_through", partial(TopK, 2, 0.5, straight_through=True), lambda x: x * largest(x, 2)),
+    ModuleCase("topk_joint", partial(TopK, 9, dim=(-2, -1)), of_all(lambda x: largest(x, 9))),
+    ModuleCase("mask", partial(TopKMask, 3), lambda x: largest(x, 3), gradient=False),
+    ModuleCase("mask_relaxed", partial(TopKMask, 3, 1.0, learn_softness=True), lambda x: sigmoid_mask(x, 3, 1.0)),
+    ModuleCase("batch_topk", partial(BatchTopK, 2), of_all(lambda x: largest(x, 12))),
+    ModuleCase("batch_topk_units", partial(BatchTopK, 1.4, n=N), of_all(lambda x: largest(x, 8))),
+    ModuleCase(
+        "batch_topk_relaxed",
+        partial(BatchTopK, 1.4, 0.5, learn_softness=True),
+        of_all(lambda x: sigmoid_mask(x, 8.4, 0.5)),
+    ),
+    ModuleCase("jump_relu", partial(JumpReLU, 0.3), lambda x: x * (x > 0.3)),
+    ModuleCase(
+        "jump_relu_learned",
+        partial(JumpReLU, torch.full((N,), 0.3), learn_threshold=True, bandwidth=2.0),
+        lambda x: x * (x > 0.3),
+    ),
+    ModuleCase("two_of_four", NMSparsity, two_of_four),
+    ModuleCase("two_of_four_straight", partial(NMSparsity, softness=0.5, straight_through=True), two_of_four),
+    ModuleCase(
+        "one_of_eight_scores",
+        partial(NMSparsity, 1, 8, softness=0.5, learn_softness=True, scores=normal(6, N, seed=4).float()),
+        lambda x: x * sigmoid_mask(normal(6, N, seed=4), 1, 0.5),
+    ),
+    ModuleCase("expert_choice", partial(ExpertChoice, 2), lambda x: x * largest(x, 2, 0)),
+    ModuleCase(
+        "expert_choice_sparse",
+        partial(ExpertChoice, 2, 0.7, sparse_topk),
+        lambda x: x * sparse_topk(x.T.contiguous(), 2, 0.7).T,
+    ),
+    ModuleCase(
+        "expert_choice_softmax",
+        partial(ExpertChoice, 1, 0.7, capped_softmax, learn_softness=True),
+        lambda x: x * (x / 0.7).softmax(0),
+    ),
+    ModuleCase("gate", partial(KHotGate, N, 3), None, random=True),
+    ModuleCase("gate_pivotal", partial(KHotGate, N, 3, Pivotal), None, random=True),
+    ModuleCase("gate_reinmax", partial(KHotGate, N, 3, estimator=ReinMax), None, random=True, compiles_training=False),
+    ModuleCase("gate_learned", partial(KHotGate, N), None, random=True, compiles_training=False),
+    ModuleCase("fenchel_young", partial(FenchelYoungTopKLoss, 2), None, target=TARGET),
+    ModuleCase(
+        "cross_entropy",
+        partial(TopKCrossEntropyLoss, [1.0]),
+        None,
+        target=torch.tensor([0, 1, 2, 3, 4, 5]),
+    ),
+]

@@ -1,0 +1,213 @@
+"""What every module of khot.nn does: its definition, its state, copies, graphs, dtypes and gradients."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from khot.nn import TopK
+from tests.inputs import normal
+from tests.maps import members, only_for
+from tests.modules import MODULES, ModuleCase, N, largest
+
+X = normal(6, N, dtype=torch.float32)
+
+
+def trained(case):
+    """In evaluation mode, with the state that a step of training leaves."""
+    torch.manual_seed(0)
+    module = case.make()
+    case.call(module, X)
+    return module.eval()
+
+
+def outcome(case, module, x=X):
+    torch.manual_seed(1)
+    return case.call(module, x)
+
+
+@only_for(lambda case: case.expected is not None)
+def check_definition(case):
+    x = X.double()
+    torch.testing.assert_close(case.make().double()(x), case.expected(x), rtol=1e-6, atol=1e-6)
+
+
+def check_input_is_untouched(case):
+    x = X.clone()
+    for module in (case.make(), trained(case)):
+        case.call(module, x)
+        assert torch.equal(x, X)
+
+
+@only_for(lambda case: case.target is None)
+def check_shapes(case):
+    """Any batch, empty ones included, but for what has state of a shape."""
+    module, fixed = case.make(), case.name.endswith("_scores")
+    for shape in ((6, N),) if fixed else ((6, N), (2, 6, N), (0, 6, N)):
+        y = module.train()(torch.zeros(shape).normal_())
+        assert y.shape == shape and y.isfinite().all()
+
+
+@only_for(lambda case: case.target is None and not case.random)
+def check_evaluation_is_deterministic(case):
+    module = trained(case)
+    assert torch.equal(outcome(case, module), case.call(module, X))
+
+
+def check_state(case):
+    """A fresh module with the state of another one is that module."""
+    module, file, fresh = trained(case), io.BytesIO(), case.make().eval()
+    for parameter in module.parameters():
+        parameter.data += 0.1
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file))
+    assert torch.equal(outcome(case, fresh), outcome(case, module))
+
+
+def check_copies(case):
+    module = trained(case)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(twin) == repr(module)
+        assert torch.equal(outcome(case, twin), outcome(case, module))
+        for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+            assert ours is not theirs
+
+
+def check_repr(case):
+    assert repr(case.make()).startswith(f"{case.public.__name__}(")
+    assert "\n" not in repr(case.make())
+
+
+def check_compiles_in_evaluation(case):
+    module = trained(case)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(case.call(compiled, X), case.call(module, X))
+
+
+@only_for(lambda case: case.compiles_training)
+def check_compiles_in_training(case):
+    module = case.make()
+    compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend="aot_eager")
+    for _ in range(2):  # the second with the state that the first has left
+        y, expected = outcome(case, compiled), outcome(case, module)
+        assert y.shape == expected.shape
+        if not case.random:
+            torch.testing.assert_close(y, expected)
+
+
+def check_exports(case):
+    module = trained(case)
+    arguments = (
+        (X,) if case.target is None else (X, case.target.float() if case.target.is_floating_point() else case.target)
+    )
+    program, file = torch.export.export(module, arguments), io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(*arguments), module(*arguments))
+
+
+@only_for(lambda case: case.target is None)
+def check_low_precision(case):
+    for dtype in (torch.float16, torch.bfloat16):
+        module, x = trained(case).to(dtype), X.to(dtype)
+        for mode in (module, module.train()):
+            y = mode(x)
+            assert y.dtype == dtype and y.isfinite().all()
+
+
+def check_autocast(case):
+    """Scores of half precision from a layer, parameters in single precision."""
+    module, layer = case.make(), torch.nn.Linear(N, N)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = case.call(module, layer(X))
+    assert y.isfinite().all()
+
+
+@only_for(lambda case: case.gradient)
+def check_gradients(case):
+    """Of scores and of all parameters: there, finite, and of a relaxed or learned mask not all zero."""
+    module, x = case.make(), X.clone().requires_grad_()
+    y = outcome(case, module, x)
+    leaves = [x, *module.parameters()]
+    for leaf, grad in zip(leaves, torch.autograd.grad((y * y.detach().cos()).sum(), leaves), strict=True):
+        assert grad.shape == leaf.shape and grad.isfinite().all() and grad.any()
+
+
+def check_step(case):
+    """An optimizer moves the parameters, whose constraints hold: a softness stays positive."""
+    module = torch.nn.Sequential(torch.nn.Linear(N, N), case.make())
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    hidden = module[0](X)
+    y = case.call(module[1], hidden)
+    assert y.requires_grad == case.gradient
+    if y.requires_grad:
+        y.sum().backward()
+        optimizer.step()
+    softness = getattr(module[1], "softness", None)
+    assert softness is None or softness > 0
+
+
+CHECKS = [
+    check_definition,
+    check_input_is_untouched,
+    check_shapes,
+    check_evaluation_is_deterministic,
+    check_state,
+    check_copies,
+    check_repr,
+    check_compiles_in_evaluation,
+    check_compiles_in_training,
+    check_exports,
+    check_low_precision,
+    check_autocast,
+    check_gradients,
+    check_step,
+]
+COSTLY = (check_compiles_in_training, check_compiles_in_evaluation, check_exports)
+
+
+@pytest.mark.parametrize(("case", "check"), members(MODULES, CHECKS, costly=COSTLY))
+def test_contract(case, check):
+    check(case)
+
+
+class ForgetsItsState(TopK):
+    """Softness outside of the parameters: no state, no gradient."""
+
+    @property
+    def softness(self):
+        return self.log_softness.detach().exp()
+
+
+class KeepsOneMore(TopK):
+    def __init__(self, k):
+        super().__init__(k + 1)
+
+
+class NanWhereNothingIs(TopK):
+    """Masks by multiplication, without a thought for infinity."""
+
+    def forward(self, x):
+        return x * self.mask(x) + 0 * x.abs().amax().reciprocal().log()
+
+
+class WritesIntoItsInput(TopK):
+    def forward(self, x):
+        return x.mul_(self.mask(x))
+
+
+WRONG = [
+    (lambda: ForgetsItsState(2, 0.5, learn_softness=True), check_gradients),
+    (lambda: KeepsOneMore(3), check_definition),
+    (lambda: WritesIntoItsInput(3), check_input_is_untouched),
+    (lambda: NanWhereNothingIs(3), check_shapes),
+]
+
+
+@pytest.mark.parametrize(("make", "check"), WRONG, ids=["forgets", "one_more", "writes", "nan"])
+def test_contract_rejects(make, check):
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        check(ModuleCase("wrong", make, lambda x: x * largest(x, 3)))

@@ -1,0 +1,319 @@
+"""What is special of single modules: masked entries, thresholds, dead units, parametrised weights, divergences."""
+
+import itertools
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import khot
+from khot.nn import BatchTopK, ExpertChoice, JumpReLU, KHotGate, NMSparsity, TopK, TopKCrossEntropyLoss, TopKMask
+from tests.inputs import normal
+
+
+def test_excluded_entries_are_zero_and_get_no_gradient():
+    x = torch.tensor([1.0, -torch.inf, 0.5, -0.2], requires_grad=True)
+    for module in (TopK(2), TopK(2, 0.5), TopK(2, 0.5, straight_through=True)):
+        y = module(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert y[1] == 0 and y.isfinite().all() and grad[1] == 0 and grad.isfinite().all()
+
+
+def test_hard_mask_passes_the_gradient_of_what_is_kept():
+    x = normal(3, 6).requires_grad_()
+    (grad,) = torch.autograd.grad(TopK(2)(x).sum(), x)
+    assert torch.equal(grad, khot.topk_mask(x, 2))
+
+
+def test_learned_softness_moves_and_stays_positive():
+    module = TopKMask(2, 0.5, learn_softness=True)
+    torch.testing.assert_close(module.softness, torch.tensor(0.5))
+    optimizer = torch.optim.SGD(module.parameters(), 100.0)
+    for sign in (1, -1):
+        optimizer.zero_grad()
+        (sign * module(torch.tensor([1.0, 0.2, 0.0, -1.0])).square().sum()).backward()
+        optimizer.step()
+        assert module.softness > 0 and module.softness != 0.5
+
+
+class TestBatchTopK:
+    def test_keeps_k_a_row_on_average(self):
+        x = normal(5, 3, 7)
+        y = BatchTopK(2.5)(x)
+        assert (y != 0).sum() == round(2.5 * 15)
+        assert x[y != 0].min() > x[y == 0].max()
+
+    def test_breaks_ties(self):
+        assert (BatchTopK(2)(torch.ones(4, 5)) != 0).sum() == 8
+
+    def test_relaxed_mask_has_the_sum(self):
+        module, x = BatchTopK(1.5, 0.5), normal(4, 6)
+        torch.testing.assert_close((module(x) / x).sum().item(), 6.0)
+
+    def test_threshold_is_the_moving_average_of_the_smallest_that_was_kept(self):
+        module, threshold = BatchTopK(1, momentum=0.2), None
+        for step in range(4):
+            x = normal(3, 5, seed=step, dtype=torch.float32)
+            smallest = x.flatten().sort(descending=True).values[2]
+            threshold = smallest if threshold is None else 0.8 * threshold + 0.2 * smallest
+            module(x)
+            torch.testing.assert_close(module.threshold, threshold)
+        x = normal(9, 5, seed=7, dtype=torch.float32)
+        expected = torch.where(x > threshold, x, 0.0)
+        assert torch.equal(module.eval()(x), expected)
+        assert torch.equal(module.to_jumprelu()(x), expected)
+
+    def test_evaluation_keeps_about_as_many(self):
+        torch.manual_seed(0)
+        module = BatchTopK(8)
+        for _ in range(200):
+            module(torch.randn(64, 100).relu())
+        kept = (module.eval()(torch.randn(2000, 100).relu()) > 0).sum(-1).float().mean()
+        assert abs(kept / 8 - 1) < 0.03
+
+    def test_before_training(self):
+        for use in (lambda m: m.eval()(torch.ones(3)), BatchTopK.to_jumprelu):
+            with pytest.raises(RuntimeError, match="no threshold before it was trained"):
+                use(BatchTopK(1))
+        compiled = torch.compile(BatchTopK(1).eval(), fullgraph=True, backend="aot_eager")
+        assert compiled(torch.ones(3)).isnan().all()  # where nobody can look
+
+    def test_batches_that_keep_nothing_leave_the_threshold(self):
+        module = BatchTopK(0.2)
+        module(torch.ones(0, 4))
+        module(torch.tensor([1.0, 2.0]))  # rounds to no entry
+        assert module.threshold.isnan()
+        module(torch.tensor([[1.0, 2.0]] * 5))
+        assert module.threshold == 2.0
+
+    def test_auxiliary_loss_reaches_dead_units_alone(self):
+        module = BatchTopK(1, n=4, dead_after=2)
+        x = torch.tensor([[3.0, 0.5, 0.2, 0.4], [2.0, 0.1, 0.3, 0.2]], requires_grad=True)
+
+        def error(z):
+            return (z - 1).square().sum()
+
+        assert module.auxiliary_loss(x, error) == 0
+        for _ in range(2):
+            module(x)
+        loss = module.auxiliary_loss(x, error)  # the best of units 1 to 3: 0.5 and 0.3
+        torch.testing.assert_close(loss, torch.tensor(6 + 0.5**2 + 0.7**2))
+        (grad,) = torch.autograd.grad(loss, x)
+        torch.testing.assert_close(grad, torch.tensor([[0, -1.0, 0, 0], [0, 0, -1.4, 0]]))
+        module(x.detach().flip(-1))
+        assert module.idle.tolist() == [1, 3, 3, 0]
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="`n`, the number of units"):
+            BatchTopK(1).auxiliary_loss(torch.ones(3), torch.sum)
+        with pytest.raises(ValueError, match="`x` must have n=3 units"):
+            BatchTopK(1, n=3)(torch.ones(2, 4))
+        with pytest.raises(ValueError, match="must not exceed the number of units"):
+            BatchTopK(5)(torch.ones(2, 4))
+
+
+class TestJumpReLU:
+    def test_gradients(self):
+        x = torch.tensor([0.2, 0.45, 0.55, 2.0], requires_grad=True)
+        module = JumpReLU(0.5, learn_threshold=True, bandwidth=0.2)
+        grad, pseudo = torch.autograd.grad(module(x).sum(), (x, module.threshold))
+        assert grad.tolist() == [0, 0, 1, 1]
+        torch.testing.assert_close(pseudo, torch.tensor(-0.5 / 0.2 * 2))
+
+    def test_pseudo_derivative_is_that_of_the_mean(self):
+        """For many entries it is the slope of the mean of y in the threshold, -t p(t)."""
+        x = torch.linspace(-1, 3, 400_001, dtype=torch.float64)  # of density 1/4
+        module = JumpReLU(0.5, learn_threshold=True, bandwidth=0.01).double()
+        (pseudo,) = torch.autograd.grad(module(x).mean(), module.threshold)
+        assert pseudo.item() == pytest.approx(-0.5 / 4, rel=1e-3)
+
+
+class TestNMSparsity:
+    @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8), (0, 2), (2, 2)])
+    def test_exactly_n_of_every_m(self, n, m):
+        for module in (NMSparsity(n, m), NMSparsity(n, m, 0.5, straight_through=True), NMSparsity(n, m, 0.5).eval()):
+            kept = module(normal(3, 5, 16)).view(3, 5, -1, m) != 0
+            assert (kept.sum(-1) == n).all()
+
+    def test_as_a_parametrisation(self):
+        layer = torch.nn.Linear(8, 6)
+        dense = layer.weight.detach().clone()
+        parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4, 0.1, straight_through=True))
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(normal(9, 8, dtype=torch.float32)).square().sum().backward()
+            assert layer.parametrizations.weight.original.grad.all()
+            optimizer.step()
+        assert ((layer.weight.view(6, 2, 4) != 0).sum(-1) == 2).all()
+        layer.weight = dense
+        assert torch.equal(layer.parametrizations.weight.original, dense)
+        parametrize.remove_parametrizations(layer, "weight")
+        assert ((layer.weight.view(6, 2, 4) != 0).sum(-1) == 2).all()
+
+    def test_learned_scores_decide(self):
+        scores = normal(2, 8)
+        module, weight = NMSparsity(softness=0.5, straight_through=True, scores=scores), normal(2, 8, seed=1)
+        expected = khot.topk_mask(scores.view(2, 2, 4), 2).view(2, 8)
+        assert torch.equal(module(weight) != 0, expected != 0)
+        (grad,) = torch.autograd.grad(module(weight).sum(), module.scores)
+        assert grad.any()
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="`m` must divide the last axis"):
+            NMSparsity()(torch.ones(3, 6))
+        with pytest.raises(ValueError, match="`scores` must have the shape"):
+            NMSparsity(softness=1.0, scores=torch.ones(4))(torch.ones(3, 4))
+
+
+def test_expert_choice_gives_every_expert_its_load():
+    y = ExpertChoice(3)(normal(2, 10, 4))
+    assert ((y != 0).sum(-2) == 3).all()
+    with pytest.raises(ValueError, match=r"\(..., tokens, experts\)"):
+        ExpertChoice(3)(torch.ones(4))
+
+
+class TestKHotGate:
+    def test_draws_are_independent_and_k_hot(self):
+        gate = KHotGate(6, 2)
+        y = gate(torch.ones(200, 3, 6))
+        assert (y.sum(-1) == 2).all() and len(y.reshape(-1, 6).unique(dim=0)) == math.comb(6, 2)
+
+    def test_evaluation_keeps_the_largest_logits(self):
+        gate = KHotGate(4, 2).eval()
+        gate.logits.data = torch.tensor([0.1, 3.0, -1.0, 0.2])
+        assert gate(torch.ones(3, 4)).tolist() == [[0, 1, 0, 1]] * 3
+
+    def test_evaluation_of_a_learned_size(self):
+        gate = KHotGate(4).eval()
+        gate.logits.data = torch.tensor([0.1, 3.0, -9.0, 2.2])  # 2.4 in the mean
+        assert gate(torch.ones(4)).tolist() == [0, 1, 0, 1]
+
+    def test_learns_what_matters(self):
+        torch.manual_seed(0)
+        gate, weight = KHotGate(6, 2), torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+        optimizer = torch.optim.Adam(gate.parameters(), 0.1)
+        for _ in range(60):
+            optimizer.zero_grad()
+            (-gate(weight.expand(16, 6)).sum(-1).mean() + 0.01 * gate.kl()).backward()
+            optimizer.step()
+        assert torch.equal(gate.eval()(torch.ones(6)), weight)
+
+    def test_learns_its_size(self):
+        torch.manual_seed(0)
+        gate, price = KHotGate(6), torch.tensor([-1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
+        optimizer = torch.optim.Adam(gate.parameters(), 0.2)
+        for _ in range(60):
+            optimizer.zero_grad()
+            gate(price.expand(16, 6)).sum(-1).mean().backward()
+            optimizer.step()
+        assert torch.equal(gate.eval()(torch.ones(6)), (price < 0).float())
+
+    @pytest.mark.parametrize("design", [khot.ConditionalPoisson, khot.Sampford])
+    @pytest.mark.parametrize("k", [2, 0, 4])
+    def test_kl_of_a_given_size(self, k, design):
+        gate = KHotGate(4, k).double()
+        gate.logits.data = normal(4)
+        law = gate.law()
+        q = law.log_prob(law.enumerate_support())
+        torch.testing.assert_close(gate.kl(), (q.exp() * (q + math.log(math.comb(4, k)))).sum())
+
+    @pytest.mark.parametrize("shift", [0.0, 0.7, -1.3])
+    def test_kl_of_a_learned_size(self, shift):
+        """To equal logits with the same probabilities of the two sizes, by enumeration."""
+        gate = KHotGate(4).double()
+        gate.logits.data = normal(4) + shift
+        law, expected = gate.law(), 0.0
+        value = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4)), dtype=torch.float64)
+        value = value[law.support.check(value)]
+        q, size = law.log_prob(value).exp(), value.sum(-1).long()
+        for row, one in zip(q, size, strict=True):
+            prior = q[size == one].sum() / math.comb(4, int(one))
+            expected = expected + row * (row / prior).log()
+        torch.testing.assert_close(gate.kl(), expected)
+        assert torch.autograd.grad(gate.kl(), gate.logits)[0].isfinite().all()
+
+    def test_kl_has_a_finite_gradient_at_an_integer_size(self):
+        gate = KHotGate(4)
+        assert torch.autograd.grad(gate.kl(), gate.logits)[0].isfinite().all()
+
+    def test_design_without_entropy(self):
+        with pytest.raises(NotImplementedError, match="ConditionalPoisson"):
+            KHotGate(4, 2, khot.Pivotal).kl()
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="`x` must have shape"):
+            KHotGate(4, 2)(torch.ones(5))
+        with pytest.raises(ValueError, match="0 <= k <= n"):
+            KHotGate(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TopK(2.5), TypeError, "`k` must be an int for a hard mask"),
+        (lambda: TopK(True), TypeError, "`k` must be an int"),
+        (lambda: TopK(-1), ValueError, "`k` must be finite and at least 0"),
+        (lambda: TopK(math.nan, 1.0), ValueError, "`k` must be finite"),
+        (lambda: TopK(2, 0.0), ValueError, "`softness` must be positive"),
+        (lambda: TopK(2, torch.tensor(1.0)), TypeError, "`softness` must be a number or None"),
+        (lambda: TopK(2, straight_through=True), ValueError, "`straight_through` needs a `softness`"),
+        (lambda: TopK(2, learn_softness=True), ValueError, "`learn_softness` needs a `softness`"),
+        (lambda: TopK(2, 1.0, "sigmoid"), TypeError, "`relaxation` must be a function"),
+        (lambda: TopK(2, dim=1.5), TypeError, "`dim` must be an int or a tuple"),
+        (lambda: TopK(2, dim=()), TypeError, "`dim` must be an int or a tuple"),
+        (lambda: BatchTopK(0), ValueError, "`k` must be positive"),
+        (lambda: BatchTopK(1, momentum=0.0), ValueError, "`momentum` must satisfy"),
+        (lambda: BatchTopK(1, n=0), ValueError, "`n` must be at least 1"),
+        (lambda: BatchTopK(1, n=3, dead_after=1.5), TypeError, "`dead_after` must be an int"),
+        (lambda: JumpReLU("0"), TypeError, "`threshold` must be a real number"),
+        (lambda: JumpReLU(math.nan), ValueError, "`threshold` must not be NaN"),
+        (lambda: JumpReLU(0.0, True, 0.0), ValueError, "`bandwidth` must be positive"),
+        (lambda: NMSparsity(5, 4), ValueError, "0 <= n <= m"),
+        (lambda: NMSparsity(scores=torch.ones(4)), ValueError, "`scores` need a `softness`"),
+        (lambda: NMSparsity(softness=1.0, scores=[1.0]), TypeError, "`scores` must be a floating-point tensor"),
+        (lambda: ExpertChoice(1.5), TypeError, "`capacity` must be an int for a hard mask"),
+        (lambda: KHotGate(0), ValueError, "`n` must be at least 1"),
+        (lambda: KHotGate(4, 2.0), TypeError, "`k` must be an int, or None"),
+        (lambda: KHotGate(4, 2, "design"), TypeError, "`design` must be a function"),
+        (lambda: KHotGate(4, 2, estimator=3), TypeError, "`estimator` must be a function"),
+        (lambda: TopKCrossEntropyLoss([1.0], reduction="all"), ValueError, "`reduction` must be"),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_imports_without_pyro():
+    code = """
+        import sys
+
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name == "pyro":
+                    raise ModuleNotFoundError("No module named 'pyro'", name=name)
+
+        sys.meta_path.insert(0, Absent())
+        import torch, khot
+        assert "khot.nn" not in sys.modules
+        assert khot.nn.TopK(1)(torch.tensor([1.0, 2.0])).tolist() == [0, 2]
+        try:
+            khot.nn.KHotGate
+        except ModuleNotFoundError as error:
+            assert "pip install pyro-ppl" in str(error)
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_is_not_part_of_a_star_import():
+    """There it would hide torch's."""
+    assert "nn" not in khot.__all__
+    with pytest.raises(AttributeError, match="no attribute 'TopL'"):
+        _ = khot.nn.TopL

@@ -1,0 +1,131 @@
+"""The threshold of a mask: against the mask itself and SciPy's root finder, with its derivatives and its limits."""
+
+import math
+from functools import partial
+
+import pytest
+import scipy.optimize
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import khot
+from khot import capped_simplex_map, sigmoid_topk, sparse_topk, topk_mask, topk_threshold
+from khot.relaxations.linked import link_of
+from tests.inputs import normal
+from tests.maps import LINKED, RELAXATIONS
+
+every_mask = pytest.mark.parametrize("case", [*RELAXATIONS, *LINKED], ids=lambda case: case.name)
+INF = torch.inf
+
+
+@every_mask
+def test_solves_the_equation(case):
+    """By SciPy's law and root finder."""
+    x = normal(3, 8)
+    for row, t in zip(x.numpy(), topk_threshold(x, 2.5, 0.7, relaxation=case.map), strict=True):
+        root = scipy.optimize.brentq(lambda t, row=row: case.cdf((row - t) / 0.7).sum() - 2.5, -50, 50, xtol=1e-15)
+        assert t.item() == pytest.approx(root, rel=1e-12, abs=1e-12)
+
+
+@every_mask
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 1e6), (torch.float64, 1e6), (torch.float16, 1e4)])
+def test_makes_the_mask(case, dtype, far):
+    x = (normal(4, 9) + torch.tensor([[0.0], [1.0], [-0.3], [1.0]]) * far).to(dtype)
+    k, softness = torch.tensor([2.5, 1.0, 4.0, 8.0]), 1.0
+    t = topk_threshold(x, k, softness, relaxation=case.map)
+    assert t.dtype == torch.float64 and t.shape == (4,)
+    y = link_of(case.map).value((x.double() - t.unsqueeze(-1)) / softness)
+    mask = case.map(x, k, softness)
+    rounding = torch.finfo(mask.dtype).eps + 1e-9
+    torch.testing.assert_close(y, mask.double(), rtol=10 * rounding, atol=10 * rounding)
+
+
+@every_mask
+def test_derivatives(case):
+    x = normal(2, 5).requires_grad_()
+    k = torch.tensor([2.3, 1.7], dtype=torch.float64, requires_grad=True)
+    softness = torch.tensor([1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    function = partial(topk_threshold, relaxation=case.map)
+    assert gradcheck(function, (x, k, softness), check_forward_ad=True, check_batched_grad=True)
+    if case.smooth:
+        assert gradgradcheck(function, (x, k, softness))
+
+
+@every_mask
+def test_certain_sums(case):
+    """At k = 0 and n the threshold is finite, and gives the constant mask."""
+    x = normal(2, 5)
+    for k in (0, 5):
+        t = topk_threshold(x, k, relaxation=case.map)
+        y = link_of(case.map).value(x - t.unsqueeze(-1))
+        assert t.isfinite().all()
+        torch.testing.assert_close(y, case.map(x, k, 1.0))
+
+
+def test_infinite_scores():
+    x = torch.tensor([INF, 0.3, -1.0, 0.4, -INF])
+    y = sigmoid_topk(x, 2)
+    torch.testing.assert_close(torch.sigmoid(x - topk_threshold(x, 2)), y.double(), check_dtype=False)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_middle_of_the_gap(as_tensor):
+    x = torch.tensor([[3.0, 0.5, 1.0, -2.0], [0.0, 0.0, 1.0, 1.0]])
+    for k, expected in {0: [INF, INF], 1: [2, 1], 2: [0.75, 0.5], 3: [-0.75, 0], 4: [-INF, -INF]}.items():
+        t = topk_threshold(x, torch.tensor([k, k]) if as_tensor else k, relaxation=topk_mask)
+        torch.testing.assert_close(t, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_middle_of_the_gap_between_infinities():
+    """Whatever the row: the scores above are those of the mask, if no tie decides."""
+    x = torch.tensor([INF, 2.0, -1.0, -INF])
+    for k in range(4):  # nothing lies below the last
+        assert torch.equal((x > topk_threshold(x, k, relaxation=topk_mask)).float(), topk_mask(x, k))
+    x = torch.tensor([-INF, INF])
+    assert torch.equal((x > topk_threshold(x, 1, relaxation=topk_mask)).float(), topk_mask(x, 1))
+
+
+def test_gradient_of_the_middle():
+    x = torch.tensor([3.0, 0.5, 1.0, -2.0], requires_grad=True)
+    for k, expected in {0: [0.0] * 4, 2: [0, 0.5, 0.5, 0], 4: [0.0] * 4}.items():
+        (grad,) = torch.autograd.grad(topk_threshold(x, k, relaxation=topk_mask), x)
+        torch.testing.assert_close(grad, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("relaxation", [sigmoid_topk, topk_mask], ids=lambda relaxation: relaxation.__name__)
+def test_shapes(relaxation):
+    x = normal(2, 3, 4)
+    function = partial(topk_threshold, relaxation=relaxation)
+    assert function(x, 1, dim=0).shape == (3, 4)
+    torch.testing.assert_close(function(x, 5, dim=(0, 2)), function(x.movedim(1, 0).reshape(3, 8), 5))
+    assert function(normal(0, 4), 2).shape == (0,)
+    assert function(normal(2, 0), 0).shape == (2,)
+    torch.testing.assert_close(torch.vmap(lambda row: function(row, 2))(x), function(x, 2))
+
+
+@pytest.mark.parametrize(
+    "relaxation",
+    [
+        khot.rescaled_sigmoid_topk,
+        khot.successive_softmax_topk,
+        khot.sparse_topk_magnitude,
+        khot.sorted_transport_topk,
+        khot.log_sigmoid_topk,
+        capped_simplex_map,
+        lambda x, k, softness: x,
+    ],
+)
+def test_maps_without_one_threshold(relaxation):
+    with pytest.raises(TypeError, match="with one threshold"):
+        topk_threshold(normal(3), 1, relaxation=relaxation)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="`k` must be an int"):
+        topk_threshold(normal(3), 1.5, relaxation=topk_mask)
+    with pytest.raises(ValueError, match="`k` must satisfy"):
+        topk_threshold(normal(3), 4, relaxation=topk_mask)
+    with pytest.raises(ValueError, match="NaN"):
+        topk_threshold(torch.tensor([1.0, math.nan]), 1, relaxation=topk_mask)
+    with pytest.raises(ValueError, match="1 < p <= 2"):
+        topk_threshold(normal(3), 1, relaxation=partial(sparse_topk, p=3.0))
