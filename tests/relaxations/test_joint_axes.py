@@ -44,6 +44,18 @@ def test_is_the_mask_of_the_flattened_axes(name, dim):
         torch.testing.assert_close(grad, wanted)
 
 
+@pytest.mark.parametrize("dim", DIMS, ids=str)
+def test_perturbed_mask(dim):
+    def mask(x, dim):
+        return khot.perturbed_topk(x, 2, 0.7, 5, dim, generator=torch.Generator().manual_seed(0))
+
+    x = X.clone().requires_grad_()
+    y, expected = mask(x, dim), mask(flattened(x, dim), -1)
+    torch.testing.assert_close(flattened(y, dim), expected)
+    grads = [torch.autograd.grad(v.square().sum(), x)[0] for v in (y, expected)]
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_sum_and_softness_broadcast_with_the_other_axes(name):
     k, softness = torch.tensor([1, 2, 3]), torch.tensor([0.5, 1.0, 2.0], dtype=X.dtype)

@@ -23,6 +23,7 @@ from khot._validation import (
 from khot.distributions.base import column
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
+from khot.relaxations.axes import as_axes, as_rows
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, substitute_gradient
@@ -34,7 +35,7 @@ def perturbed_topk(
     k: int | Tensor,
     scale: float | Tensor = 1.0,
     num_samples: int = 100,
-    dim: int = -1,
+    dim: int | tuple[int, ...] = -1,
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -53,7 +54,7 @@ def perturbed_topk(
         k: Number of ones, an integer or an integer tensor that broadcasts with the batch shape, ``0 <= k <= n``.
         scale: Standard deviation of the noise, a positive number or a tensor that broadcasts with the batch shape.
         num_samples: Number of perturbations, M.
-        dim: Axis of the ground set.
+        dim: Axis of the ground set, or axes that are one ground set together.
         generator: Source of randomness on the device of ``x``, torch's default one if None.
 
     Returns:
@@ -71,16 +72,16 @@ def perturbed_topk(
         >>> perturbed_topk(torch.tensor([0.0, 10.0, 20.0]), 2)
         tensor([0., 1., 1.])
     """
-    check_scores(x, dim)
+    check_scores(x, dim, joint=True)
     check_count("num_samples", num_samples)
     check_generator(generator, x.device)
-    x = x.movedim(dim, -1)
-    scale = checked_positive("scale", scale, x.shape[:-1])
+    rows = as_rows(x, dim)
+    scale = checked_positive("scale", scale, rows.shape[:-1])
     check_positive_contents("scale", scale)
-    noise = normal((num_samples, *x.shape), x.dtype, x.device, generator).masked_fill(x.isinf(), 0)
-    drawn = topk_mask(x + column(scale) * noise, k)
-    y = substitute_gradient(drawn.mean(0), x, _pull_back, drawn - topk_mask(x, k), noise / column(scale))
-    return y.movedim(-1, dim)
+    noise = normal((num_samples, *rows.shape), x.dtype, x.device, generator).masked_fill(rows.isinf(), 0)
+    drawn = topk_mask(rows + column(scale) * noise, k)
+    y = substitute_gradient(drawn.mean(0), rows, _pull_back, drawn - topk_mask(rows, k), noise / column(scale))
+    return as_axes(y, x, dim)
 
 
 def _pull_back(g: Tensor, difference: Tensor, noise: Tensor) -> Tensor:
