@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from khot import GumbelTopK, ReinMax, StraightThrough, sigmoid_topk
+from khot.kernels.order_quadrature import EXACT
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
@@ -151,6 +152,8 @@ def test_operators(case):
     noise = case.make(logits=LOGITS, k=2)._noise.name
     value = VALUE.expand(3, 2, 5).clone().requires_grad_()
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.khot.order_sampling_log_prob.default, (theta, k, value, noise), test_utils=tests)
-    torch.library.opcheck(torch.ops.khot.order_sampling_inclusion.default, (theta, k, noise), test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.khot.order_sampling_log_prob.default, (theta, k, value, noise, EXACT), test_utils=tests
+    )
+    torch.library.opcheck(torch.ops.khot.order_sampling_inclusion.default, (theta, k, noise, EXACT), test_utils=tests)
     assert order_sampling.NOISES[noise].name == noise
