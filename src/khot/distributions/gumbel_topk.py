@@ -18,9 +18,10 @@ class GumbelTopK(OrderSampling):
 
     .. math:: P(S) = \int_0^1 \prod_{i \in S} \big(1 - u^{w_i / W}\big) du, \quad W = \sum_{j \notin S} w_j
 
-    ``log_prob`` and ``mean``, which is not proportional to the weights, are exact, by quadrature to about 1e-12 for
-    weights of any size, and differentiable to any order. ``probs`` are inclusion probabilities: the logits that have
-    them are solved for, with implicit gradients. The most probable vector has the k largest logits.
+    ``log_prob`` and ``mean``, which is not proportional to the weights, are exact for weights of any size and
+    differentiable to any order, by quadrature to about 1e-12, or 1e-9 where the result is rounded to float32. ``probs``
+    are inclusion probabilities: the logits that have them are solved for, with implicit gradients. The most probable
+    vector has the k largest logits.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.

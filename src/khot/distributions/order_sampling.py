@@ -35,11 +35,13 @@ class OrderSampling(SamplingDesign):
 
     Compiled graphs hold each of the two as one operator, whose derivative calculates the integral again.
 
-    On CUDA and ROCm tensors a draw is one kernel, which makes the noise and selects by it, k per row or not; few draws
-    of more than 131072 units are left to torch.
+    On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it, k
+    per row or not; on an accelerator few draws of more than 131072 units are left to torch.
 
-    The integrals hold all units at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20
-    KB a unit where gradients are wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
+    On a CPU with numba a log-probability with its gradient is one loop over rows, and for logistic noise, in rows of at
+    most 16384 units, so are the inclusion probabilities. All other integrals hold all units at all nodes of the
+    quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are wanted. On a CPU
+    rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[Noise]

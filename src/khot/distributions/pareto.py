@@ -30,7 +30,8 @@ class ParetoSampling(OrderSampling):
     * ``"exact"``: those with ``mean`` = ``probs``, solved for by Newton's method, with implicit gradients;
     * None: logit p.
 
-    ``log_prob`` and ``mean`` are exact, by quadrature to about 1e-12, and differentiable to any order:
+    ``log_prob`` and ``mean`` are exact, by quadrature to about 1e-12, or 1e-9 where the result is rounded to float32,
+    and differentiable to any order:
 
     .. math:: P(S) = \prod_{i \in S} o_i \sum_{j \in S} c_j, \quad
         c_j = \int_0^\infty \frac{t^{k - 1}}{(1 + t o_j) \prod_i (1 + t o_i)} dt

@@ -335,7 +335,7 @@ class DrawOperator(Operator):
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
         """What makes the draws for parameters x, if that is not plain torch, which may use a generator of torch's."""
-        if not is_eager(x) or is_transformed():  # where a seed may be one of many even if x is not
+        if not is_eager(x) or is_transformed():  # inside a vmap a seed may be one of many, though x is not
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)
         return None if found is self.plain else found

@@ -27,7 +27,7 @@ from .numba_range import GRID, MARGIN, MOST_NODES, RATES, TRIALS, density, fill_
 Array = np.ndarray[Any, Any]
 
 FAR = 700.0  # e^-700 is a normal number, and nothing beside 1
-LONGEST_GAP = 100.0  # between the least z > 0 and the largest below, over which P(N = k) is 1
+LONGEST_GAP = 500.0  # between the least z > 0 and the largest below, over which P(N = k) is 1
 LARGEST = 1.7e308
 ROOM = 600.0  # logarithm of a product of doubles
 LEAST_RATE = 1e-300  # which has a logarithm
@@ -57,7 +57,7 @@ class Sides(NamedTuple):
     slope: float  # k - number above
     drift: float  # first and minus second derivative of log P(N = k) at the time 0
     curvature: float
-    upper: float  # least |z| above and below, of a gap that has been cut
+    upper: float  # least |z| above and below, at most half of the longest gap
     lower: float
     constant: float  # logarithm of what of P(S) does not depend on time
     excess: float  # length of what has been cut off a gap over which P(S) is constant
@@ -97,22 +97,27 @@ def split(theta, drawn, k, anchor, offset, longest_gap, space):
     """The :class:`Sides` of a row of finite positions, of which those ``drawn`` are in S, seen from a tilt."""
     count = theta.shape[0]
     z, unordered, weight = space.of_units[0, :count], space.of_units[1, :count], space.of_units[2, :count]
-    upper, lower = LARGEST, LARGEST
+    upper, lower, inner, outer = LARGEST, LARGEST, np.inf, -np.inf
     above, drawn_above, drawn_below = 0, 0, 0
     for i in range(count):
         z[i] = min(max(tilted(theta[i], anchor, offset), -LARGEST), LARGEST)
         if z[i] > 0:
-            upper = min(upper, z[i])
+            upper, inner = min(upper, z[i]), min(inner, theta[i])
             above += 1
             drawn_above += drawn[i]
         else:
-            lower = min(lower, -z[i])
+            lower, outer = min(lower, -z[i]), max(outer, theta[i])
             drawn_below += drawn[i]
     upper, lower = upper if above > 0 else 0.0, lower if above < count else 0.0
-    cut_upper, cut_lower = max(upper - longest_gap / 2, 0.0), max(lower - longest_gap / 2, 0.0)
+    # With k above, nothing happens in the middle of a long gap. Otherwise a side that is far away is just certain.
+    longest = longest_gap / 2 if above == k else LARGEST
+    cut_upper, cut_lower = max(upper - longest, 0.0), max(lower - longest, 0.0)
     constant = 0.0
     for i in range(count):
-        z[i] -= cut_upper if z[i] > 0 else -cut_lower
+        if z[i] > 0 and cut_upper > 0:
+            z[i] = min(theta[i] - inner + longest, LARGEST)  # exact, next to a gap of any length
+        elif z[i] <= 0 and cut_lower > 0:
+            z[i] = max(theta[i] - outer - longest, -LARGEST)
         if (z[i] > 0) != drawn[i]:
             constant -= abs(z[i])
     _fill_weights(z, unordered)
@@ -130,8 +135,9 @@ def split(theta, drawn, k, anchor, offset, longest_gap, space):
     slope, excess = float(k - above), cut_upper + cut_lower
     return Sides(
         space.place, weight, drawn_above, above, above + drawn_below, count, slope, slope + mean_above - mean_below,
-        curvature_above + curvature_below, upper - cut_upper, lower - cut_lower, constant - drawn_below * excess,
-        excess if drawn_below > 0 else 0.0, space.of_nodes[0], space.of_nodes[1], space.of_nodes[2],
+        curvature_above + curvature_below, min(upper, longest_gap / 2), min(lower, longest_gap / 2),
+        constant - drawn_below * excess, excess if drawn_below > 0 else 0.0,
+        space.of_nodes[0], space.of_nodes[1], space.of_nodes[2],
     )  # fmt: skip
 
 
