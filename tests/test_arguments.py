@@ -146,6 +146,12 @@ CALLS |= {public.__name__: call(public, {**GIVEN, "temperature": 0.5}) for publi
 CALLS |= {public.__name__: call(public, ON_DESIGN) for public in publics(FUNCTIONS)}
 CALLS |= {
     "topk_threshold": call(khot.topk_threshold, {**X, "k": 2}),
+    "straight_through_value": call(
+        khot.straight_through_value, {"hard": TARGET, "soft": LOGITS}, hard="vector", soft="values"
+    ),
+    "horvitz_thompson": call(
+        khot.horvitz_thompson, {"design": DESIGN, "value": DRAWS, "y": LOGITS}, value="vector", y="values"
+    ),
     "rescaled_sigmoid_topk": call(khot.rescaled_sigmoid_topk, {**X, "k": 2}),
     "successive_softmax_topk": call(khot.successive_softmax_topk, {**X, "k": 2}, k="size"),
     "capped_simplex_map": call(khot.capped_simplex_map, {**X, "k": 2, "link": khot.Logistic()}),
