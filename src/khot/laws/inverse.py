@@ -47,7 +47,8 @@ from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_pr
 from .kept import Kept
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
-NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows, and so at 1
+NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
+CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with what it leaves to others underflow
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
@@ -273,7 +274,8 @@ def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     """The log-odds to reach: these, shifted so that the probabilities sum to k."""
     if log_odds.isnan().any():
         raise RuntimeError("no logits found for these probabilities: there is NaN among them")
-    target = torch.where(log_odds.abs() > -math.log(NEGLIGIBLE), log_odds.sign() * torch.inf, log_odds)
+    target = log_odds.masked_fill(log_odds < math.log(NEGLIGIBLE), -torch.inf)
+    target = target.masked_fill(log_odds > -math.log(CERTAIN), torch.inf)
     interior = target.isfinite()
     target = target - solve_threshold(target, k)[..., None]
     certain = (target == torch.inf).sum(-1)

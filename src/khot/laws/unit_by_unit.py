@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import has_dispatch_mode, in_forward_mode
+from khot._torch_internals import in_forward_mode
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
@@ -211,9 +211,9 @@ def sample(
 ) -> Tensor | None:
     """Exact draws by an operator of parameters and sizes, bool ``(draws, *batch, n)``; None where no kernel makes them.
 
-    Inside of a vmap, too, so that draws of a seed are the same there. Graphs draw by the tree.
+    Inside of a vmap and in compiled graphs, too, so that draws of a seed are the same there.
     """
-    if torch.compiler.is_compiling() or has_dispatch_mode() or draw.kernel(x, draws) is None:
+    if draw.kernel(x, draws) is None:
         return None
     size = torch.as_tensor(k, device=x.device).long()
     batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
