@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.distributions import kl_divergence
 
 from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, StraightThrough, Systematic, sigmoid_topk
+from khot.kernels import backend
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside
 from khot.kernels.product_tree.tree import ProductTree
 from khot.laws import conditional_poisson, pivotal, systematic, unit_by_unit
@@ -134,8 +135,9 @@ def test_draws_have_their_preparation_in_common(monkeypatch, make, module, name)
     made, original = [], getattr(module, name)
     monkeypatch.setattr(module, name, lambda *args: made.append(args) or original(*args))
     design = make(probs=sigmoid_topk(logits(4), K))
-    for _ in range(3):
-        design.sample()
+    with backend("torch"):  # loops need no preparation
+        for _ in range(3):
+            design.sample()
     assert len(made) == 1
 
 
@@ -288,9 +290,9 @@ def test_copies_and_pickles_hold_the_parameter_alone():
 
 def test_expanding_to_the_same_shape_keeps_and_to_another_does_not(made):
     design = ConditionalPoisson(logits=logits(2), k=K)
-    design.sample()
+    _ = design.mean
     assert len(made) == 1
-    design.expand((2,)).sample()
+    _ = design.expand((2,)).mean
     assert len(made) == 1
     wide = design.expand((3, 2))
     assert wide.entropy().equal(design.entropy().expand(3, 2)) and len(made) == 2

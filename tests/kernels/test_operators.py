@@ -1,6 +1,7 @@
 """Every operator in every backend that runs here, against its reference, the definition."""
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -274,6 +275,9 @@ OF_LAWS = {"covariance_solve", "solve_logits"}
 
 
 def runs_here(option: registry.Backend) -> bool:
+    """In Triton's interpreter, a process of its own, only what that is for."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and option.name == "numba":
+        return False
     return registry.PLATFORMS[option.name].obstacle(torch.device("cpu")) is None
 
 

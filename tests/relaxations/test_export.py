@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_public_map_is_under_test():
-    names = {name for name in khot.relaxations.__all__ if name.islower()}
+    names = {name for name in khot.relaxations.__all__ if name.islower()} - {
+        "straight_through_value"
+    }  # of values, no map
     assert {name for name in names if not any(case.name.startswith(name) for case in MAPS)} == set()
 
 

@@ -119,7 +119,9 @@ class SamplingDesign(KHotDistribution):
         super().__init_subclass__(**kwargs)
         for name in vars(cls).keys() & set(TRACED_WHOLE):
             setattr(cls, name, _traced_whole(vars(cls)[name]))
+        cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
 
+    _has_own_probs: ClassVar[bool] = False
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
     _complete_with: ClassVar[str | None] = ""
@@ -176,7 +178,7 @@ class SamplingDesign(KHotDistribution):
     @property
     def relaxes_logits(self) -> bool:
         """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
-        return self.parameter_name == "logits" and type(self).probs.fget is SamplingDesign.probs.fget
+        return self.parameter_name == "logits" and not self._has_own_probs
 
     def _fits(self) -> bool:
         if self._shared_k is None or isinstance(self.temperature, Tensor):

@@ -49,6 +49,7 @@ from .kept import Kept
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with what it leaves to others underflow
+WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
@@ -347,7 +348,7 @@ def _solution(
     else:
         rows = _flat(_target(given, _either(k, size)))
         logits, error = bernoulli_count_inverse(rows, sizes, goal)
-    lost = ~(error <= max(ACCEPTED, goal))
+    lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
     return logits.view(given.shape)

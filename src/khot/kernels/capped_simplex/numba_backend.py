@@ -44,6 +44,9 @@ def _solve(
     results = (v.data_ptr() for v in (y, *at, left))
     arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
     if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, n, *arguments):
+        if log is not None and left.all():  # without copies of everything
+            del y, items
+            return torch_backend.mask(x, k.view(batch), scale.view(batch), link, log, softness, check)
         _solve_by_torch(left, items, k, scale, y, at, found, log, softness, check)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 

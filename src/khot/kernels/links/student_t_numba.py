@@ -80,7 +80,7 @@ def _scaled_tail(df: int, real: Real) -> Compiled:
 def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
     log, log1p = LOG[real], LOG1P[real]
-    zero, one, degrees, density, far = map(real, (0, 1, df, DENSITY[df], FAR[real]))
+    zero, one, degrees, density, far, infinity = map(real, (0, 1, df, DENSITY[df], FAR[real], math.inf))
     scaled_tail = _scaled_tail(df, real)
 
     @inlined
@@ -95,17 +95,19 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def tails(a):
-        a = min(a, far * far)  # a / r of infinite items is 1
-        r = radius(a)
-        decay = power(one / r)
-        return scaled_tail(a, r) * decay, density * decay / r
+        bounded = min(a, far * far)  # a / r of infinite items is 1
+        r = radius(bounded)
+        decay = power(one / r) if a < infinity else zero
+        return scaled_tail(bounded, r) * decay, density * decay / r
 
     @inlined
     def log_value(z, q):
         a = min(abs(z), far * far)
         r = radius(a)
         tail = scaled_tail(a, r)
-        return log1p(-tail * power(one / r)) if z > zero else log(tail) - degrees * log(r)
+        decay = power(one / r) if z < infinity else zero
+        below = log(tail) - degrees * log(r) if z > -infinity else z
+        return log1p(-tail * decay) if z > zero else below
 
     @inlined
     def log_derivative(z, q):
@@ -113,6 +115,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         r = radius(a)
         tail = scaled_tail(a, r)
         decay = power(one / r)
-        return (decay if z > zero else one) * density / (r * (one - tail * decay if z > zero else tail))
+        rate = (decay if z > zero else one) * density / (r * (one - tail * decay if z > zero else tail))
+        return rate if abs(z) < infinity else zero
 
     return smooth_link(tails, QUANTILES[df], real, log_value=log_value, log_derivative=log_derivative)
