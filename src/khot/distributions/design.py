@@ -274,7 +274,7 @@ class SamplingDesign(KHotDistribution):
     def log_odds(self) -> Tensor:
         """Float64 log-odds of ``probs``, infinite for units that are certain; of scores also where ``probs`` round."""
         found = None
-        if self.relaxes_logits:
+        if self.relaxes_logits and not torch.compiler.is_compiling():  # whose tracer does not know what has a link
             found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
         return log_odds(self.probs.double()) if found is None else found
 

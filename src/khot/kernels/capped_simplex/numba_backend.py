@@ -80,6 +80,9 @@ def mask_derivative(
     results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
     arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
     if over_rows(_loops(found, items, log).derivative, rows, rows * n, n, *arguments):
+        if left.all():  # without copies of everything
+            del grad_x, items, cotangents
+            return torch_backend.mask_derivative(x, scale.view(batch), anchor, offset, grad, link, log, with_scale)
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = torch_backend.mask_derivative(*some, link, log, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
