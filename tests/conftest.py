@@ -25,12 +25,12 @@ def _validation_as_before() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-CPU_BACKENDS = ["torch", "numba"] if HAS_NUMBA else ["torch"]
+CPU_BACKENDS = ["numba", pytest.param("torch", marks=pytest.mark.slow)] if HAS_NUMBA else ["torch"]
 
 
 @pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else CPU_BACKENDS)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend of a CPU in its turn, for what is computed in all of them."""
+    """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one."""
     with backend(request.param):
         yield request.param
 
@@ -93,6 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "slow", False) for value in parameters):
             item.add_marker(pytest.mark.slow)
+            continue
+        if item.get_closest_marker("slow"):
             continue
         mark = item.get_closest_marker("one_of")
         if mark is not None:

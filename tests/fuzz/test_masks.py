@@ -201,6 +201,8 @@ def check_share(counts: Counter[str]) -> None:
     assert counts["rows"] > 0 and counts["left_out"] <= MOST_AT_KINKS * counts["rows"], counts
 
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 

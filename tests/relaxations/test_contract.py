@@ -17,6 +17,8 @@ from khot import topk_mask
 from tests.inputs import normal
 from tests.maps import LINKED, ODD_MAPS, RELAXATIONS, RelaxationCase, members, only_for
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 INF = float("inf")
 
 

@@ -7,6 +7,8 @@ from khot import lapsum_topk, log_lapsum_topk
 from khot.kernels.links.laplace import LAPLACE
 from tests.oracle import cases, sum_tolerance, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 def check_gradients(case, grads, prefix, dtype, tolerance):
     for grad, name in zip(grads, ("vjp_x", "vjp_k", "vjp_alpha"), strict=True):

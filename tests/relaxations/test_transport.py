@@ -9,6 +9,8 @@ from khot import sigmoid_topk, topk_mask, transport_topk
 from khot.kernels import capped_simplex
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 UNSORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "unsorted"]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..links.clipped_power import ClippedPower
-from ..rows import Span, Threshold, compute_dtype, row_range
+from ..rows import Threshold, compute_dtype, row_range
 from .local_shape import LocalShape, local_shape, over, pullback
 from .search import far_dtype, solve_magnitudes, solve_signed
 
@@ -26,18 +26,13 @@ def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool
     a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
     span = row_range(a)
     if check:
-        check_rows(x.reshape(-1, n), k, strength, span)
+        if bool((span.selected > 0).any()):
+            row = int((span.selected > 0).nonzero()[0])
+            raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
+        check_contents(x.reshape(-1, n), k, strength, "strength", span)
     found = _found(link)
     at = solve_magnitudes(a, k, strength, found, span) if magnitude else solve_signed(a, k, strength, found)
     return at.anchor.reshape(batch), at.offset.reshape(batch)
-
-
-def check_rows(x: Tensor, k: Tensor, strength: Tensor, span: Span) -> None:
-    """ValueError for rows of x (rows, n) that are not finite, or k or strength out of range; the span is of abs(x)."""
-    if bool((span.selected > 0).any()):
-        row = int((span.selected > 0).nonzero()[0])
-        raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-    check_contents(x, k, strength, "strength", span)
 
 
 def odd_map(
