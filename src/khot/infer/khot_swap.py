@@ -1,0 +1,483 @@
+"""Markov chains on k-hot latent sites, for ``pyro.infer.mcmc``."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import MaskedDistribution
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
+from pyro.infer.mcmc import HMC
+from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
+from pyro.poutine.util import site_is_subsample
+from torch import Size, Tensor
+from torch.distributions import Independent
+
+from khot._validation import check_count, check_function
+from khot.distributions import PhantomUnit, SamplingDesign
+
+from .swaps import Point, can_swap, draw_swap, log_ratio
+
+MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
+
+Values = dict[str, Tensor]
+
+
+class KHotSwap(MCMCKernel):
+    r"""Metropolis-Hastings on the k-hot latent sites of a model, by swaps of two units that gradients propose.
+
+    A kernel for ``pyro.infer.mcmc.MCMC``, which leaves the posterior unchanged exactly. A step goes over the sites; at
+    each it proposes to take one unit out of a k-hot vector and another one in, with probabilities that favour, by the
+    derivative of the log joint density with respect to the vector, swaps to more probable vectors, mixed with uniform
+    ones (``khot.infer.swaps`` has the formulas). It costs one evaluation of the log joint density and its gradient, and
+    O(n) beside it::
+
+        mcmc = MCMC(KHotSwap(model), num_samples=2000, warmup_steps=500)
+        mcmc.run(data)
+        mcmc.get_samples()["x"].mean(0)  # inclusion probabilities
+
+    **Continuous sites** are moved in turn with the k-hot ones, by a kernel for the model in which these are given::
+
+        KHotSwap(model, continuous=NUTS)
+        KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
+
+    **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own, accepted
+    by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such as priors
+    of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` makes one event, a step swaps
+    units of one row, which the same weights choose.
+
+    **Which gradient.** The log joint density is differentiated at the k-hot vector as a float one. A wrong gradient
+    costs acceptance, never exactness; without one (a model that looks at ``x > 0``, a design whose ``log_prob`` has
+    none) all swaps are uniform. It predicts swaps best where the vector enters linearly: ``X @ x`` or ``X diag(x) Xᵀ``
+    rather than ``A Aᵀ`` with ``A = X * x``.
+
+    Any design of a fixed size that has a ``log_prob`` is a prior. Chains reach what swaps through vectors of positive
+    probability reach, which may not be all of a design with few vectors, as ``Systematic``. Sizes that are random, as
+    those of ``PhantomUnit``, need moves that add and remove units, which there are none of.
+
+    Args:
+        model: Pyro model with at least one latent k-hot site, of an unchanging set of sites.
+        continuous: For latent sites that are not k-hot: ``HMC`` or ``NUTS``, or a function that makes one of the model
+            with its k-hot sites given. Not with ``jit_compile``, which would hold on to the first k-hot values.
+        uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
+        swaps_per_step: How often a step goes over the k-hot sites.
+
+    Raises:
+        TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
+            discrete site is no design of a fixed size.
+        ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
+            without ``continuous``, or no start of positive density is found.
+        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
+            compiled.
+
+    References:
+        [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530).
+        [2] Grathwohl, Swersky, Hashemi, Duvenaud, Maddison (2021), "Oops I took a gradient", ICML.
+
+    Example:
+        >>> import pyro
+        >>> from pyro.infer import MCMC
+        >>> def model():
+        ...     x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
+        ...     pyro.factor("gain", 50 * x[0])
+        >>> mcmc = MCMC(KHotSwap(model), num_samples=5, warmup_steps=20, disable_progbar=True)
+        >>> mcmc.run()
+        >>> mcmc.get_samples()["x"][:, 0]
+        tensor([1., 1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        continuous: Callable[[Callable[..., Any]], MCMCKernel] | None = None,
+        *,
+        uniform_share: float = 0.1,
+        swaps_per_step: int = 1,
+    ) -> None:
+        check_function("model", model, "the arguments of MCMC.run")
+        if continuous is not None:
+            if isinstance(continuous, MCMCKernel):
+                raise TypeError(
+                    f"`continuous` must be a kernel class or a function of the model, but got an instance {continuous!r}"
+                )
+            check_function("continuous", continuous, "the model with its k-hot sites given, such as NUTS")
+        if isinstance(uniform_share, bool) or not isinstance(uniform_share, Real):
+            raise TypeError(f"`uniform_share` must be a real number, but got {uniform_share!r}")
+        if not 0 <= uniform_share <= 1:
+            raise ValueError(f"`uniform_share` must satisfy 0 <= uniform_share <= 1, but got {uniform_share}")
+        check_count("swaps_per_step", swaps_per_step)
+        self.model = model
+        self.continuous = continuous
+        self.uniform_share = float(uniform_share)
+        self.swaps_per_step = swaps_per_step
+        self.transforms: dict[str, Any] | None = None  # of the continuous sites; a k-hot value is its own
+        self._reset()
+
+    def _reset(self) -> None:
+        self._initial_params: Values | None = None
+        self._inner: HMC | None = None
+        self._state: _State | None = None
+        self._sites: list[_Site] = []
+        self._step = 0
+        self._acceptance: dict[str, _Mean] = {}
+
+    @property
+    def initial_params(self) -> Values | None:
+        """Values to begin with: k-hot ones as they are, others unconstrained."""
+        return self._initial_params
+
+    @initial_params.setter
+    def initial_params(self, params: Values) -> None:
+        self._initial_params = params
+
+    def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        self._warmup_steps, self._args, self._kwargs = warmup_steps, args, kwargs
+        self._state, self._step, self._inner = None, 0, None
+        self._given = _GivenKHot(self.model)
+        given = dict(self._initial_params or {})
+        trace = self._first_trace(given)
+        names, rest = _latent_sites(trace)
+        self._check_sites(names, rest, given)
+        params = {name: trace.nodes[name]["value"].detach() for name in names}
+        self._sites = [_Site.of(trace, name) for name in names]
+        self._acceptance = {name: _Mean() for name in names}
+        self.transforms = {}
+        if rest:
+            params |= self._setup_inner(params, {name: given[name] for name in rest if name in given})
+        self._initial_params = params
+        self._sites = [site if self._factorises(site, params) else site.whole() for site in self._sites]
+        self._state = None
+
+    def _first_trace(self, given: Values) -> poutine.Trace:
+        """A run of the model from its prior, at the given values, where its log joint density is finite."""
+        model = InitMessenger(_Start(given))(self.model)
+        for _ in range(MAX_TRIES):
+            with torch.no_grad(), pyro.validation_enabled(False):
+                trace = poutine.trace(model).get_trace(*self._args, **self._kwargs)
+                _latent_sites(trace)  # whose errors say more than those of a log_prob
+                trace.compute_log_prob()
+            if math.isfinite(float(trace.log_prob_sum())):
+                return trace
+        raise ValueError(
+            f"none of {MAX_TRIES} draws of the prior has a finite log joint density: give `initial_params` to MCMC"
+        )
+
+    def _check_sites(self, names: list[str], rest: list[str], given: Values) -> None:
+        if not names:
+            raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
+        if rest and self.continuous is None:
+            raise ValueError(f"`continuous` must be given, such as NUTS, for the sites {rest} which are not k-hot")
+        unknown = sorted({*given} - {*names, *rest})
+        if unknown:
+            raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {[*names, *rest]}")
+        missing = sorted({*rest} - {*given})
+        if missing and len(missing) < len(rest):
+            raise ValueError(f"`initial_params` must have values of all continuous sites or of none, but lacks {missing}")
+
+    def _setup_inner(self, params: Values, given: Values) -> Values:
+        """Makes the kernel of the continuous sites, and returns their unconstrained values."""
+        assert self.continuous is not None
+        self._given.values = dict(params)
+        inner = self.continuous(self._given)
+        if not isinstance(inner, HMC):
+            raise TypeError(f"`continuous` must make an HMC or NUTS kernel, but made {inner!r}")
+        if inner._jit_compile:
+            raise NotImplementedError("`continuous` must not use jit_compile, which would bake in the k-hot values")
+        if given:
+            inner.initial_params = given
+        inner.setup(self._warmup_steps, *self._args, **self._kwargs)
+        self._inner, self.transforms = inner, inner.transforms
+        return dict(inner.initial_params)
+
+    def _factorises(self, site: "_Site", params: Values) -> bool:
+        """Whether a swap in every other block changes the log joint density of these blocks, and of no other."""
+        value = site.blocks(params[site.name])
+        if len(value) == 1:
+            return True
+        swapped = draw_swap(value, torch.zeros_like(value), 1.0).of(value)
+        swapped = torch.where(can_swap(value)[:, None, None], swapped, value)
+        second = (torch.arange(len(value), device=value.device) % 2 == 0)[:, None, None]
+        here, there, mixed = (
+            self._evaluate({**params, site.name: site.unblocked(x)}).log_joint[site.name]
+            for x in (value, swapped, torch.where(second, swapped, value))
+        )
+        tolerance = torch.finfo(here.dtype).eps ** 0.5
+        expected = torch.where(second[:, 0, 0], there, here)
+        return torch.allclose(mixed, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+    def cleanup(self) -> None:
+        if self._inner is not None:
+            self._inner.cleanup()
+        self._reset()
+
+    def end_warmup(self) -> None:
+        if self._inner is not None:
+            self._inner.end_warmup()
+
+    def logging(self) -> "OrderedDict[str, str]":
+        means = [mean.value for mean in self._acceptance.values()]
+        shown = OrderedDict([("acc. swaps", f"{sum(means) / len(means):.3f}")])
+        if self._inner is not None:
+            shown |= self._inner.logging()
+        return shown
+
+    def diagnostics(self) -> dict[str, Any]:
+        inner = {} if self._inner is None else self._inner.diagnostics()
+        return {**inner, "acceptance rate of swaps": {name: mean.value for name, mean in self._acceptance.items()}}
+
+    def sample(self, params: Values) -> Values:
+        if self._step == self._warmup_steps:
+            self._acceptance = {name: _Mean() for name in self._acceptance}
+        self._step += 1
+        before = params
+        for _ in range(self.swaps_per_step):
+            for site in self._sites:
+                params = self._swap(site, params)
+        return dict(params) if self._inner is None else self._move_continuous(self._inner, before, params)
+
+    def _move_continuous(self, inner: HMC, before: Values, params: Values) -> Values:
+        names = [site.name for site in self._sites]
+        if any(params[name] is not before[name] or params[name] is not self._given.values[name] for name in names):
+            self._given.values = {name: params[name] for name in names}
+            inner.clear_cache()  # its potential energy was that of other k-hot values
+        rest = {name: value for name, value in params.items() if name not in names}
+        return {**params, **inner.sample(rest)}
+
+    def _swap(self, site: "_Site", params: Values) -> Values:
+        """Proposes a swap in each block of a site."""
+        here = self._at(params).point(site)
+        possible = can_swap(here.value)
+        if not possible.any():
+            return params
+        swap = draw_swap(here.value, here.slope, self.uniform_share)
+        value = torch.where(possible[:, None, None], swap.of(here.value), here.value)
+        proposed = self._evaluate({**params, site.name: site.unblocked(value)})
+        ratio = log_ratio(swap, here, proposed.point(site), self.uniform_share).masked_fill(~possible, -torch.inf)
+        accepted = torch.rand_like(ratio).log() < ratio
+        self._acceptance[site.name].add(ratio[possible].clamp(max=0).exp().mean().item())
+        if not accepted.any():
+            return params
+        if len(accepted) > 1:
+            proposed = self._mixed(site, accepted, proposed)
+        self._state = proposed
+        return proposed.params
+
+    def _mixed(self, site: "_Site", accepted: Tensor, proposed: "_State") -> "_State":
+        """The state in which only some blocks have swapped."""
+        old = self._at_hand()
+        chosen, name = accepted[:, None, None], site.name
+        value = torch.where(chosen, site.blocks(proposed.params[name]), site.blocks(old.params[name]))
+        params = {**old.params, name: site.unblocked(value)}
+        if len(self._sites) > 1:  # slopes of other sites may depend on several blocks
+            return self._evaluate(params)
+        slope = torch.where(chosen, site.blocks(proposed.slope[name]), site.blocks(old.slope[name]))
+        log_joint = torch.where(accepted, proposed.log_joint[name], old.log_joint[name])
+        return _State(params, {name: site.unblocked(slope)}, {name: log_joint})
+
+    def _at_hand(self) -> "_State":
+        assert self._state is not None
+        return self._state
+
+    def _at(self, params: Values) -> "_State":
+        """The log joint density and its slopes there, computed anew if anything has changed."""
+        state = self._state
+        if state is None or any(params[name] is not value for name, value in state.params.items()):
+            state = self._state = self._evaluate(params)
+        return state
+
+    def _evaluate(self, params: Values) -> "_State":
+        names = [site.name for site in self._sites]
+        leaves = {name: params[name].detach().requires_grad_(self.uniform_share < 1) for name in names}
+        transforms = self.transforms or {}
+        values = {name: transforms[name].inv(params[name]) for name in params if name not in leaves}
+        with torch.enable_grad(), pyro.validation_enabled(False):
+            given = poutine.condition(self.model, data={**values, **leaves})
+            trace = poutine.trace(given).get_trace(*self._args, **self._kwargs)
+            trace.compute_log_prob()
+            total = trace.log_prob_sum()
+        slopes: tuple[Tensor | None, ...] = (None,) * len(names)
+        if self.uniform_share < 1 and total.requires_grad:
+            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        # A slope that is no finite number is a bad guess of a ratio, and no reason to stop: 0 is as good.
+        slope = {
+            name: torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
+            for name, d in zip(names, slopes, strict=True)
+        }
+        log_joint = {site.name: site.log_joint(trace).detach() for site in self._sites}
+        return _State(params, slope, log_joint)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A k-hot site, and how its value falls into blocks of which each has swaps of its own.
+
+    Attributes:
+        name: Of the site.
+        shape: Of its value, ``(*batch_shape, *event_shape)``.
+        event_dim: Number of dimensions of ``event_shape``: 1, and more after ``to_event``.
+        plates: Names of the plates whose rows are blocks, with their dimensions among those of the batch: -1, -2, ...
+    """
+
+    name: str
+    shape: Size
+    event_dim: int
+    plates: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, trace: poutine.Trace, name: str) -> "_Site":
+        """With those of its plates that all terms are in which can depend on it, which come after it."""
+        node = trace.nodes[name]
+        terms = list(_terms(trace))
+        later = terms[terms.index(name) :]
+        plates = sorted(
+            (frame.dim, frame.name)
+            for frame in node["cond_indep_stack"]
+            if frame.vectorized and all(_has_rows(trace.nodes[term], frame.name, frame.dim, frame.size) for term in later)
+        )
+        return cls(name, node["value"].shape, node["fn"].event_dim, tuple(plates))
+
+    def whole(self) -> "_Site":
+        """All of it as one block."""
+        return _Site(self.name, self.shape, self.event_dim, ())
+
+    @property
+    def _order(self) -> list[int]:
+        """The axes of the value with those of the plates first."""
+        first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
+        return [*first, *(axis for axis in range(len(self.shape)) if axis not in first)]
+
+    def blocks(self, value: Tensor) -> Tensor:
+        """A value as ``(blocks, rows, n)``."""
+        number = math.prod(self.shape[axis] for axis in self._order[: len(self.plates)])
+        rows = math.prod(self.shape[axis] for axis in self._order[len(self.plates) : -1])
+        return value.permute(self._order).reshape(number, rows, self.shape[-1])
+
+    def unblocked(self, value: Tensor) -> Tensor:
+        """The inverse of :meth:`blocks`."""
+        order = self._order
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
+
+    def log_joint(self, trace: poutine.Trace) -> Tensor:
+        """For each block the sum of the terms that can depend on it, up to a constant."""
+        dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
+        total = torch.zeros(())
+        for term in _terms(trace):
+            node = trace.nodes[term]
+            if names <= {frame.name for frame in node["cond_indep_stack"]}:
+                log_prob = node["log_prob"]
+                others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
+                total = total + (log_prob.sum(others) if others else log_prob).reshape(-1)
+        return total
+
+
+@dataclass(frozen=True)
+class _State:
+    """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
+
+    params: Values
+    slope: Values
+    log_joint: Values
+
+    def point(self, site: _Site) -> Point:
+        name = site.name
+        return Point(site.blocks(self.params[name]), site.blocks(self.slope[name]), self.log_joint[name])
+
+
+class _GivenKHot:
+    """A model whose k-hot sites have the values that stand here at the time; unlike a closure it can be pickled."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+        self.values: Values = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with poutine.condition(data=self.values):
+            return self.model(*args, **kwargs)
+
+
+class _Start:
+    """Where chains begin: at the given k-hot vectors or at some from the prior, elsewhere as HMC does by itself."""
+
+    def __init__(self, given: Values) -> None:
+        self.given = given
+
+    def __call__(self, site: dict[str, Any]) -> Tensor:
+        name, fn = site["name"], site["fn"]
+        if not _is_khot(fn) or name not in self.given:
+            return fn().detach() if fn.support.is_discrete else init_to_uniform(site)
+        value = self.given[name]
+        if value.shape != fn.shape() or not fn.support.check(value).all():
+            raise ValueError(
+                f"`initial_params` must have k-hot vectors of shape {tuple(fn.shape())} under {fn.support} for "
+                f"{name!r}, but got {value}"
+            )
+        return value
+
+
+@dataclass
+class _Mean:
+    """A running mean, 0 of nothing."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, x: float) -> None:
+        self.count += 1
+        self.value += (x - self.value) / self.count
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_khot(fn: Any) -> bool:
+    return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
+
+
+def _terms(trace: poutine.Trace) -> Iterator[str]:
+    """The sites that make up the log joint density, in the order of the model."""
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample" and not site_is_subsample(node) and not node["infer"].get("_deterministic"):
+            yield name
+
+
+def _has_rows(node: dict[str, Any], plate: str, dim: int, size: int) -> bool:
+    """Whether a term is in this plate, with one entry for each of its rows."""
+    shape = node["log_prob"].shape
+    inside = any(frame.name == plate for frame in node["cond_indep_stack"])
+    return inside and len(shape) >= -dim and shape[dim] == size
+
+
+def _latent_sites(trace: poutine.Trace) -> tuple[list[str], list[str]]:
+    """The latent k-hot and continuous sites.
+
+    Raises:
+        TypeError: If there are others.
+        NotImplementedError: If rows are subsampled.
+    """
+    khot, rest = [], []
+    for name, node in trace.iter_stochastic_nodes():
+        fn = node["fn"]
+        if site_is_subsample(node):
+            if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                raise NotImplementedError(f"MCMC needs all rows, but the plate {name!r} subsamples")
+        elif _is_khot(fn):
+            khot.append(name)
+        elif isinstance(_base(fn), PhantomUnit):
+            raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
+        elif fn.support.is_discrete:
+            raise TypeError(
+                f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
+                f"distribution {fn}"
+            )
+        else:
+            rest.append(name)
+    return khot, rest
