@@ -24,6 +24,7 @@ from torch.distributions.constraints import Constraint
 from khot import (
     FenchelYoungTopKLoss,
     KHotReparam,
+    KHotSwap,
     TopKCrossEntropy,
     compare_estimators,
     fenchel_young_topk_loss,
@@ -457,6 +458,21 @@ def reparam_definition(reparam_class: Any) -> None:
         assert x.requires_grad and support.check(x.detach())
 
 
+def swap_definition(kernel_class: Any) -> None:
+    """Its chain visits the k-hot vectors as often as the posterior, a conditional Poisson law, says."""
+    gain = normal(4)
+
+    def model() -> None:
+        with pyro.plate("chains", 2000):
+            pyro.factor("gain", pyro.sample("x", ConditionalPoisson(logits=torch.zeros_like(gain), k=2)) @ gain)
+
+    pyro.set_rng_seed(0)
+    mcmc = pyro.infer.MCMC(kernel_class(model), num_samples=1, warmup_steps=20, disable_progbar=True)
+    mcmc.run()
+    found = mcmc.get_samples()["x"][0].mean(0)
+    assert (found - ConditionalPoisson(logits=gain, k=2).mean).abs().max() < 5.5 * 0.5 / math.sqrt(2000)
+
+
 def horvitz_thompson_definition(horvitz_thompson: Any) -> None:
     """Over all draws, the totals and the estimated variances have the mean that they estimate."""
     design, y = Sampford(probs=torch.tensor([0.5, 0.7, 0.4, 0.4], dtype=torch.float64)), normal(4)
@@ -485,5 +501,5 @@ TOOLS = {
         ToolCase(score_function_surrogate, surrogate_definition),
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
-    "infer": [ToolCase(KHotReparam, reparam_definition)],
+    "infer": [ToolCase(KHotReparam, reparam_definition), ToolCase(KHotSwap, swap_definition)],
 }

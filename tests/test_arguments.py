@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyro.infer import NUTS
 
 import khot
 from khot import constraints
@@ -37,6 +38,7 @@ WRONG: dict[str, list[Any]] = {
     "columns": [*NUMBERS, 1.5, -1, 6, torch.tensor(2)],
     "exponent": [*NUMBERS, 1.0, 2.5, math.nan, torch.tensor([1.5, 2.0])],
     "fraction": [*NUMBERS, -0.1, 1.0, math.nan, torch.tensor([0.5, 0.6])],
+    "share": [*NUMBERS, -0.1, 1.1, math.nan, torch.tensor([0.5, 0.6])],
     "positive": [*NUMBERS, 0.0, -1.0, math.nan, math.inf],
     "count": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
     "degrees": [*NUMBERS, 2.0, 0, 3, -1, torch.tensor(2)],
@@ -61,6 +63,7 @@ WRONG: dict[str, list[Any]] = {
     "baseline": [*TYPES, 1, LOSSES],
     "generator": [*TYPES, 1, torch.Generator],
     "estimator": [*TYPES, 1, DESIGN],
+    "kernel_class": [*TYPES, 1, DESIGN, NUTS(lambda: None)],
     "estimators": [*TYPES, 1, [khot.score_function], {"a": "b"}, khot.score_function],
     "exact": [*TYPES[:4], 1, LOGITS[0], torch.zeros(2, 5, dtype=torch.complex64)],
     "repeats": [*NUMBERS, 1.5, 0, 1],
@@ -193,6 +196,14 @@ CALLS |= {
     ),
     "unordered_set": call(khot.unordered_set, ON_DESIGN, baseline="choice"),
     "pathwise": call(khot.pathwise, {**ON_DESIGN, "design": khot.StraightThrough(DESIGN)}),
+    "KHotSwap": call(
+        khot.KHotSwap,
+        {"model": lambda: None},
+        model="function",
+        continuous="kernel_class",
+        uniform_share="share",
+        swaps_per_step="count",
+    ),
     "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
     "compare_estimators": call(
         khot.compare_estimators,

@@ -40,6 +40,7 @@ BACKEND_LIBRARIES = ("triton", "numba")
 FOREIGN = {
     "_replace": "of NamedTuple: documented, and underscored only to leave field names alone",
     "_validate_args": "torch.distributions: what a Distribution was made with, which subclasses hand on",
+    "_jit_compile": "Pyro's HMC has no public name for its option",
     "_mask": "Pyro's MaskedDistribution has no public name for its mask",
     "_C": "torch: modes, transforms and keys that surround a call have no public name",
     "_TorchDispatchModeKey": "torch._C",

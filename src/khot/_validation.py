@@ -264,10 +264,20 @@ def check_positive_contents(name: str, value: Any) -> None:
 
 def check_fraction(name: str, value: Any) -> None:
     """A Python number in [0, 1)."""
+    if not 0 <= _real(name, value) < 1:
+        raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
+
+
+def check_share(name: str, value: Any) -> None:
+    """A Python number in [0, 1]."""
+    if not 0 <= _real(name, value) <= 1:
+        raise ValueError(f"`{name}` must satisfy 0 <= {name} <= 1, but got {value}")
+
+
+def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a real number, but got {value!r}")
-    if not 0 <= float(value) < 1:
-        raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
+    return float(value)
 
 
 def check_flag(name: str, value: Any, *, optional: bool = False) -> None:

@@ -2,30 +2,24 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import MaskedDistribution
-from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
+from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
-from pyro.poutine.util import site_is_subsample
-from torch import Size, Tensor
-from torch.distributions import Independent
+from torch import Tensor
 
-from khot._validation import check_count, check_function
-from khot.distributions import PhantomUnit, SamplingDesign
+from khot._validation import check_count, check_function, check_share
 
+from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
 from .swaps import Point, can_swap, draw_swap, log_ratio
 
 MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
-
-Values = dict[str, Tensor]
 
 
 class KHotSwap(MCMCKernel):
@@ -46,10 +40,10 @@ class KHotSwap(MCMCKernel):
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
 
-    **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own, accepted
-    by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such as priors
-    of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` makes one event, a step swaps
-    units of one row, which the same weights choose.
+    **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own,
+    accepted by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such
+    as priors of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` makes one event, a
+    step swaps units of one row, which the same weights choose.
 
     **Which gradient.** The log joint density is differentiated at the k-hot vector as a float one. A wrong gradient
     costs acceptance, never exactness; without one (a model that looks at ``x > 0``, a design whose ``log_prob`` has
@@ -103,13 +97,10 @@ class KHotSwap(MCMCKernel):
         if continuous is not None:
             if isinstance(continuous, MCMCKernel):
                 raise TypeError(
-                    f"`continuous` must be a kernel class or a function of the model, but got an instance {continuous!r}"
+                    f"`continuous` must be a kernel class or a function of the model, but got a kernel, {continuous!r}"
                 )
             check_function("continuous", continuous, "the model with its k-hot sites given, such as NUTS")
-        if isinstance(uniform_share, bool) or not isinstance(uniform_share, Real):
-            raise TypeError(f"`uniform_share` must be a real number, but got {uniform_share!r}")
-        if not 0 <= uniform_share <= 1:
-            raise ValueError(f"`uniform_share` must satisfy 0 <= uniform_share <= 1, but got {uniform_share}")
+        check_share("uniform_share", uniform_share)
         check_count("swaps_per_step", swaps_per_step)
         self.model = model
         self.continuous = continuous
@@ -122,7 +113,8 @@ class KHotSwap(MCMCKernel):
         self._initial_params: Values | None = None
         self._inner: HMC | None = None
         self._state: _State | None = None
-        self._sites: list[_Site] = []
+        self._sites: list[KHotSite] = []
+        self._last: Values = {}  # what the step before returned
         self._step = 0
         self._acceptance: dict[str, _Mean] = {}
 
@@ -137,14 +129,14 @@ class KHotSwap(MCMCKernel):
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._warmup_steps, self._args, self._kwargs = warmup_steps, args, kwargs
-        self._state, self._step, self._inner = None, 0, None
-        self._given = _GivenKHot(self.model)
+        self._state, self._step, self._inner, self._last = None, 0, None, {}
+        self._given = GivenKHot(self.model)
         given = dict(self._initial_params or {})
         trace = self._first_trace(given)
-        names, rest = _latent_sites(trace)
+        names, rest = latent_sites(trace)
         self._check_sites(names, rest, given)
         params = {name: trace.nodes[name]["value"].detach() for name in names}
-        self._sites = [_Site.of(trace, name) for name in names]
+        self._sites = [KHotSite.of(trace, name) for name in names]
         self._acceptance = {name: _Mean() for name in names}
         self.transforms = {}
         if rest:
@@ -153,13 +145,13 @@ class KHotSwap(MCMCKernel):
         self._sites = [site if self._factorises(site, params) else site.whole() for site in self._sites]
         self._state = None
 
-    def _first_trace(self, given: Values) -> poutine.Trace:
+    def _first_trace(self, given: Values) -> Any:
         """A run of the model from its prior, at the given values, where its log joint density is finite."""
-        model = InitMessenger(_Start(given))(self.model)
+        model = InitMessenger(Start(given))(self.model)
         for _ in range(MAX_TRIES):
             with torch.no_grad(), pyro.validation_enabled(False):
                 trace = poutine.trace(model).get_trace(*self._args, **self._kwargs)
-                _latent_sites(trace)  # whose errors say more than those of a log_prob
+                latent_sites(trace)  # whose errors say more than those of a log_prob
                 trace.compute_log_prob()
             if math.isfinite(float(trace.log_prob_sum())):
                 return trace
@@ -177,7 +169,9 @@ class KHotSwap(MCMCKernel):
             raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {[*names, *rest]}")
         missing = sorted({*rest} - {*given})
         if missing and len(missing) < len(rest):
-            raise ValueError(f"`initial_params` must have values of all continuous sites or of none, but lacks {missing}")
+            raise ValueError(
+                f"`initial_params` must have values of all continuous sites or none, but has none of {missing}"
+            )
 
     def _setup_inner(self, params: Values, given: Values) -> Values:
         """Makes the kernel of the continuous sites, and returns their unconstrained values."""
@@ -194,7 +188,7 @@ class KHotSwap(MCMCKernel):
         self._inner, self.transforms = inner, inner.transforms
         return dict(inner.initial_params)
 
-    def _factorises(self, site: "_Site", params: Values) -> bool:
+    def _factorises(self, site: KHotSite, params: Values) -> bool:
         """Whether a swap in every other block changes the log joint density of these blocks, and of no other."""
         value = site.blocks(params[site.name])
         if len(value) == 1:
@@ -234,21 +228,21 @@ class KHotSwap(MCMCKernel):
         if self._step == self._warmup_steps:
             self._acceptance = {name: _Mean() for name in self._acceptance}
         self._step += 1
-        before = params
         for _ in range(self.swaps_per_step):
             for site in self._sites:
                 params = self._swap(site, params)
-        return dict(params) if self._inner is None else self._move_continuous(self._inner, before, params)
+        return dict(params) if self._inner is None else self._move_continuous(self._inner, params)
 
-    def _move_continuous(self, inner: HMC, before: Values, params: Values) -> Values:
-        names = [site.name for site in self._sites]
-        if any(params[name] is not before[name] or params[name] is not self._given.values[name] for name in names):
-            self._given.values = {name: params[name] for name in names}
-            inner.clear_cache()  # its potential energy was that of other k-hot values
-        rest = {name: value for name, value in params.items() if name not in names}
-        return {**params, **inner.sample(rest)}
+    def _move_continuous(self, inner: HMC, params: Values) -> Values:
+        khot = {site.name: params[site.name] for site in self._sites}
+        if any(value is not self._last.get(name) for name, value in params.items()):
+            self._given.values = khot
+            inner.clear_cache()  # its potential energy was that of other values
+        rest = {name: value for name, value in params.items() if name not in khot}
+        self._last = {**khot, **inner.sample(rest)}
+        return dict(self._last)
 
-    def _swap(self, site: "_Site", params: Values) -> Values:
+    def _swap(self, site: KHotSite, params: Values) -> Values:
         """Proposes a swap in each block of a site."""
         here = self._at(params).point(site)
         possible = can_swap(here.value)
@@ -267,7 +261,7 @@ class KHotSwap(MCMCKernel):
         self._state = proposed
         return proposed.params
 
-    def _mixed(self, site: "_Site", accepted: Tensor, proposed: "_State") -> "_State":
+    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "_State") -> "_State":
         """The state in which only some blocks have swapped."""
         old = self._at_hand()
         chosen, name = accepted[:, None, None], site.name
@@ -299,7 +293,7 @@ class KHotSwap(MCMCKernel):
             given = poutine.condition(self.model, data={**values, **leaves})
             trace = poutine.trace(given).get_trace(*self._args, **self._kwargs)
             trace.compute_log_prob()
-            total = trace.log_prob_sum()
+            total: Any = trace.log_prob_sum()
         slopes: tuple[Tensor | None, ...] = (None,) * len(names)
         if self.uniform_share < 1 and total.requires_grad:
             slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -313,70 +307,6 @@ class KHotSwap(MCMCKernel):
 
 
 @dataclass(frozen=True)
-class _Site:
-    """A k-hot site, and how its value falls into blocks of which each has swaps of its own.
-
-    Attributes:
-        name: Of the site.
-        shape: Of its value, ``(*batch_shape, *event_shape)``.
-        event_dim: Number of dimensions of ``event_shape``: 1, and more after ``to_event``.
-        plates: Names of the plates whose rows are blocks, with their dimensions among those of the batch: -1, -2, ...
-    """
-
-    name: str
-    shape: Size
-    event_dim: int
-    plates: tuple[tuple[int, str], ...]
-
-    @classmethod
-    def of(cls, trace: poutine.Trace, name: str) -> "_Site":
-        """With those of its plates that all terms are in which can depend on it, which come after it."""
-        node = trace.nodes[name]
-        terms = list(_terms(trace))
-        later = terms[terms.index(name) :]
-        plates = sorted(
-            (frame.dim, frame.name)
-            for frame in node["cond_indep_stack"]
-            if frame.vectorized and all(_has_rows(trace.nodes[term], frame.name, frame.dim, frame.size) for term in later)
-        )
-        return cls(name, node["value"].shape, node["fn"].event_dim, tuple(plates))
-
-    def whole(self) -> "_Site":
-        """All of it as one block."""
-        return _Site(self.name, self.shape, self.event_dim, ())
-
-    @property
-    def _order(self) -> list[int]:
-        """The axes of the value with those of the plates first."""
-        first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
-        return [*first, *(axis for axis in range(len(self.shape)) if axis not in first)]
-
-    def blocks(self, value: Tensor) -> Tensor:
-        """A value as ``(blocks, rows, n)``."""
-        number = math.prod(self.shape[axis] for axis in self._order[: len(self.plates)])
-        rows = math.prod(self.shape[axis] for axis in self._order[len(self.plates) : -1])
-        return value.permute(self._order).reshape(number, rows, self.shape[-1])
-
-    def unblocked(self, value: Tensor) -> Tensor:
-        """The inverse of :meth:`blocks`."""
-        order = self._order
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
-
-    def log_joint(self, trace: poutine.Trace) -> Tensor:
-        """For each block the sum of the terms that can depend on it, up to a constant."""
-        dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
-        total = torch.zeros(())
-        for term in _terms(trace):
-            node = trace.nodes[term]
-            if names <= {frame.name for frame in node["cond_indep_stack"]}:
-                log_prob = node["log_prob"]
-                others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
-                total = total + (log_prob.sum(others) if others else log_prob).reshape(-1)
-        return total
-
-
-@dataclass(frozen=True)
 class _State:
     """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
 
@@ -384,40 +314,9 @@ class _State:
     slope: Values
     log_joint: Values
 
-    def point(self, site: _Site) -> Point:
+    def point(self, site: KHotSite) -> Point:
         name = site.name
         return Point(site.blocks(self.params[name]), site.blocks(self.slope[name]), self.log_joint[name])
-
-
-class _GivenKHot:
-    """A model whose k-hot sites have the values that stand here at the time; unlike a closure it can be pickled."""
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self.model = model
-        self.values: Values = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with poutine.condition(data=self.values):
-            return self.model(*args, **kwargs)
-
-
-class _Start:
-    """Where chains begin: at the given k-hot vectors or at some from the prior, elsewhere as HMC does by itself."""
-
-    def __init__(self, given: Values) -> None:
-        self.given = given
-
-    def __call__(self, site: dict[str, Any]) -> Tensor:
-        name, fn = site["name"], site["fn"]
-        if not _is_khot(fn) or name not in self.given:
-            return fn().detach() if fn.support.is_discrete else init_to_uniform(site)
-        value = self.given[name]
-        if value.shape != fn.shape() or not fn.support.check(value).all():
-            raise ValueError(
-                f"`initial_params` must have k-hot vectors of shape {tuple(fn.shape())} under {fn.support} for "
-                f"{name!r}, but got {value}"
-            )
-        return value
 
 
 @dataclass
@@ -430,54 +329,3 @@ class _Mean:
     def add(self, x: float) -> None:
         self.count += 1
         self.value += (x - self.value) / self.count
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def _is_khot(fn: Any) -> bool:
-    return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
-
-
-def _terms(trace: poutine.Trace) -> Iterator[str]:
-    """The sites that make up the log joint density, in the order of the model."""
-    for name, node in trace.nodes.items():
-        if node["type"] == "sample" and not site_is_subsample(node) and not node["infer"].get("_deterministic"):
-            yield name
-
-
-def _has_rows(node: dict[str, Any], plate: str, dim: int, size: int) -> bool:
-    """Whether a term is in this plate, with one entry for each of its rows."""
-    shape = node["log_prob"].shape
-    inside = any(frame.name == plate for frame in node["cond_indep_stack"])
-    return inside and len(shape) >= -dim and shape[dim] == size
-
-
-def _latent_sites(trace: poutine.Trace) -> tuple[list[str], list[str]]:
-    """The latent k-hot and continuous sites.
-
-    Raises:
-        TypeError: If there are others.
-        NotImplementedError: If rows are subsampled.
-    """
-    khot, rest = [], []
-    for name, node in trace.iter_stochastic_nodes():
-        fn = node["fn"]
-        if site_is_subsample(node):
-            if fn.subsample_size is not None and fn.subsample_size < fn.size:
-                raise NotImplementedError(f"MCMC needs all rows, but the plate {name!r} subsamples")
-        elif _is_khot(fn):
-            khot.append(name)
-        elif isinstance(_base(fn), PhantomUnit):
-            raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
-        elif fn.support.is_discrete:
-            raise TypeError(
-                f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
-                f"distribution {fn}"
-            )
-        else:
-            rest.append(name)
-    return khot, rest

@@ -2,8 +2,8 @@ r"""Swaps in k-hot vectors, drawn by locally balanced proposals, and the probabi
 
 A *block* is some k-hot rows x, ``(rows, n)``, of a law p. A swap in it takes one unit i out of one row, where
 :math:`x_i = 1`, and another unit j of that row in. With the slope :math:`d = \partial \log p / \partial x`, to first
-order :math:`p(x') / p(x) = e^{d_j - d_i}`. Proposals in proportion to :math:`g(t) = \sqrt t` of that ratio are balanced,
-since g(t) = t g(1/t), and factorise [1, 2]:
+order :math:`p(x') / p(x) = e^{d_j - d_i}`. Proposals in proportion to :math:`g(t) = \sqrt t` of that ratio are
+balanced, since g(t) = t g(1/t), and factorise [1, 2]:
 
 .. math:: q_d(i, j \mid x) = \frac{e^{-d_i / 2} e^{d_j / 2}}{Z_d(x)}, \qquad
     Z_d(x) = \sum_{\text{rows}} \sum_{i: x_i = 1} e^{-d_i / 2} \sum_{j: x_j = 0} e^{d_j / 2}

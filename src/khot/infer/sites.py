@@ -1,0 +1,165 @@
+"""The latent k-hot sites of a Pyro model: which there are, their independent blocks, where they start."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import MaskedDistribution
+from pyro.infer.autoguide.initialization import init_to_uniform
+from pyro.poutine.util import site_is_subsample
+from torch import Size, Tensor
+from torch.distributions import Independent
+
+from khot.distributions import PhantomUnit, SamplingDesign
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class KHotSite:
+    """A k-hot site, and how its value falls into blocks of which each has swaps of its own.
+
+    Attributes:
+        name: Of the site.
+        shape: Of its value, ``(*batch_shape, *event_shape)``.
+        event_dim: Number of dimensions of ``event_shape``: 1, and more after ``to_event``.
+        plates: Names of the plates whose rows are blocks, with their dimensions among those of the batch: -1, -2, ...
+    """
+
+    name: str
+    shape: Size
+    event_dim: int
+    plates: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, trace: Any, name: str) -> "KHotSite":
+        """With those of its plates that all terms are in which can depend on it: itself, and what comes after it."""
+        terms = terms_of(trace)
+        node, later = terms[name], list(terms.values())[list(terms).index(name) :]
+        plates = [
+            (frame.dim, frame.name)
+            for frame in node["cond_indep_stack"]
+            if frame.vectorized and all(_has_rows(term, frame) for term in later)
+        ]
+        return cls(name, node["value"].shape, node["fn"].event_dim, tuple(sorted(plates)))
+
+    def whole(self) -> "KHotSite":
+        """All of it as one block."""
+        return KHotSite(self.name, self.shape, self.event_dim, ())
+
+    @property
+    def _order(self) -> list[int]:
+        """The axes of the value with those of the plates first."""
+        first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
+        return [*first, *(axis for axis in range(len(self.shape)) if axis not in first)]
+
+    def blocks(self, value: Tensor) -> Tensor:
+        """A value as ``(blocks, rows, n)``."""
+        number = math.prod(self.shape[axis] for axis in self._order[: len(self.plates)])
+        rows = math.prod(self.shape[axis] for axis in self._order[len(self.plates) : -1])
+        return value.permute(self._order).reshape(number, rows, self.shape[-1])
+
+    def unblocked(self, value: Tensor) -> Tensor:
+        """The inverse of :meth:`blocks`."""
+        order = self._order
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
+
+    def log_joint(self, trace: Any) -> Tensor:
+        """For each block the sum of the terms that can depend on it, up to a constant."""
+        dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
+        total = torch.zeros(())
+        for term in terms_of(trace).values():
+            if names <= {frame.name for frame in term["cond_indep_stack"]}:
+                log_prob = term["log_prob"]
+                others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
+                total = total + (log_prob.sum(others) if others else log_prob).reshape(-1)
+        return total
+
+
+class GivenKHot:
+    """A model whose k-hot sites have the values that stand here at the time; unlike a closure it can be pickled."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+        self.values: Values = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with poutine.condition(data=self.values):
+            return self.model(*args, **kwargs)
+
+
+class Start:
+    """Where chains begin: at the given k-hot vectors or at some from the prior, elsewhere as HMC does by itself."""
+
+    def __init__(self, given: Values) -> None:
+        self.given = given
+
+    def __call__(self, site: dict[str, Any]) -> Tensor:
+        name, fn = site["name"], site["fn"]
+        if not _is_khot(fn) or name not in self.given:
+            return fn().detach() if fn.support.is_discrete else init_to_uniform(site)
+        value = self.given[name]
+        if value.shape != fn.shape() or not fn.support.check(value).all():
+            raise ValueError(
+                f"`initial_params` must have k-hot vectors of shape {tuple(fn.shape())} under {fn.support} for "
+                f"{name!r}, but got {value}"
+            )
+        return value
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_khot(fn: Any) -> bool:
+    return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
+
+
+def terms_of(trace: Any) -> dict[str, Any]:
+    """The sites that make up the log joint density, in the order of the model."""
+    return {
+        name: node
+        for name, node in trace.nodes.items()
+        if node["type"] == "sample" and not site_is_subsample(node) and not node["infer"].get("_deterministic")
+    }
+
+
+def _has_rows(term: Any, plate: Any) -> bool:
+    """Whether a term is in this plate, with one entry for each of its rows."""
+    shape = term["log_prob"].shape
+    inside = any(frame.name == plate.name for frame in term["cond_indep_stack"])
+    return inside and len(shape) >= -plate.dim and shape[plate.dim] == plate.size
+
+
+def latent_sites(trace: Any) -> tuple[list[str], list[str]]:
+    """The latent k-hot and continuous sites.
+
+    Raises:
+        TypeError: If there are others.
+        NotImplementedError: If rows are subsampled.
+    """
+    khot: list[str] = []
+    rest: list[str] = []
+    for name, node in trace.iter_stochastic_nodes():
+        fn = node["fn"]
+        if site_is_subsample(node):
+            if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                raise NotImplementedError(f"MCMC needs all rows, but the plate {name!r} subsamples")
+        elif _is_khot(fn):
+            khot.append(name)
+        elif isinstance(_base(fn), PhantomUnit):
+            raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
+        elif fn.support.is_discrete:
+            raise TypeError(
+                f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
+                f"distribution {fn}"
+            )
+        else:
+            rest.append(name)
+    return khot, rest

@@ -1,0 +1,327 @@
+"""KHotSwap in Pyro's MCMC: posteriors against enumeration, plates, several sites, NUTS beside it, chains, errors."""
+
+import math
+import pickle
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import HMC, MCMC, NUTS
+from pyro.infer.mcmc.rwkernel import RandomWalkKernel
+
+from khot import Brewer, ConditionalPoisson, KHotSwap, ParetoSampling, PhantomUnit, Pivotal, StraightThrough, Systematic
+from khot.laws.subsets import k_hot_vectors
+from tests.gof import check_subsets
+from tests.inputs import normal
+
+ZEROS = partial(torch.zeros, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def fresh_pyro():
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+
+
+def run(model, *args, num_samples=20, warmup_steps=20, continuous=None, uniform_share=0.1, swaps_per_step=1, **options):
+    kernel = KHotSwap(model, continuous, uniform_share=uniform_share, swaps_per_step=swaps_per_step)
+    mcmc = MCMC(kernel, num_samples, warmup_steps, disable_progbar=True, **options)
+    mcmc.run(*args)
+    return mcmc
+
+
+def steps_from(kernel, values, number):
+    """Where a kernel without a continuous one comes from these values."""
+    kernel.initial_params = values
+    kernel.setup(0)
+    params = kernel.initial_params
+    for _ in range(number):
+        params = kernel.sample(params)
+    return params
+
+
+def check_batch_means(draws, expected, batches=20, limit=4.0):
+    """The means of a chain (steps, ...), by the standard errors of the means of its parts."""
+    means = draws.double().unflatten(0, (batches, -1)).mean(1)
+    error = means.std(0) / math.sqrt(batches)
+    assert ((means.mean(0) - expected).abs() <= limit * error + 1e-3).all(), (means.mean(0), expected, error)
+
+
+# Variable selection: y = X diag(x) b + noise with b ~ N(0, 1) summed out, so that y ~ N(0, X diag(x) Xᵀ + I).
+COVARIATES = normal(12, 12)
+RESPONSE = COVARIATES[:, :3] @ torch.tensor([1.2, -0.9, 0.7]).double() + normal(12, seed=1)
+
+
+def selection(k=3):
+    x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=k))
+    covariance = (COVARIATES * x) @ COVARIATES.mT + torch.eye(12).double()  # linear in x
+    pyro.sample("y", dist.MultivariateNormal(ZEROS(12), covariance), obs=RESPONSE)
+
+
+def test_inclusion_and_pairs_against_enumeration():
+    support = k_hot_vectors(12, 3, like=RESPONSE)
+    covariance = (COVARIATES * support[:, None]) @ COVARIATES.mT + torch.eye(12).double()
+    prior = ConditionalPoisson(logits=normal(12, seed=2), k=3).log_prob(support)
+    posterior = (prior + dist.MultivariateNormal(ZEROS(12), covariance).log_prob(RESPONSE)).softmax(0)
+    x = run(selection, num_samples=1200, warmup_steps=100).get_samples()["x"]
+    check_batch_means(x, posterior @ support)
+    check_batch_means(x[:, :, None] * x[:, None], support.mT @ (posterior[:, None] * support))
+    best = posterior.topk(3)  # evidence ratios are ratios of these
+    check_batch_means((x[:, None] == support[best.indices]).all(-1), best.values)
+
+
+COUPLING = normal(5, 5, seed=3)
+DESIGNS = {
+    "conditional_poisson": lambda: ConditionalPoisson(logits=normal(5), k=2),
+    "brewer": lambda: Brewer(logits=normal(5), k=2),
+    "pareto": lambda: ParetoSampling(logits=normal(5), k=2),
+    "pivotal_fixed": lambda: Pivotal(logits=normal(5), k=2, order="fixed"),
+}
+
+
+def quadratic(design, chains):
+    with pyro.plate("chains", chains):
+        x = pyro.sample("x", design())
+        pyro.factor("gain", (x @ COUPLING * x).sum(-1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_law_stays(design, share):
+    """10⁵ (of the usual case) exact draws from the posterior, after 20 steps each, still follow it, at level 1e-6."""
+    chains = 100_000 if design is DESIGNS["conditional_poisson"] and share == 0.1 else 5_000
+    support = design().enumerate_support()
+    posterior = (design().log_prob(support) + (support @ COUPLING * support).sum(-1)).softmax(0)
+    start = support[posterior.multinomial(chains, replacement=True)]
+    kernel = KHotSwap(partial(quadratic, design, chains), uniform_share=share)
+    end = steps_from(kernel, {"x": start}, 20)["x"]
+    assert (end != start).any(-1).double().mean() > 0.2
+    check_subsets(end, support, posterior)
+
+
+def test_rows_that_depend_on_each_other_are_one_block():
+    """Of two rows in ``to_event``, and of two sites, whose joint law stays; the plate of chains around them factorises."""
+    h, chains = normal(3, 4), 20_000
+
+    def model():
+        with pyro.plate("chains", chains):
+            x = pyro.sample("x", ConditionalPoisson(logits=ZEROS(2, 4), k=torch.tensor([1, 2])).to_event(1))
+            y = pyro.sample("y", ConditionalPoisson(logits=ZEROS(4), k=1))
+            pyro.factor("gain", torch.einsum("...i,...i,...i->...", x[..., 0, :], x[..., 1, :] + y, 2 * h[0]))
+
+    rows = [k_hot_vectors(4, k, like=h) for k in (1, 2, 1)]
+    support = torch.stack([torch.cat([a, b, c]) for a in rows[0] for b in rows[1] for c in rows[2]])
+    a, b, c = support.view(-1, 3, 4).unbind(1)
+    posterior = (a * (b + c) @ (2 * h[0])).softmax(0)
+    start = support[posterior.multinomial(chains, replacement=True)]
+    kernel = KHotSwap(model, swaps_per_step=2)
+    end = steps_from(kernel, {"x": start[:, :8].view(-1, 2, 4), "y": start[:, 8:]}, 5)
+    assert (end["x"] != start[:, :8].view(-1, 2, 4)).any(-1).any(-1).double().mean() > 0.3
+    check_subsets(torch.cat([end["x"].flatten(1), end["y"]], 1), support, posterior)
+
+
+def in_plates(later):
+    """A k-hot site in two plates, the terms after which are ``later(x)``."""
+
+    def model():
+        scale = pyro.sample("scale", dist.HalfNormal(1.0), obs=torch.tensor(0.5))
+        with pyro.plate("columns", 3, dim=-1), pyro.plate("rows", 2, dim=-2):
+            x = pyro.sample("x", ConditionalPoisson(logits=ZEROS(4), k=2))
+            later(x, scale)
+
+    return model
+
+
+def within(x, scale):
+    pyro.sample("y", dist.Normal(x @ normal(4), scale), obs=ZEROS(2, 3))
+    pyro.deterministic("sum", x.sum())
+
+
+def one_row(x, scale):
+    pyro.factor("mixes", x.flip(-2)[..., 0] * x[..., 1])  # against what the plates promise
+
+
+def of_all(model):
+    """A term outside of the plates, which depends on a site in them."""
+
+    def extended():
+        with pyro.poutine.trace() as trace:
+            model()
+        pyro.factor("total", trace.trace.nodes["x"]["value"][..., 0].sum() ** 2)
+
+    return extended
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [(in_plates(within), 6), (in_plates(one_row), 1), (of_all(in_plates(within)), 1)],
+    ids=["factorises", "against the plates", "term outside"],
+)
+def test_blocks(model, blocks):
+    kernel = KHotSwap(model)
+    kernel.setup(0)
+    (site,) = kernel._sites
+    value = kernel.initial_params["x"]
+    assert site.blocks(value).shape == (blocks, 6 // blocks, 4)
+    assert torch.equal(site.unblocked(site.blocks(value)), value)
+    after = kernel.sample(kernel.initial_params)["x"]
+    assert (after.sum(-1) == 2).all() and (after != value).any(-1).sum() <= blocks
+
+
+def test_mixed_sizes_and_rows_without_swaps():
+    def model():
+        with pyro.plate("rows", 4):
+            x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4, 3), k=torch.tensor([0, 1, 2, 3])))
+            pyro.factor("gain", 20 * x[:, 0])
+
+    x = run(model, num_samples=5, warmup_steps=20).get_samples()["x"]
+    assert (x.sum(-1) == torch.arange(4.0)).all() and (x[:, 1:, 0] == 1).all()
+    assert (run(lambda: pyro.sample("x", ConditionalPoisson(logits=torch.zeros(3), k=0))).get_samples()["x"] == 0).all()
+
+
+def test_models_without_a_useful_gradient():
+    """What comes of comparisons has none; an infinite one counts as none."""
+
+    def model():
+        x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
+        pyro.factor("gain", 30 * (x[0] > 0.5) + x.sqrt().sum())
+
+    assert (run(model).get_samples()["x"][:, 0] == 1).all()
+
+
+def spike_and_slab(x_matrix, y):
+    scale = pyro.sample("scale", dist.Delta(torch.tensor(1.0, dtype=y.dtype)), obs=torch.tensor(1.0, dtype=y.dtype))
+    slab = pyro.sample("slab", dist.Normal(torch.zeros_like(x_matrix[0]), 1.0).to_event(1))
+    x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros_like(slab), k=2))
+    pyro.sample("y", dist.Normal(x_matrix @ (x * slab), scale).to_event(1), obs=y)
+
+
+@pytest.mark.slow
+def test_with_nuts_against_marginal_likelihoods():
+    """The posterior of x with the slab summed out, and the posterior mean of the coefficients x * slab."""
+    x_matrix = normal(12, 5)
+    y = x_matrix[:, :2] @ torch.tensor([0.8, -0.5]).double() + normal(12, seed=1)
+    support = k_hot_vectors(5, 2, like=y)
+    covariance = (x_matrix * support[:, None]) @ x_matrix.mT + torch.eye(12).double()
+    posterior = dist.MultivariateNormal(ZEROS(12), covariance).log_prob(y).softmax(0)
+    coefficients = torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support
+    samples = run(
+        spike_and_slab, x_matrix, y, num_samples=1500, warmup_steps=300, continuous=NUTS, swaps_per_step=2
+    ).get_samples()
+    check_batch_means(samples["x"], posterior @ support)
+    check_batch_means(samples["x"] * samples["slab"], posterior @ coefficients)
+
+
+def constrained():
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
+    pyro.sample("y", dist.Normal(x @ torch.arange(4.0), scale), obs=torch.tensor(3.0))
+
+
+def short_hmc(model):
+    return HMC(model, step_size=0.3, num_steps=2)
+
+
+def test_beside_a_continuous_kernel():
+    """Values come back constrained; the kernel's own reports are there; ``initial_params`` are unconstrained."""
+    start = {"x": torch.tensor([0.0, 0, 1, 1]), "scale": torch.tensor(-1.0)}
+    seen = []
+    mcmc = run(
+        constrained,
+        continuous=short_hmc,
+        initial_params=start,
+        hook_fn=lambda kernel, *_: seen.append(kernel.logging()),
+    )
+    samples = mcmc.get_samples()
+    assert (samples["scale"] > 0).all() and samples["scale"].unique().numel() > 5
+    assert (samples["x"].sum(-1) == 2).all() and samples["x"].unique(dim=0).shape[0] > 1
+    assert {*seen[0]} == {"acc. swaps", "step size", "acc. prob"}
+    report = mcmc.diagnostics()
+    assert 0 < report["acceptance rate of swaps"]["chain 0"]["x"] <= 1 and "chain 0" in report["divergences"]
+    again = run(constrained, continuous=short_hmc, save_params=["x"])
+    assert {*again.get_samples()} == {"x"}
+
+
+def test_the_continuous_kernel_sees_every_change():
+    """Its potential energy before each of its steps is that of the k-hot values at the time."""
+    kernel = KHotSwap(constrained, short_hmc)
+    kernel.setup(0)
+    params = kernel.initial_params
+    for _ in range(20):
+        params = kernel.sample(params)
+        z, energy, _ = kernel._inner._fetch_from_cache()
+        expected = pyro.poutine.trace(
+            pyro.poutine.condition(constrained, {"x": params["x"], "scale": z["scale"].exp()})
+        ).get_trace()
+        torch.testing.assert_close(energy, -expected.log_prob_sum() - z["scale"])
+
+
+def test_chains_in_processes(monkeypatch):
+    monkeypatch.setattr("torch.multiprocessing.cpu_count", lambda: 3)  # else they run one after the other
+    mcmc = run(constrained, continuous=short_hmc, num_samples=6, warmup_steps=3, num_chains=2, mp_context="fork")
+    samples = mcmc.get_samples(group_by_chain=True)
+    assert samples["x"].shape == (2, 6, 4) and (samples["x"].sum(-1) == 2).all() and (samples["scale"] > 0).all()
+    assert not torch.equal(samples["scale"][0], samples["scale"][1])
+    assert {*mcmc.diagnostics()["acceptance rate of swaps"]} == {"chain 0", "chain 1"}
+
+
+def test_a_kernel_can_be_sent_to_a_process():
+    kernel = KHotSwap(constrained, NUTS)
+    kernel.setup(0)
+    assert (pickle.loads(pickle.dumps(kernel)).sample(kernel.initial_params)["x"].sum() == 2).all()
+
+
+def one_site(fn, *more):
+    def model():
+        pyro.sample("x", fn)
+        for number, law in enumerate(more):
+            pyro.sample(f"z{number}", law)
+
+    return model
+
+
+KHOT = ConditionalPoisson(logits=torch.zeros(4), k=2)
+
+
+def subsampled():
+    with pyro.plate("rows", 10, subsample_size=2):
+        pyro.sample("x", KHOT)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "model", "options"),
+    [
+        (TypeError, "'x' is a PhantomUnit", one_site(PhantomUnit(ConditionalPoisson, logits=torch.zeros(4))), {}),
+        (TypeError, "'x' has the distribution StraightThrough", one_site(StraightThrough(KHOT)), {}),
+        (TypeError, "'z0' has the distribution Bernoulli", one_site(KHOT, dist.Bernoulli(0.5)), {"continuous": NUTS}),
+        (ValueError, "`model` must have a latent k-hot site", one_site(dist.Normal(0.0, 1.0)), {}),
+        (ValueError, "`continuous` must be given.*'z0'", one_site(KHOT, dist.Normal(0.0, 1.0)), {}),
+        (NotImplementedError, "Pivotal has no log_prob", one_site(Pivotal(logits=torch.zeros(4), k=2)), {}),
+        (NotImplementedError, "the plate 'rows' subsamples", subsampled, {}),
+        (TypeError, "`continuous` must make an HMC or NUTS", constrained, {"continuous": RandomWalkKernel}),
+        (NotImplementedError, "jit_compile", constrained, {"continuous": partial(NUTS, jit_compile=True)}),
+        (ValueError, "for 'x', but got", one_site(KHOT), {"initial_params": {"x": torch.ones(4)}}),
+        (ValueError, r"for \['w'\], but", one_site(KHOT), {"initial_params": {"w": torch.ones(4)}}),
+    ],
+)
+def test_errors(error, match, model, options):
+    with pytest.raises(error, match=match):
+        run(model, num_samples=1, warmup_steps=0, **options)
+
+
+def test_no_start():
+    def impossible():
+        pyro.sample("x", KHOT)
+        pyro.factor("never", torch.tensor(-math.inf))
+
+    with pytest.raises(ValueError, match="give `initial_params`"):
+        run(impossible)
+
+
+def test_sparse_supports_keep_their_vectors():
+    """Of the systematic design in its order, few vectors have a probability: no other one is ever reached."""
+    design = Systematic(logits=normal(5), k=2, order="fixed")
+    x = run(one_site(design), num_samples=50).get_samples()["x"]
+    assert (design.log_prob(x) > -math.inf).all()

@@ -1,0 +1,115 @@
+"""Proposals of swaps: their probabilities and the chains that they make, exactly on a few units."""
+
+import itertools
+
+import pytest
+import torch
+
+from khot.infer.swaps import Point, Swap, can_swap, draw_swap, log_proposal, log_ratio
+from khot.laws.subsets import k_hot_vectors
+from tests.gof import check_subsets
+from tests.inputs import normal
+
+
+def states_of(sizes, n):
+    """All blocks of rows with these sizes, (states, rows, n)."""
+    rows = [k_hot_vectors(n, k, like=normal(1)) for k in sizes]
+    return torch.stack([torch.stack(block) for block in itertools.product(*rows)])
+
+
+def all_swaps(block):
+    """Every swap in a block (rows, n), each as a batch of one."""
+    for row, x in enumerate(block):
+        for i, j in itertools.product(x.nonzero()[:, 0].tolist(), (1 - x).nonzero()[:, 0].tolist()):
+            yield Swap(*(torch.tensor([index]) for index in (row, i, j)))
+
+
+def number_of(block, states):
+    return int((states == block).all(-1).all(-1).nonzero())
+
+
+def proposals(states, slope, log_joint, share):
+    """Every swap of every state: the state's number, the new one's, the probability of the proposal, the log-ratio."""
+    for number, block in enumerate(states):
+        here = Point(block[None], slope[number][None], log_joint[number][None])
+        for swap in all_swaps(block):
+            new = number_of(swap.of(here.value)[0], states)
+            there = Point(states[new][None], slope[new][None], log_joint[new][None])
+            probability = log_proposal(swap, here.value, here.slope, share).exp().item()
+            yield number, new, probability, log_ratio(swap, here, there, share).item()
+
+
+def transitions(states, slope, log_joint, share):
+    """The matrix of the chain: proposals that are accepted, and what stays."""
+    matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
+    for number, new, probability, ratio in proposals(states, slope, log_joint, share):
+        matrix[number, new] += probability * torch.tensor(ratio).double().exp().clamp(max=1)
+    return matrix + torch.diag(1 - matrix.sum(-1))
+
+
+# Any slope that is a function of the state is legal: that of a law quadratic in x, none, one that is wrong, a huge one.
+SLOPES = {
+    "exact": lambda states, h, coupling: h + 2 * states.flatten(1).matmul(coupling).view_as(states),
+    "none": lambda states, h, coupling: torch.zeros_like(states),
+    "wrong": lambda states, h, coupling: normal(*states.shape, seed=7),
+    "huge": lambda states, h, coupling: 1e3 * normal(*states.shape, seed=8),
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("slope_of", SLOPES.values(), ids=SLOPES)
+@pytest.mark.parametrize(("sizes", "n"), [((2,), 5), ((1, 2), 3), ((0, 1), 3)], ids=str)
+def test_chain_is_reversible(sizes, n, slope_of, share):
+    """Detailed balance, and with it stationarity, on the full transition matrix."""
+    states = states_of(sizes, n)
+    h, coupling = normal(len(sizes), n), normal(len(sizes) * n, len(sizes) * n, seed=1)
+    coupling = (coupling + coupling.mT) / 2
+    flat = states.flatten(1)
+    log_joint = flat @ h.flatten() + (flat @ coupling * flat).sum(-1)
+    law, slope = log_joint.softmax(0), slope_of(states, h, coupling)
+    total = torch.zeros_like(law)
+    for number, _, probability, _ in proposals(states, slope, log_joint, share):
+        total[number] += probability
+    torch.testing.assert_close(total, torch.ones_like(law), rtol=0, atol=1e-12)
+    matrix = transitions(states, slope, log_joint, share)
+    flow = law[:, None] * matrix
+    assert (matrix >= -1e-12).all()
+    torch.testing.assert_close(flow, flow.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(law @ matrix, law, rtol=0, atol=1e-12)
+
+
+def test_a_linear_law_accepts_by_the_normalisers_alone():
+    """Where the slope predicts ratios exactly, what is left is Z(x) / Z(x')."""
+    states, h = states_of((2,), 5), normal(1, 5)
+    log_joint = (states * h).sum((-2, -1))
+    z = [((-h / 2).exp() * x).sum() * ((h / 2).exp() * (1 - x)).sum() for x in states]
+    for number, new, _, ratio in proposals(states, h.expand_as(states), log_joint, 0.0):
+        assert ratio == pytest.approx(float((z[number] / z[new]).log()), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_draws_follow_the_probabilities(share):
+    """Chi-square of the swaps of one block with two rows, level 1e-6."""
+    torch.manual_seed(0)
+    value, slope = states_of((1, 2), 4)[3], normal(2, 4)
+    swaps = list(all_swaps(value))
+    drawn = draw_swap(value.expand(20_000, 2, 4), slope.expand(20_000, 2, 4), share)
+    support = torch.stack([swap.of(value[None])[0] for swap in swaps]).flatten(1)
+    pmf = torch.cat([log_proposal(swap, value[None], slope[None], share) for swap in swaps]).exp()
+    check_subsets(drawn.of(value.expand(20_000, 2, 4)).flatten(1), support, pmf)
+
+
+def test_where_there_is_nothing_to_swap():
+    rows = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0]])
+    assert can_swap(rows[:, None]).tolist() == [False, False, True]
+    assert can_swap(rows[None]).tolist() == [True]
+    assert draw_swap(rows[None], torch.zeros(1, 3, 3), 0.5).row.tolist() == [2]
+
+
+def test_ratios_of_what_has_no_probability():
+    value = torch.tensor([[[1.0, 0.0]]])
+    swap = Swap(*(torch.tensor([index]) for index in (0, 0, 1)))
+    here = Point(value, torch.zeros_like(value), torch.zeros(1))
+    for log_joint in (torch.nan, -torch.inf):
+        there = Point(swap.of(value), torch.zeros_like(value), torch.tensor([log_joint]))
+        assert log_ratio(swap, here, there, 0.1).item() == -torch.inf
