@@ -12,7 +12,6 @@ from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc.rwkernel import RandomWalkKernel
 
 from khot import Brewer, ConditionalPoisson, KHotSwap, ParetoSampling, PhantomUnit, Pivotal, StraightThrough, Systematic
-from khot.laws.subsets import k_hot_vectors
 from tests.gof import check_subsets
 from tests.inputs import normal
 
@@ -32,6 +31,10 @@ def run(model, *args, num_samples=20, warmup_steps=20, continuous=None, uniform_
     return mcmc
 
 
+def k_hot_vectors(n, k):
+    return ConditionalPoisson(logits=ZEROS(n), k=k).enumerate_support()
+
+
 def steps_from(kernel, values, number):
     """Where a kernel without a continuous one comes from these values."""
     kernel.initial_params = values
@@ -42,34 +45,52 @@ def steps_from(kernel, values, number):
     return params
 
 
-def check_batch_means(draws, expected, batches=20, limit=4.0):
-    """The means of a chain (steps, ...), by the standard errors of the means of its parts."""
-    means = draws.double().unflatten(0, (batches, -1)).mean(1)
-    error = means.std(0) / math.sqrt(batches)
-    assert ((means.mean(0) - expected).abs() <= limit * error + 1e-3).all(), (means.mean(0), expected, error)
+def check_means(means, expected):
+    """That means of independent chains, or of long parts of one, agree with what is expected to 4 standard errors.
+
+    Of probabilities below 0.05 it is not asked: one chain has too few visits for a standard error of these.
+    """
+    error = means.std(0) / math.sqrt(len(means))
+    wrong = ((means.mean(0) - expected).abs() > 4 * error) & (expected.abs() > 0.05)
+    assert not wrong.any(), (means.mean(0)[wrong], expected[wrong], error[wrong])
 
 
-# Variable selection: y = X diag(x) b + noise with b ~ N(0, 1) summed out, so that y ~ N(0, X diag(x) Xᵀ + I).
+# Variable selection: y = X diag(x) b + 2 noise with b ~ N(0, 1) summed out, so that y ~ N(0, X diag(x) Xᵀ + 4 I).
 COVARIATES = normal(12, 12)
-RESPONSE = COVARIATES[:, :3] @ torch.tensor([1.2, -0.9, 0.7]).double() + normal(12, seed=1)
+RESPONSE = COVARIATES[:, :3] @ torch.tensor([1.2, -0.9, 0.7]).double() + 2 * normal(12, seed=1)
+SUBSETS = k_hot_vectors(12, 3)
 
 
-def selection(k=3):
-    x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=k))
-    covariance = (COVARIATES * x) @ COVARIATES.mT + torch.eye(12).double()  # linear in x
-    pyro.sample("y", dist.MultivariateNormal(ZEROS(12), covariance), obs=RESPONSE)
+def likelihood(x):
+    covariance = (COVARIATES * x[..., None, :]) @ COVARIATES.mT + 4 * torch.eye(12).double()  # linear in x
+    return dist.MultivariateNormal(ZEROS(12), covariance)
 
 
-def test_inclusion_and_pairs_against_enumeration():
-    support = k_hot_vectors(12, 3, like=RESPONSE)
-    covariance = (COVARIATES * support[:, None]) @ COVARIATES.mT + torch.eye(12).double()
-    prior = ConditionalPoisson(logits=normal(12, seed=2), k=3).log_prob(support)
-    posterior = (prior + dist.MultivariateNormal(ZEROS(12), covariance).log_prob(RESPONSE)).softmax(0)
-    x = run(selection, num_samples=1200, warmup_steps=100).get_samples()["x"]
-    check_batch_means(x, posterior @ support)
-    check_batch_means(x[:, :, None] * x[:, None], support.mT @ (posterior[:, None] * support))
-    best = posterior.topk(3)  # evidence ratios are ratios of these
-    check_batch_means((x[:, None] == support[best.indices]).all(-1), best.values)
+def selection(chains):
+    with pyro.plate("chains", chains):
+        x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=3))
+        pyro.sample("y", likelihood(x), obs=RESPONSE.expand(chains, 12))
+
+
+def check_selection(means_of):
+    """Inclusion, pairs, and the most probable subsets, ratios of whose probabilities are those of evidences."""
+    prior = ConditionalPoisson(logits=normal(12, seed=2), k=3).log_prob(SUBSETS)
+    posterior = (prior + likelihood(SUBSETS).log_prob(RESPONSE)).softmax(0)
+    best = posterior.topk(3)
+    check_means(means_of(lambda x: x), posterior @ SUBSETS)
+    check_means(means_of(lambda x: x[..., :, None] * x[..., None, :]), SUBSETS.mT @ (posterior[:, None] * SUBSETS))
+    check_means(means_of(lambda x: (x[..., None, :] == SUBSETS[best.indices]).all(-1).double()), best.values)
+
+
+def test_variable_selection_against_enumeration():
+    x = run(partial(selection, 200), num_samples=40, warmup_steps=100).get_samples()["x"]
+    check_selection(lambda f: f(x).mean(0))
+
+
+@pytest.mark.slow
+def test_one_long_chain_against_enumeration():
+    x = run(partial(selection, 1), num_samples=4000, warmup_steps=200).get_samples()["x"]
+    check_selection(lambda f: f(x.view(40, 100, 12)).mean(1))
 
 
 COUPLING = normal(5, 5, seed=3)
@@ -87,11 +108,21 @@ def quadratic(design, chains):
         pyro.factor("gain", (x @ COUPLING * x).sum(-1))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
-def test_law_stays(design, share):
-    """10⁵ (of the usual case) exact draws from the posterior, after 20 steps each, still follow it, at level 1e-6."""
-    chains = 100_000 if design is DESIGNS["conditional_poisson"] and share == 0.1 else 5_000
+@pytest.mark.parametrize(
+    ("name", "share", "chains"),
+    [
+        pytest.param("conditional_poisson", 0.1, 100_000, marks=pytest.mark.slow),
+        ("conditional_poisson", 0.1, 10_000),
+        ("conditional_poisson", 0.0, 2000),
+        ("conditional_poisson", 1.0, 2000),
+        ("brewer", 0.1, 2000),
+        ("pareto", 0.1, 500),
+        ("pivotal_fixed", 0.1, 2000),
+    ],
+)
+def test_law_stays(name, share, chains):
+    """Exact draws from the posterior, after 20 steps each, still follow it, at level 1e-6."""
+    design = DESIGNS[name]
     support = design().enumerate_support()
     posterior = (design().log_prob(support) + (support @ COUPLING * support).sum(-1)).softmax(0)
     start = support[posterior.multinomial(chains, replacement=True)]
@@ -102,8 +133,8 @@ def test_law_stays(design, share):
 
 
 def test_rows_that_depend_on_each_other_are_one_block():
-    """Of two rows in ``to_event``, and of two sites, whose joint law stays; the plate of chains around them factorises."""
-    h, chains = normal(3, 4), 20_000
+    """Of two rows in ``to_event``, and of two sites, the joint law stays; the plate around them factorises."""
+    h, chains = normal(3, 4), 5000
 
     def model():
         with pyro.plate("chains", chains):
@@ -111,7 +142,7 @@ def test_rows_that_depend_on_each_other_are_one_block():
             y = pyro.sample("y", ConditionalPoisson(logits=ZEROS(4), k=1))
             pyro.factor("gain", torch.einsum("...i,...i,...i->...", x[..., 0, :], x[..., 1, :] + y, 2 * h[0]))
 
-    rows = [k_hot_vectors(4, k, like=h) for k in (1, 2, 1)]
+    rows = [k_hot_vectors(4, k) for k in (1, 2, 1)]
     support = torch.stack([torch.cat([a, b, c]) for a in rows[0] for b in rows[1] for c in rows[2]])
     a, b, c = support.view(-1, 3, 4).unbind(1)
     posterior = (a * (b + c) @ (2 * h[0])).softmax(0)
@@ -140,7 +171,7 @@ def within(x, scale):
 
 
 def one_row(x, scale):
-    pyro.factor("mixes", x.flip(-2)[..., 0] * x[..., 1])  # against what the plates promise
+    pyro.factor("mixes", (x * x.flip(-2)).sum(-1))  # against what the plates promise
 
 
 def of_all(model):
@@ -203,21 +234,21 @@ def test_with_nuts_against_marginal_likelihoods():
     """The posterior of x with the slab summed out, and the posterior mean of the coefficients x * slab."""
     x_matrix = normal(12, 5)
     y = x_matrix[:, :2] @ torch.tensor([0.8, -0.5]).double() + normal(12, seed=1)
-    support = k_hot_vectors(5, 2, like=y)
+    support = k_hot_vectors(5, 2)
     covariance = (x_matrix * support[:, None]) @ x_matrix.mT + torch.eye(12).double()
     posterior = dist.MultivariateNormal(ZEROS(12), covariance).log_prob(y).softmax(0)
-    coefficients = torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support
+    coefficients = posterior @ (torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support)
     samples = run(
-        spike_and_slab, x_matrix, y, num_samples=1500, warmup_steps=300, continuous=NUTS, swaps_per_step=2
+        spike_and_slab, x_matrix, y, num_samples=800, warmup_steps=200, continuous=NUTS, swaps_per_step=2
     ).get_samples()
-    check_batch_means(samples["x"], posterior @ support)
-    check_batch_means(samples["x"] * samples["slab"], posterior @ coefficients)
+    for draws, expected in ((samples["x"], posterior @ support), (samples["x"] * samples["slab"], coefficients)):
+        check_means(draws.view(40, -1, 5).mean(1), expected)
 
 
 def constrained():
     scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
     x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
-    pyro.sample("y", dist.Normal(x @ torch.arange(4.0), scale), obs=torch.tensor(3.0))
+    pyro.sample("y", dist.Normal(x @ torch.arange(4.0), 1 + scale), obs=torch.tensor(3.0))
 
 
 def short_hmc(model):
@@ -233,6 +264,7 @@ def test_beside_a_continuous_kernel():
         continuous=short_hmc,
         initial_params=start,
         hook_fn=lambda kernel, *_: seen.append(kernel.logging()),
+        num_samples=40,
     )
     samples = mcmc.get_samples()
     assert (samples["scale"] > 0).all() and samples["scale"].unique().numel() > 5
