@@ -83,7 +83,7 @@ def check_selection(means_of):
 
 
 def test_variable_selection_against_enumeration():
-    x = run(partial(selection, 200), num_samples=40, warmup_steps=100).get_samples()["x"]
+    x = run(partial(selection, 100), num_samples=30, warmup_steps=80).get_samples()["x"]
     check_selection(lambda f: f(x).mean(0))
 
 
@@ -159,6 +159,7 @@ def in_plates(later):
     def model():
         scale = pyro.sample("scale", dist.HalfNormal(1.0), obs=torch.tensor(0.5))
         with pyro.plate("columns", 3, dim=-1), pyro.plate("rows", 2, dim=-2):
+            pyro.factor("before", scale)
             x = pyro.sample("x", ConditionalPoisson(logits=ZEROS(4), k=2))
             later(x, scale)
 

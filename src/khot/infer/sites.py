@@ -37,8 +37,8 @@ class KHotSite:
     @classmethod
     def of(cls, trace: Any, name: str) -> "KHotSite":
         """With those of its plates that all terms are in which can depend on it: itself, and what comes after it."""
-        terms = terms_of(trace)
-        node, later = terms[name], list(terms.values())[list(terms).index(name) :]
+        node: Any = trace.nodes[name]
+        later = _from(trace, name)
         plates = [
             (frame.dim, frame.name)
             for frame in node["cond_indep_stack"]
@@ -69,10 +69,10 @@ class KHotSite:
         return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
 
     def log_joint(self, trace: Any) -> Tensor:
-        """For each block the sum of the terms that can depend on it, up to a constant."""
+        """For each block the sum of the terms that can depend on it: those from the site on, in all of its plates."""
         dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
         total = torch.zeros(())
-        for term in terms_of(trace).values():
+        for term in _from(trace, self.name):
             if names <= {frame.name for frame in term["cond_indep_stack"]}:
                 log_prob = term["log_prob"]
                 others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
@@ -108,7 +108,7 @@ class Start:
                 f"`initial_params` must have k-hot vectors of shape {tuple(fn.shape())} under {fn.support} for "
                 f"{name!r}, but got {value}"
             )
-        return value
+        return value.to(_base(fn).parameter.dtype)
 
 
 def _base(fn: Any) -> Any:
@@ -121,13 +121,15 @@ def _is_khot(fn: Any) -> bool:
     return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
 
 
-def terms_of(trace: Any) -> dict[str, Any]:
-    """The sites that make up the log joint density, in the order of the model."""
-    return {
-        name: node
-        for name, node in trace.nodes.items()
+def _from(trace: Any, name: str) -> list[Any]:
+    """The sites that add to the log joint density, in the order of the model, from this one on."""
+    nodes = list(trace.nodes.values())
+    later = nodes[list(trace.nodes).index(name) :]
+    return [
+        node
+        for node in later
         if node["type"] == "sample" and not site_is_subsample(node) and not node["infer"].get("_deterministic")
-    }
+    ]
 
 
 def _has_rows(term: Any, plate: Any) -> bool:
