@@ -32,6 +32,7 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
+    "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
 BACKEND_LIBRARIES = ("triton", "numba")
