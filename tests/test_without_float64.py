@@ -8,6 +8,7 @@ import pytest
 from torch.utils import backend_registration
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch knows no devices that are written in Python",

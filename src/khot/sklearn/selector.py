@@ -39,8 +39,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     one training, unlike in recursive elimination.
 
     With ``n_features_to_select="learned"`` the number is learned, too: a feature stays where it lowers the loss by more
-    than ``price``. The loss is the cross-entropy in nats, or for values the mean squared error as a share of their
-    variance, so that ``price=0.01`` asks a feature to explain one percent of it.
+    than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in nats, or for
+    values the mean squared error as a share of their variance, so that ``price=0.01`` asks a feature to explain one
+    percent of it.
 
     Features are standardised inside; :meth:`transform` returns columns of what it is given. Training is in single
     precision on the CPU, and leaves torch's random numbers as they were.
@@ -58,7 +59,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         estimator: What gives draws a gradient, called with the design.
         price: What a feature must be worth, where their number is learned.
         learning_rate: Adam's, for the predictor.
-        mask_learning_rate: Adam's, for the logits of the design.
+        mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
+            are correlated better apart.
         batch_size: Rows of a step; all, where there are fewer.
         max_iter: Largest number of steps.
         tol: Training ends when all inclusion probabilities are within ``tol`` of 0 or 1.
@@ -74,7 +76,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         inclusion_probabilities_: Of each feature, in the law that was learned, ``(n_features,)``.
         n_iter_: Number of steps taken.
         loss_curve_: Training loss of each step, without the price.
-        predictor_: The trained predictor, of standardised features times the mask of the selected ones.
+        predictor_: The trained predictor: of standardised features, 0 where they are not selected.
         n_features_in_: Number of features seen in ``fit``.
         feature_names_in_: Their names, if they have any.
 
@@ -87,8 +89,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Example:
         >>> from sklearn.datasets import make_regression
-        >>> X, y, coef = make_regression(100, 20, n_informative=3, coef=True, random_state=0)
-        >>> selector = KHotSelector(3, random_state=0).fit(X, y)
+        >>> X, y, coef = make_regression(50, 8, n_informative=2, coef=True, random_state=0)
+        >>> selector = KHotSelector(2, random_state=0).fit(X, y)
         >>> bool((selector.support_ == (coef != 0)).all())
         True
     """
@@ -103,10 +105,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         design: Callable[..., SamplingDesign] = Pivotal,
         estimator: Callable[[Any], Any] = ReinMax,
         price: float = 0.01,
-        learning_rate: float = 0.05,
-        mask_learning_rate: float = 0.1,
+        learning_rate: float = 0.1,
+        mask_learning_rate: float = 0.05,
         batch_size: int = 256,
-        max_iter: int = 500,
+        max_iter: int = 1000,
         tol: float = 0.01,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -156,7 +158,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             training = self._training(rows.shape[-1], targets)
             self._train(training, rows, targets, seed)
         self.inclusion_probabilities_ = training.inclusion_probabilities().double().numpy()
-        self.support_ = training.gate.eval().mask().detach().numpy() > 0
+        self.support_ = training.selected().numpy()
         self.predictor_ = training.predictor.eval()
         self.loss_curve_ = training.curve
         self.n_iter_ = len(training.curve)
@@ -180,7 +182,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         check_flag("early_stopping", self.early_stopping)
         wanted = self.n_features_to_select
         if isinstance(wanted, str):
-            check_choice("n_features_to_select", wanted, ("learned",))
+            if wanted != "learned":
+                raise ValueError(f"`n_features_to_select` must be a number or 'learned', but got {wanted!r}")
         elif isinstance(wanted, Integral):
             check_number("n_features_to_select", wanted, low=1, whole=True)
         else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from khot.nn import KHotGate
+from khot.relaxations import topk_mask
 
 LOOK_EVERY = 10  # steps from one look at the inclusion probabilities, and at the held-out loss, to the next
 
@@ -23,7 +24,7 @@ class Training:
         gate: Which features the predictor sees.
         predictor: Called with the features that the gate lets through, ``(rows, n)``.
         loss: Of predictions and targets, a scalar.
-        price: What each feature adds to the loss where their number is learned.
+        price: What each feature adds to the loss, which matters where their number is learned.
         curve: Training loss of each step, without the price.
     """
 
@@ -34,12 +35,10 @@ class Training:
     curve: list[float] = field(default_factory=list, init=False)
 
     def objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and what the features cost: as many as the draws have on average, in evaluation as are kept."""
+        """The loss, with a draw for each row, and what the features cost, as many as draws have on average."""
         loss = self.loss(self.predictor(self.gate(x)), y)
-        if self.gate.k is not None:
-            return loss, torch.zeros(())
-        number = torch.sigmoid(self.gate.logits) if self.gate.training else self.gate.mask()
-        return loss, self.price * number.sum()
+        number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
+        return loss, torch.as_tensor(self.price * number)
 
     def steps(self, x: Tensor, y: Tensor, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
         """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate."""
@@ -58,6 +57,11 @@ class Training:
     def inclusion_probabilities(self) -> Tensor:
         return self.gate.law().mean.detach()
 
+    def selected(self) -> Tensor:
+        """The k largest logits; of a learned number, what is more often kept than not. Bool ``(n,)``."""
+        logits = self.gate.logits.detach()
+        return logits > 0 if self.gate.k is None else topk_mask(logits, self.gate.k) > 0
+
     def has_settled(self, tol: float) -> bool:
         """Whether nearly every draw is the same: all inclusion probabilities are within ``tol`` of 0 or 1."""
         probs = self.inclusion_probabilities()
@@ -65,12 +69,11 @@ class Training:
 
     @torch.no_grad()
     def held_out_loss(self, x: Tensor, y: Tensor) -> float:
-        """With the features that evaluation keeps."""
-        modules = (self.gate.eval(), self.predictor.eval())
-        loss, cost = self.objective(x, y)
-        for module in modules:
-            module.train()
-        return (loss + cost).item()
+        """With the features that are selected, at their price."""
+        mask, predictor = self.selected(), self.predictor.eval()
+        loss = self.loss(predictor(x * mask), y) + self.price * mask.sum()
+        predictor.train()
+        return loss.item()
 
 
 class BestGate:
