@@ -109,7 +109,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         mask_learning_rate: float = 0.05,
         batch_size: int = 256,
         max_iter: int = 1000,
-        tol: float = 0.01,
+        tol: float = 0.05,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 100,
