@@ -76,8 +76,11 @@ def compare(name: str, k: int, args: Namespace) -> Table:
     table = Table(f"{name}: {k} of {X.shape[-1]} features", columns, LINEAR)
     for seed, progress in each_seed(args, steps=len(SELECTORS)):
         for row, make in SELECTORS.items():
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), np.errstate(invalid="ignore"):
                 warnings.simplefilter("ignore", ConvergenceWarning)  # L1's: its largest weights are found earlier
+                warnings.filterwarnings(
+                    "ignore", "Features .* are constant", UserWarning
+                )  # pixels that are always white
                 table.add(row, score(make(k, seed), X, y, seed))
             progress.update()
     for row in (ONE_BY_ONE, BY_STEPS, SPARSE):

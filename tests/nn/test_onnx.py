@@ -12,7 +12,7 @@ from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
 from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of
-from khot.relaxations.portable import portable_mask
+from khot.relaxations.portable import LONGEST_REACH, portable_mask
 from tests.inputs import normal
 from tests.maps import RELAXATIONS
 
@@ -28,6 +28,7 @@ MODULES = {
     "gate": lambda: KHotGate(8, 3),
     "gate_learned": lambda: KHotGate(8),
 }
+LIGHT_TAILS = [case for case in RELAXATIONS if link_of(case.map).reach <= LONGEST_REACH]
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 X = normal(3, 8, dtype=torch.float32)
 
@@ -70,7 +71,7 @@ def test_onnx_runtime(name):
     torch.testing.assert_close(torch.tensor(y), module(X).detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", RELAXATIONS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LIGHT_TAILS, ids=lambda case: case.name)
 def test_portable_masks_are_the_masks(case):
     link = link_of(case.map)
     k, scale = torch.tensor([0.0, 2.5, 7.0, 8.0]), torch.tensor([0.3, 1.0, 5.0, 0.2])
