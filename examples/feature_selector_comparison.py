@@ -92,7 +92,8 @@ def compare(name: str, k: int, args: Namespace) -> Table:
 def draw_figure(tables: dict[str, Table]) -> Figure:
     """Accuracy of each split, and the means."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
-    for axes, (name, table) in zip(figure.subplots(1, len(tables)), tables.items(), strict=True):
+    panels = figure.subplots(1, len(tables), squeeze=False)
+    for axes, (name, table) in zip(panels[0], tables.items(), strict=True):
         for place, row in enumerate(table.scores):
             values = table.values(row, ACCURACY)
             axes.plot(values, [place] * len(values), "o", color="0.6", markersize=4)

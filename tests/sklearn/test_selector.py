@@ -210,6 +210,12 @@ def test_bad_data():
         KHotSelector(2).transform(X)
 
 
+def test_training_that_diverges():
+    X, y, _ = planted(0)
+    with pytest.raises(ValueError, match="`learning_rate` is 1e\\+30, and a smaller one may help"):
+        KHotSelector(2, learning_rate=1e30, random_state=0).fit(X, y)
+
+
 @pytest.mark.slow
 def test_is_imported_by_its_name_alone():
     code = """

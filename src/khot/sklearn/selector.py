@@ -27,7 +27,7 @@ from khot.distributions import Pivotal, SamplingDesign
 from khot.estimators import ReinMax
 from khot.nn import KHotGate
 
-from .training import LOOK_EVERY, BestGate, Training
+from .training import LOOK_EVERY, Best, Training
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -65,7 +65,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         max_iter: Largest number of steps.
         tol: Training ends when all inclusion probabilities are within ``tol`` of 0 or 1.
         early_stopping: Whether training also ends when the loss on held-out rows has not improved for
-            ``n_iter_no_change`` steps. The selection is then the one with the least held-out loss.
+            ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.
         n_iter_no_change: How many steps to wait for an improvement, if ``early_stopping``.
         random_state: Seed of draws, mini-batches and first weights: an int, a ``numpy.random.RandomState`` or None.
@@ -82,7 +82,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     Raises:
         TypeError: If an argument has the wrong type, by ``fit``.
-        ValueError: If an argument is out of range, by ``fit``.
+        ValueError: If an argument is out of range, or training diverges, by ``fit``.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", feature selection.
@@ -213,15 +213,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             return Linear(n, outputs)
         if isinstance(self.predictor, str):
             return Sequential(Linear(n, self.hidden_units), ReLU(), Linear(self.hidden_units, outputs))
-        predictor = copy.deepcopy(self.predictor).train()
+        predictor = copy.deepcopy(self.predictor).eval()
         shape = tuple(predictor(torch.zeros(2, n)).shape)
         if shape != (2, outputs):
             raise ValueError(f"`predictor` must make (rows, {outputs}) of (rows, {n}), but makes {shape} of (2, {n})")
-        return predictor
+        return predictor.train()
 
     def _train(self, training: Training, rows: Tensor, targets: Tensor, seed: int) -> None:
         """Until the law has settled, the held-out loss no longer improves, or there were ``max_iter`` steps."""
-        best, held_out = BestGate(self.n_iter_no_change), None
+        best, held_out = Best((training.gate, training.predictor), self.n_iter_no_change), None
         if self.early_stopping:
             classes = None if targets.is_floating_point() else targets
             split = train_test_split(
@@ -235,12 +235,12 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         ):
             if step % LOOK_EVERY and step < self.max_iter:
                 continue
-            if held_out and not best.compare(training.held_out_loss(*held_out), step, training.gate):
+            if held_out and not best.compare(training.held_out_loss(*held_out), step):
                 break
             if training.has_settled(self.tol):
                 break
         if held_out:
-            training.gate.load_state_dict(best.state)
+            best.restore()
 
 
 def standardised(X: NDArray[Any], y: NDArray[Any], task: str) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,11 @@ class Training:
         return loss, torch.as_tensor(self.price * number)
 
     def steps(self, x: Tensor, y: Tensor, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
-        """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate."""
+        """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate.
+
+        Raises:
+            ValueError: If the loss is infinite or NaN.
+        """
         parts = zip((self.predictor, self.gate), rates, strict=True)
         optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": rate} for part, rate in parts])
         batches = shuffled(len(x), batch_size)
@@ -52,6 +56,11 @@ class Training:
             (loss + cost).backward()
             optimizer.step()
             self.curve.append(loss.item())
+            if not math.isfinite(self.curve[-1]):
+                raise ValueError(
+                    f"the loss was {self.curve[-1]} in step {len(self.curve)}: `learning_rate` is {rates[0]:g}, and a "
+                    "smaller one may help"
+                )
             yield len(self.curve)
 
     def inclusion_probabilities(self) -> Tensor:
@@ -76,26 +85,33 @@ class Training:
         return loss.item()
 
 
-class BestGate:
-    """The gate with the least held-out loss so far, and since when it is that.
+class Best:
+    """The state of modules with the least held-out loss so far, and since when it is that.
 
     Args:
-        patience: For how many steps no better one need come.
+        modules: Those that are trained.
+        patience: For how many steps no better state need come.
     """
 
-    def __init__(self, patience: int) -> None:
-        self.patience, self.loss, self.step = patience, math.inf, 0
-        self.state: dict[str, Any] = {}
+    def __init__(self, modules: Sequence[Module], patience: int) -> None:
+        self.modules, self.patience, self.loss, self.step = modules, patience, math.inf, 0
+        self.states: list[dict[str, Any]] = []
 
-    def compare(self, loss: float, step: int, gate: KHotGate) -> bool:
+    def compare(self, loss: float, step: int) -> bool:
         """Whether to go on after this step."""
-        if loss < self.loss:
-            self.loss, self.step, self.state = loss, step, copy.deepcopy(gate.state_dict())
+        if loss < self.loss or not self.states:
+            self.loss, self.step = loss, step
+            self.states = [copy.deepcopy(module.state_dict()) for module in self.modules]
         return step - self.step < self.patience
+
+    def restore(self) -> None:
+        """Brings it back."""
+        for module, state in zip(self.modules, self.states, strict=True):
+            module.load_state_dict(state)
 
 
 def shuffled(rows: int, size: int) -> Iterator[Tensor]:
-    """Mini-batches of row numbers, in a new order each time round; what is left over waits for none."""
+    """Mini-batches of row numbers, each time round in a new order; rows that fill no batch are left out of a round."""
     while True:
         order = torch.randperm(rows)
         for start in range(0, max(rows - size, 0) + 1, size):
