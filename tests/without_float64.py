@@ -4,14 +4,15 @@ The device is torch's PrivateUse1, its tensors a subclass whose numbers lie on t
 float64 tensor on it. Registering such a device changes a process for good, which is why this has one of its own.
 """
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from khot import _tracing, sigmoid_topk, topk_mask, topk_threshold
-from khot.nn import BatchTopK, TopK
+from khot import Pivotal, _tracing, sigmoid_topk, topk_mask, topk_threshold
+from khot.nn import BatchTopK, KHotGate, TopK
 from tests.every_map import MAPS
 from tests.inputs import normal
 
@@ -87,6 +88,11 @@ def compare(name, function, x):
         torch.testing.assert_close(found, expected.float(), msg=lambda text: f"{name}: {text}")
 
 
+def same_draws(gate):
+    torch.manual_seed(0)
+    return gate
+
+
 def main():
     _setup_privateuseone_for_python_backend(DEVICE)
     _tracing.WITHOUT_FLOAT64.add(DEVICE)
@@ -99,17 +105,19 @@ def main():
         "module": lambda x, softness: TopK(2)(x),
         "relaxed module": lambda x, softness: TopK(2.5, softness)(x),
         "batch module": lambda x, softness: BatchTopK(2)(x),
+        "gate": lambda x, softness: same_draws(KHotGate(6, 2).to(x.device))(x),
+        "gate of a learned size": lambda x, softness: same_draws(KHotGate(6).to(x.device))(x),
+        "divergence of a gate": lambda x, softness: x[0, 0] * KHotGate(6, 2).to(x.device).kl(),
     }
     with RefusesFloat64() as mode:
         for name, call in calls.items():
             before = mode.seen
             compare(name, lambda x, call=call: call(x, 1.5), x)
             assert mode.seen > before, name
-        try:
+        with pytest.raises(NotImplementedError, match=r"give `logits` as `logits.cpu\(\)`"):
+            Pivotal(logits=on_device(x), k=2)
+        with pytest.raises(AssertionError, match="float64 on a device that has none"):
             on_device(x.double())
-        except AssertionError:
-            return
-    raise AssertionError("the mode refuses nothing")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from ._torch_internals import is_tracing, outside_trace, overrides_torch_functio
 
 __all__ = [
     "broadcast_shapes",
+    "has_float64",
     "one_operation",
     "overrides_functions",
     "shape_of",
@@ -85,6 +86,11 @@ def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:
 WITHOUT_FLOAT64 = {"mps"}  # types of devices
 
 
+def has_float64(x: Tensor) -> bool:
+    """Whether the device of a tensor has float64."""
+    return x.device.type not in WITHOUT_FLOAT64
+
+
 @overload
 def one_operation(function: Callable[P, R]) -> Callable[P, R]: ...
 @overload
@@ -119,7 +125,7 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
 def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """The device of the first tensor that is on such a device."""
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor) and value.device.type in WITHOUT_FLOAT64:
+        if isinstance(value, Tensor) and not has_float64(value):
             return value.device
     return None
 

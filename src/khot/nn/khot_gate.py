@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from khot._tracing import has_float64
 from khot._validation import check_count, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
@@ -62,10 +63,11 @@ class KHotGate(Module):
         self.law()  # whose errors are due now
 
     def law(self) -> SamplingDesign:
-        """The design that training draws from, made of the logits as they are."""
+        """The design that training draws from, made of the logits as they are; on the host, if need be for float64."""
+        logits = self.logits if has_float64(self.logits) else self.logits.cpu()
         if self.k is None:
-            return PhantomUnit(self.design, logits=self.logits)
-        return self.design(logits=self.logits, k=self.k)
+            return PhantomUnit(self.design, logits=logits)
+        return self.design(logits=logits, k=self.k)
 
     def kl(self) -> Tensor:
         r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 where all logits are equal.
@@ -75,7 +77,7 @@ class KHotGate(Module):
         Raises NotImplementedError for a design without entropy.
         """
         law = self.law()
-        k = torch.as_tensor(law.k, dtype=torch.float64, device=self.logits.device)
+        k = torch.as_tensor(law.k, dtype=torch.float64, device=law.parameter.device)
         uniform = log_binomial(self.n, k)
         if isinstance(law, PhantomUnit):
             has_two = law.largest_k > law.k
@@ -83,12 +85,12 @@ class KHotGate(Module):
             growth = log_binomial(self.n, (k + 1).clamp(max=self.n)) - uniform
             of_size = -(torch.xlogy(more, more) + torch.xlogy(1 - more, 1 - more))
             uniform = uniform + torch.where(has_two, more * growth + of_size, 0.0)
-        return uniform.to(self.logits.dtype) - law.entropy()
+        return (uniform.to(self.logits.dtype) - law.entropy()).to(self.logits.device)
 
     def mask(self, shape: torch.Size = torch.Size()) -> Tensor:
         """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation."""
         if self.training:
-            return cast(Tensor, self.estimator(self.law()).rsample(shape))
+            return cast(Tensor, self.estimator(self.law()).rsample(shape)).to(self.logits.device)
         size = torch.sigmoid(self.logits.detach()).sum().round().long() if self.k is None else self.k
         return topk_mask(self.logits, size).expand(*shape, self.n)
 
