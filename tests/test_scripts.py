@@ -127,5 +127,5 @@ def test_gallery(load, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(file), "--out", str(tmp_path)])
     module.main()
     kept = {figure.name for figure in (file.parent / "gallery").glob("*.png")}
-    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 4
+    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 5
     assert all(figure.stat().st_size > 3_000 for figure in tmp_path.glob("*.png"))
