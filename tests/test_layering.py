@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import USUAL
 from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -32,6 +33,7 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
+    "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
 BACKEND_LIBRARIES = ("triton", "numba")
@@ -52,6 +54,7 @@ FOREIGN = {
     "_ForceDispatchKeyGuard": "torch._C",
     "_set_fwd_grad_enabled": "torch.autograd.forward_ad: a switch without a public name",
     "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
+    "_is_onnx_exporting": "torch.onnx: that it is at work, without the import of the whole exporter",
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }
@@ -321,7 +324,7 @@ def run_python(code: str) -> None:
 @pytest.mark.slow
 def test_tests_of_relaxations_run_without_pyro():
     """By their ids, so that pytest refuses one that is not there."""
-    ids = [f"tests/relaxations/test_contract.py::test_contract[{case.name}-value]" for case in RELAXATIONS]
+    ids = [f"tests/relaxations/test_contract.py::test_contract[{USUAL}-{case.name}-value]" for case in RELAXATIONS]
     run_python(f"""
         import os, sys
 
