@@ -53,7 +53,7 @@ def guide(batch: Tensor) -> None:
 # Stochastic variational inference, as with any other latent variable.
 svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.003}), TraceMeanField_ELBO())
 losses = []
-for _ in range(80):
+for _ in range(60):
     batches = train[torch.randperm(len(train))].split(125)
     losses.append(sum(svi.step(batch) for batch in batches) / len(train))
 print(f"negative ELBO of a test image: {svi.evaluate_loss(test) / len(test):.1f} nats")

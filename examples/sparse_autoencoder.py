@@ -2,7 +2,7 @@
 A sparse autoencoder
 ====================
 
-A dictionary of 128 parts, of which an image uses 8 on average: easy images fewer, difficult ones more. In training
+A dictionary of 64 parts, of which an image uses 8 on average: easy images fewer, difficult ones more. In training
 ``BatchTopK`` keeps the largest activations of the whole batch; afterwards a threshold stands for them, so that each
 image is encoded by itself.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from khot.nn import BatchTopK
 
-PIXELS, UNITS, K = 64, 128, 8
+PIXELS, UNITS, K = 64, 64, 8
 torch.manual_seed(0)
 
 # %%

@@ -46,7 +46,7 @@ def model() -> None:
 
 
 mcmc = MCMC(
-    NUTS(model, max_plate_nesting=0), num_samples=200, warmup_steps=100, disable_progbar=not sys.stderr.isatty()
+    NUTS(model, max_plate_nesting=0), num_samples=150, warmup_steps=100, disable_progbar=not sys.stderr.isatty()
 )
 mcmc.run()
 draws = mcmc.get_samples()
