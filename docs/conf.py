@@ -11,7 +11,6 @@ import api_pages  # noqa: E402 - lies in the folder above, like the other extens
 import benchmark_plots  # noqa: E402
 import example_pages  # noqa: E402
 import inventories  # noqa: E402
-
 import khot  # noqa: E402
 
 BUILD = HERE / "_build"
@@ -62,7 +61,7 @@ intersphinx_mapping = {
 }
 
 doctest_default_flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS  # as in the tests
-doctest_test_doctest_blocks = ""  # those of docstrings run with the tests; here run the pages, which import what they use
+doctest_test_doctest_blocks = ""  # docstrings run with the tests; here the pages do, which import what they use
 doctest_global_cleanup = """
 import pyro
 pyro.clear_param_store()

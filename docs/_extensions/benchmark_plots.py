@@ -1,4 +1,4 @@
-"""Plots and tables of the benchmarks page, from the measurements in benchmarks/results: the page cannot be out of date."""
+"""Plots and tables of the benchmarks page, from the measurements in benchmarks/results."""
 
 import csv
 from collections.abc import Callable, Iterable

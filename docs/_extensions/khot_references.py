@@ -9,7 +9,6 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import api_pages
-
 import khot
 
 PAPER = re.compile(r"^(\s*)(\[\d+\] )")

@@ -1,7 +1,7 @@
 r"""Formulas as MathML, which browsers draw by themselves: no script and no network, at build time or for the reader.
 
-docutils translates them. Of what the docstrings use it lacks two commands of TeX: ``\big`` and ``\Big`` before a bracket
-(it has ``\bigl`` and ``\bigr``), and ``\dots``.
+docutils translates them. Of what the docstrings use it lacks three commands of TeX: ``\big`` and ``\Big`` before a
+bracket (it has ``\bigl`` and ``\bigr``), and ``\dots``.
 """
 
 import re
