@@ -52,7 +52,8 @@ wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty envi
 	build/builder/bin/python -m twine check --strict dist/*; \
 	$(call install_torch,build/empty/bin/python) \
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt dist/*.whl; \
-	cd build/empty && bin/python -I ../../tests/wheel_smoke.py
+	(cd build/empty && bin/python -I ../../tests/wheel_smoke.py); \
+	rm -rf build/builder build/empty
 
 bench: $(READY)  ## timings against other implementations
 	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done

@@ -50,9 +50,8 @@ def write(folder: Path) -> None:
         own = [name for name in public if _home(getattr(_module(package), name)) == (package, name)]
         entries |= {f"{package}.{name}" for name in own}
         text = "\n".join(_page(package, own, [name for name in public if name not in own]))
-        page = folder / f"{package}.rst"
-        if not page.exists() or page.read_text() != text:
-            page.write_text(text)
+        _write_if_changed(folder / f"{package}.rst", text)
+    _write_if_changed(folder / "index.rst", "\n".join(_index(names())))
     for entry in (folder / "names").glob("*.rst"):
         if entry.stem not in entries:
             entry.unlink()
@@ -66,6 +65,19 @@ def _home(thing: Any) -> tuple[str, str]:
     """The first package that has this thing, and its name there."""
     places = ((package, name) for package, public in names().items() for name in public)
     return next(place for place in places if getattr(_module(place[0]), place[1]) is thing)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    """Leaves a page that is right as it is, so that Sphinx need not read it again."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def _index(packages: Iterable[str]) -> Iterable[str]:
+    yield from ("API reference", "=============", "")
+    yield "All names but those of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints`` are names of"
+    yield from ("``khot`` as well: ``from khot import sigmoid_topk``.", "", ".. toctree::", "   :maxdepth: 1", "")
+    yield from (*(f"   {package}" for package in packages), "")
 
 
 def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str]:

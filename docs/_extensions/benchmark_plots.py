@@ -93,12 +93,16 @@ def _growth_plot(rows: list[Row]) -> plt.Figure:
     operations = ("sample", "log_prob")
     figure, axes = plt.subplots(1, len(operations), figsize=(10, 4), layout="constrained")
     for axis, operation in zip(axes, operations, strict=True):
-        chosen = [row for row in rows if row["operation"] == operation]
+        chosen = [row for row in rows if row["operation"] == operation and row["batch"] == "1" and _is_half(row)]
         _plot_lines(axis, chosen, "median_ms", lambda row: row["function"])
         axis.set(title=operation, xlabel="n")
     axes[0].set_ylabel("ms, one row, k = n/2")
     axes[0].legend(fontsize="x-small")
     return figure
+
+
+def _is_half(row: Row) -> bool:
+    return 2 * int(row["k"]) == int(row["n"])
 
 
 def _lines(rows: list[Row], value: str, label: Callable[[Row], str], title: str) -> plt.Figure:

@@ -1,7 +1,7 @@
 r"""Formulas as MathML, which browsers draw by themselves: no script and no network, at build time or for the reader.
 
 docutils translates them. Of what the docstrings use it lacks three commands of TeX: ``\big`` and ``\Big`` before a
-bracket (it has ``\bigl`` and ``\bigr``), and ``\dots``.
+bracket (it has ``\bigl`` and ``\bigr``), and ``\dots``. The sign of ``\setminus`` is missing in common fonts.
 """
 
 import re
@@ -17,6 +17,7 @@ OTHER_COMMANDS = (
     (re.compile(r"\\([bB]ig)(?=[(\[])"), r"\\\1l"),
     (re.compile(r"\\([bB]ig)(?=[)\]])"), r"\\\1r"),
     (re.compile(r"\\dots\b"), r"\\ldots"),
+    (re.compile(r"\\setminus\b"), r"\\backslash"),
 )
 
 
