@@ -19,7 +19,6 @@ PACKAGES = {  # in the order in which a name that two of them list finds its hom
     "khot.infer": "Inference in Pyro",
     "khot.diagnostics": "Diagnostics",
     "khot.constraints": "Constraints",
-    "khot.distributed": "Across machines",
     "khot.kernels": "Backends",
 }
 # What users meet without a place in `__all__`: the results of a function, and the one function of the kernels.
