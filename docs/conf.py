@@ -17,6 +17,7 @@ BUILD = HERE / "_build"
 api_pages.write(HERE / "api")
 shutil.rmtree(BUILD / "examples", ignore_errors=True)
 shutil.copytree(HERE.parent / "examples", BUILD / "examples")  # where they may leave the figures that they save
+shutil.copy(HERE / "_templates" / "GALLERY_HEADER.rst", BUILD / "examples")
 benchmark_plots.draw(HERE.parent / "benchmarks" / "results", BUILD / "plots")
 
 project = "khot"
