@@ -103,8 +103,8 @@ $(READY): pyproject.toml constraints.txt
 		echo "khot needs Python 3.11 or newer; $(BIN)/python is not. Run: rm -r $(VENV)" >&2; \
 		exit 1; \
 	fi
-	@echo "Downloads what constraints.txt names, unless pip has it: torch and some 300 MB. torch for a CPU only is 200 MB;"
-	@echo "on Linux its default brings 3 GB for CUDA. TORCH_INDEX=... chooses another: pytorch.org, \"Get started\"."
+	@echo "Downloads what constraints.txt names, unless pip has it: torch and some 300 MB. torch for a CPU only is 200 MB,"
+	@echo "then .venv has 2.4 GB; on Linux its default brings several GB for CUDA. TORCH_INDEX=... chooses: see pytorch.org."
 	@$(call install_torch,$(BIN)/python)
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@rm -f $(UNFINISHED) && touch $@

@@ -32,6 +32,7 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "khot_references",
     "mathml",
@@ -68,6 +69,9 @@ doctest_global_cleanup = """
 import pyro
 pyro.clear_param_store()
 """
+
+copybutton_prompt_text = r">>> |\.\.\. "  # which are not copied, nor is what is printed
+copybutton_prompt_is_regexp = True
 
 sphinx_gallery_conf = {
     "examples_dirs": str(BUILD / "examples"),
