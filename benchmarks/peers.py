@@ -55,16 +55,18 @@ def of_difftopk(difftopk: ModuleType) -> list[Row]:
 
 
 def of_softtorch(softtorch: ModuleType) -> list[Row]:
+    def there(z: Tensor, k: int, softness: float) -> Tensor:
+        return softtorch.topk(z, k, softness=softness)[1].sum(-2)
+
+    masks = (there, khot.sigmoid_topk)
     x = torch.tensor([2.0, 1.4, 1.1, 0.2, -0.5, -1.3])
-
-    def mask(z: Tensor) -> Tensor:
-        return softtorch.topk(z, 2, softness=0.5)[1].sum(-2)
-
-    def ours(z: Tensor) -> Tensor:
-        return khot.sigmoid_topk(z, 2, 0.5)
-
-    changes = ((f(100 * x + 7) - f(x)).abs().max().item() for f in (mask, ours))
-    return [row("mask of 100 x + 7 from the mask of x, both at the softness 0.5", *changes)]
+    changes = ((mask(100 * x + 7, 2, 0.5) - mask(x, 2, 0.5)).abs().max().item() for mask in masks)
+    z = torch.tensor([-3.1, 0.7, 3.7, 0.7, 0.4, 1.9])
+    excesses = (max(0.0, mask(z, 3, 0.1).max().item() - 1) for mask in masks)
+    return [
+        row("mask of 100 x + 7 from the mask of x, both at the softness 0.5", *changes),
+        row("mass of an item above 1, k = 3 of 6", *excesses),
+    ]
 
 
 def row(question: str, there: float, here: float) -> Row:
