@@ -40,6 +40,12 @@ def list_papers(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines
             lines[i] = PAPER.sub(r"\1-   \2", line)
 
 
+def read_as_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keeps napoleon from taking what stands before a colon in the first line of a property for its type."""
+    if what == "property":
+        lines.insert(0, "\\ ")  # which shows nothing
+
+
 def skip(app: Sphinx, what: str, name: str, obj: Any, leaves_out: bool, options: Any) -> bool | None:
     return True if name in FILLED_IN and getattr(obj, "__doc__", None) is None else None
 
@@ -65,7 +71,8 @@ def name_constraints() -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     name_constraints()
     app.connect("missing-reference", find)
-    app.connect("autodoc-process-docstring", list_papers, priority=400)  # before napoleon, which has 500
+    for prepare in (list_papers, read_as_text):
+        app.connect("autodoc-process-docstring", prepare, priority=400)  # before napoleon, which has 500
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-bases", show_public_bases)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -167,7 +167,7 @@ class SamplingDesign(KHotDistribution):
 
     @property
     def parameter(self) -> Tensor:
-        """What the design was made from, the tensor ``probs`` or ``logits``, as ``parameter_name`` says."""
+        """The tensor that the design was made from: ``probs`` or ``logits``, as ``parameter_name`` says."""
         return cast(Tensor, self.__dict__[self.parameter_name])
 
     @property
@@ -305,7 +305,7 @@ class SamplingDesign(KHotDistribution):
     @property
     @one_operation
     def mode(self) -> Tensor:
-        """The most probable k-hot vector, found among all of them, for small C(n, k)."""
+        """The most probable k-hot vector, found among all of them: for small C(n, k)."""
         values = self.enumerate_support()
         best = self.log_prob(values).argmax(0)
         return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
