@@ -39,6 +39,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_extensions", "inventories", "api/template*"]
 nitpicky = True  # a reference that leads nowhere is a warning, and `make docs` makes warnings errors
+nitpick_ignore = [("py:meth", "transform")]  # which the selector for scikit-learn has from there
 nitpick_ignore_regex = [("py:(mod|class)", r"khot\.kernels\..*")]  # modules that are reachable, but not promised
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -80,6 +81,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
 }
