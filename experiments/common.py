@@ -18,11 +18,13 @@ An experiment is a function of a seed that gives one dictionary of scores per ro
 import argparse
 import json
 import random
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import matplotlib
 
@@ -61,20 +63,32 @@ def parse(
     return args
 
 
+class Progress(tqdm):
+    """A bar on a terminal; elsewhere a line every ten seconds, so that a log shows how far a long run has come."""
+
+    def __init__(self, total: int) -> None:
+        self.on_terminal = sys.stderr.isatty()
+        super().__init__(total=total, mininterval=0.1 if self.on_terminal else 10, miniters=1)
+
+    @staticmethod
+    def status_printer(file: TextIO) -> Callable[[str], None]:
+        return tqdm.status_printer(file) if file.isatty() else partial(print, file=file, flush=True)
+
+
 def each_seed(args: argparse.Namespace, steps: int) -> Iterator[tuple[int, tqdm]]:
     """Seeds Python, NumPy and torch in turn.
 
-    A progress bar counts ``steps`` per seed on a terminal; elsewhere there is a line for each seed that is done.
+    A progress bar counts ``steps`` per seed; where there is no terminal, lines do, and one for each seed that is done.
     """
     torch.set_num_threads(1)  # the tensors are too small to share out, and so the numbers do not depend on the cores
-    with tqdm(total=args.seeds * steps, disable=None) as progress:
+    with Progress(args.seeds * steps) as progress:
         for done, seed in enumerate(range(args.seed, args.seed + args.seeds), 1):
             start = time.monotonic()
-            progress.set_description(f"seed {seed}")
+            progress.set_description(f"seed {seed}", refresh=progress.on_terminal)
             for set_seed in (random.seed, np.random.seed, torch.manual_seed):
                 set_seed(seed)
             yield seed, progress
-            if progress.disable:
+            if not progress.on_terminal:
                 print(f"seed {seed}: {time.monotonic() - start:.0f} s ({done} of {args.seeds})", flush=True)
 
 

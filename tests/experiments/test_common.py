@@ -43,6 +43,15 @@ def test_each_seed_that_is_done_is_a_line_where_there_is_no_terminal(capsys):
     assert lines == ["", "seed 4: 0 s (1 of 2)\n"] and capsys.readouterr().out == "seed 5: 0 s (2 of 2)\n"
 
 
+def test_steps_are_lines_where_there_is_no_terminal(capsys):
+    for _, progress in each_seed(arguments("--seeds", "1"), steps=4):
+        progress.update()
+        progress.mininterval = 0  # ten seconds later
+        progress.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert any("2/4" in line for line in lines) and not any("1/4" in line or "\r" in line for line in lines)
+
+
 def test_each_seed_starts_the_generators_anew():
     first = {seed: torch.rand(2) for seed, _ in each_seed(arguments("--seeds", "3", "--seed", "4"), steps=1)}
     second = {seed: torch.rand(2) for seed, _ in each_seed(arguments("--seeds", "1", "--seed", "5"), steps=1)}
