@@ -1,5 +1,6 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one."""
     with backend(request.param):
         yield request.param
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
