@@ -10,21 +10,21 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test check lint docs wheel bench gpu clean
+.PHONY: help demo experiments test check lint docs wheel bench gpu clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
-	$(BIN)/python examples/feature_selection.py --out demo-output
+	$(BIN)/python experiments/feature_selection.py --out demo-output
 
-EXAMPLES := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' examples/*.py))
+EXPERIMENTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
 
-examples: $(READY)  ## every example with its defaults, and examples/README.md made of their results; takes an hour
-	@for script in $(EXAMPLES); do \
-		echo "$$script" && $(BIN)/python $$script --out examples/results || exit 1; \
+experiments: $(READY)  ## the papers' comparisons, and experiments/README.md made of their results; takes an hour
+	@for script in $(EXPERIMENTS); do \
+		echo "$$script" && $(BIN)/python $$script --out experiments/results || exit 1; \
 	done
-	$(BIN)/python examples/build_readme.py
+	$(BIN)/python experiments/build_readme.py
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
@@ -71,7 +71,7 @@ gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (
 
 clean:  ## removes .venv and everything made by the other targets
 	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples experiments benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'

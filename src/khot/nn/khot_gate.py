@@ -19,8 +19,8 @@ class KHotGate(Module):
     Training multiplies x ``(..., n)`` by one draw of a design for each leading index; an estimator carries the gradient
     back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the size is learned
     by :class:`~khot.PhantomUnit`, whose inclusion probabilities are :math:`\pi = \sigma(\text{logits})`; evaluation
-    then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes evaluation in one graph, and
-    training of a given size by :class:`~khot.StraightThrough`.
+    then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes training, and
+    evaluation, in one graph.
 
     Args:
         n: Number of inputs.
@@ -56,14 +56,15 @@ class KHotGate(Module):
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
         check_function("design", design, "a parameter")
         check_function("estimator", estimator, "a design")
-        self.n, self.k, self.design, self.estimator = n, k, design, estimator
+        self.n, self.k, self.estimator = n, k, estimator
+        self.design: Any = design  # a class, where the size is learned
         self.logits = Parameter(torch.zeros(n))
         self.law()  # whose errors are due now
 
     def law(self) -> SamplingDesign:
         """The design that training draws from, made of the logits as they are."""
         if self.k is None:
-            return PhantomUnit(cast(Any, self.design), logits=self.logits)
+            return PhantomUnit(self.design, logits=self.logits)
         return self.design(logits=self.logits, k=self.k)
 
     def kl(self) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from khot._torch_internals import is_eager_everywhere, is_plain
+from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._tracing import one_operation
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
@@ -32,6 +32,7 @@ from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
+from .portable import portable_mask
 
 NUMBERS = (float, int)
 
@@ -236,6 +237,8 @@ def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: 
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
+    if torch.compiler.is_compiling() and writes_onnx():
+        return portable_mask(x, k, softness, link, log)
     y = _plain_map(x, k, softness, link, log)
     if y is not None:
         return y

@@ -9,7 +9,7 @@ from khot._validation import check_k, check_scores, looks_at_contents, tensors_a
 from .axes import as_axes, as_rows
 
 
-@one_operation
+@one_operation(needs_float64=False)
 def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
