@@ -5,8 +5,10 @@
 Each number is the largest distance of two results, of the peer and of khot, on the same tensors.
 """
 
+import argparse
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -77,12 +79,15 @@ MEASURED = {"torchsort": of_torchsort, "difftopk": of_difftopk, "softtorch": of_
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, default=RESULTS / "peers.csv", help="where the table goes")
+    options = parser.parse_args()
     rows = []
     for name, measure in MEASURED.items():
         if library := optional(name):
             rows += [{"library": name, "version": metadata.version(name), **found} for found in measure(library)]
     if rows:
-        write_csv(RESULTS / "peers.csv", rows)
+        write_csv(options.csv, rows)
 
 
 if __name__ == "__main__":
