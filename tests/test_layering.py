@@ -22,6 +22,7 @@ LEVELS = {
     "_torch_internals": -2,
     "_tracing": -1,
     "_validation": 0,
+    "_distributed": 0,
     "kernels": 1,
     "laws": 2,
     "relaxations": 2,
