@@ -104,7 +104,7 @@ def joint_axes_some_of_them_cut():
 
 @case
 def thresholds_and_straight_through_of_cut_rows():
-    x, k, softness = normal(3, 7), torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 1.0, 0.1]).double()
+    x, k, softness = normal(3, 7), torch.tensor([1.4, 2.6, 3.5]).double(), torch.tensor([0.5, 1.0, 0.1]).double()
     for relaxation in (khot.sigmoid_topk, khot.sparse_topk, partial(khot.sparse_topk, p=1.5), khot.topk_mask):
         sizes = k.long() if relaxation is khot.topk_mask else k
         threshold = partial(khot.topk_threshold, relaxation=relaxation)
