@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.distributed.group import run_group
 
-CASES = ["tests.distributed.cases_maps", "tests.distributed.cases_parts"]
+CASES = [f"tests.distributed.cases_{name}" for name in ("maps", "parts", "designs")]
 
 pytestmark = [
     pytest.mark.slow,

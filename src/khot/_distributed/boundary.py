@@ -30,9 +30,11 @@ from khot._tracing import one_operation
 from .placements import (
     as_dtensor,
     check_spread,
+    chunks,
     has_dtensor,
     is_dtensor,
     local_part,
+    part_beside,
     placed,
     replicated,
     shard_axis,
@@ -190,20 +192,7 @@ class _Call:
         dtensor: Any = value
         if name == self.lead_name:
             return local_part(self.lead, self.lead.placements)
-        axes = self._axes_beside(name, dtensor)
-        placements, grad_placements = list[Any](), list[Any]()
-        for placement in self.lead.placements:
-            axis = shard_axis(placement)
-            own = None if axis is None else axes.get(axis)
-            if own is not None:
-                own_shard = torch.distributed.tensor.Shard(own)
-                placements.append(own_shard)
-                grad_placements.append(own_shard)
-                continue
-            placements.append(torch.distributed.tensor.Replicate())
-            spread = axis in self.batch  # and every process has the gradient of its own rows
-            grad_placements.append(torch.distributed.tensor.Partial() if spread else placements[-1])
-        return local_part(placed(dtensor, placements), grad_placements)
+        return part_beside(dtensor, self.lead.placements, self._axes_beside(name, dtensor), self.batch)
 
     def _axes_beside(self, name: str, value: "DTensor") -> dict[int, int]:
         """Which axis of the rows is which of this argument, for those along which it is as long."""
@@ -237,15 +226,9 @@ def shards_of(rows: "DTensor", ground: set[int], cut: Sequence[int]) -> Shards:
     for at in cut:
         axis, parts = shard_axis(rows.placements[at]), mesh.size(at)
         assert axis is not None
-        lengths = [held | {axis: part} for held in lengths for part in _chunks(held[axis], parts)]
+        lengths = [held | {axis: part} for held in lengths for part in chunks(held[axis], parts)]
     items = tuple(math.prod(held.values()) for held in lengths)
     return Shards(tuple(mesh.get_group(at) for at in cut), sum(items), items)
-
-
-def _chunks(length: int, parts: int) -> list[int]:
-    """As ``torch.chunk`` cuts it, with empty parts at the end."""
-    size = -(-length // parts)
-    return [max(0, min(size, length - part * size)) for part in range(parts)]
 
 
 @functools.lru_cache(maxsize=512, typed=True)

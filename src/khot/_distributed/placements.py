@@ -87,6 +87,35 @@ def local_part(value: "DTensor", grad_placements: "Sequence[Placement]") -> Tens
     return local
 
 
+def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, int], batch: Sequence[int]) -> Tensor:
+    """What this process needs of a tensor beside rows that lie so.
+
+    Args:
+        value: A number for each row, or for many.
+        rows: Placements of the rows.
+        axes: Which axis of the rows is which of the tensor.
+        batch: Axes of the rows that number them, not their items.
+    """
+    placements, grad_placements = list[Any](), list[Any]()
+    for placement in rows:
+        axis = shard_axis(placement)
+        own = None if axis is None else axes.get(axis)
+        if own is not None:
+            placements.append(torch.distributed.tensor.Shard(own))
+            grad_placements.append(placements[-1])
+            continue
+        placements.append(torch.distributed.tensor.Replicate())
+        in_parts = axis in batch  # every process has the gradient of its own rows
+        grad_placements.append(torch.distributed.tensor.Partial() if in_parts else placements[-1])
+    return local_part(placed(value, placements), grad_placements)
+
+
+def chunks(length: int, parts: int) -> list[int]:
+    """Lengths of shards: as ``torch.chunk`` cuts, with empty ones at the end."""
+    size = -(-length // parts)
+    return [max(0, min(size, length - part * size)) for part in range(parts)]
+
+
 def whole(
     local: Tensor, like: "DTensor", placements: "Sequence[Placement]", shape: torch.Size, stride: tuple[int, ...]
 ) -> "DTensor":

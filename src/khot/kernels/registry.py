@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from khot._distributed.draws import draws_of_rows
 from khot._torch_internals import eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
 
 from .autograd import move_batch_first
@@ -338,6 +339,8 @@ class DrawOperator(Operator):
         if not is_eager(x) or is_transformed():  # inside a vmap a seed may be one of many, though x is not
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)
+        if draws_of_rows() is not None:  # whose numbers are those of their places, on every backend
+            return found or self.plain
         return None if found is self.plain else found
 
     def _fake(self, *args: Any) -> Tensor:
