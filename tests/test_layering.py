@@ -53,6 +53,7 @@ FOREIGN = {
     "_ForceDispatchKeyGuard": "torch._C",
     "_set_fwd_grad_enabled": "torch.autograd.forward_ad: a switch without a public name",
     "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
+    "_schema": "torch.ops: how many results an operator has",
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }

@@ -214,6 +214,8 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
         return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
+    if torch.compiler.is_compiling():
+        return x.new_full(batch, value, dtype=torch.float64)  # a DTensor, if x is one
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
