@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.distributed.group import run_group
 
-CASES = [f"tests.distributed.cases_{name}" for name in ("maps", "parts", "designs", "graphs")]
+CASES = [f"tests.distributed.cases_{name}" for name in ("maps", "parts", "designs", "graphs", "modules")]
 
 pytestmark = [
     pytest.mark.slow,

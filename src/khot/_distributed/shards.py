@@ -32,6 +32,15 @@ class Shards(NamedTuple):
     n: int
     lengths: tuple[int, ...]
 
+    @classmethod
+    def of_parts(cls, group: "ProcessGroup", items: int, device: torch.device) -> "Shards":
+        """Where each process of a group has so many items, of which others do not know: one collective."""
+        lengths = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
+        lengths[dist.get_rank(group)] = items
+        dist.all_reduce(lengths, group=group)
+        counts = tuple(lengths.tolist())
+        return cls((group,), sum(counts), counts)
+
     def sum(self, *values: Tensor) -> list[Tensor]:
         """Sums over the parts, in float64: one collective for all of the values, which have one shape."""
         return self._reduced(values, dist.ReduceOp.SUM)
