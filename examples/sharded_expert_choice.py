@@ -3,8 +3,8 @@
 
 In expert-choice routing each expert takes the tokens that it wants most, so that all carry the same load. Here every
 process holds a part of the tokens, and an expert chooses among all of them. The gates, tokens x experts, are a DTensor
-that is cut along the tokens; the mask finds its thresholds by sums over the processes, a few numbers for each expert and
-step of the search. No token leaves its process, and the result does not depend on how many there are::
+that is cut along the tokens; the mask finds its thresholds by sums over the processes, a few numbers for each expert
+and step of the search. No token leaves its process, and the result does not depend on how many there are::
 
     python sharded_expert_choice.py
     torchrun --nproc-per-node 2 sharded_expert_choice.py

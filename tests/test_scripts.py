@@ -24,6 +24,7 @@ OWN_TESTS = {  # of the examples that test_smoke.py does not run
     "vae": "test_vae.py",
 }
 HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no examples; tested by what they return
+HELPERS |= {"sharded_expert_choice"}  # no experiment; run by tests/distributed/test_example.py
 
 
 def scripts(folder: str) -> list[Path]:
