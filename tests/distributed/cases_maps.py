@@ -26,8 +26,8 @@ def soft(shape, seed=1):
 @case
 def every_map_of_whole_rows():
     x = normal(*SHAPE)
-    for member in MAPS:
-        for placements in WHOLE_ROWS:
+    for i, member in enumerate(MAPS):
+        for placements in WHOLE_ROWS if i % 10 == 0 else WHOLE_ROWS[i % 2 :: 4]:
             y, leaves = compare(lambda x, m=member: m.call(x, 0.7), [x], [placements], member.differentiable)
             wanted = [R if p.is_partial() else p for p in placements]
             assert list(y.placements) == wanted, f"{member.name} {placements} {y.placements}"
@@ -56,7 +56,7 @@ def k_and_softness_of_every_kind():
         (torch.tensor(2.5).double(), soft((1, 1))),
         (k[:1], torch.tensor([0.7]).double()),
     ]
-    functions = [khot.sigmoid_topk, khot.log_lapsum_topk, khot.sparse_topk, khot.sparse_topk_magnitude]
+    functions = [khot.sigmoid_topk, khot.sparse_topk_magnitude]
     for function, (k, softness), placements in itertools.product(functions, kinds, WHOLE_ROWS):
         everywhere = [R] * len(placements)
         compare(function, [x, k, softness], [placements, everywhere, everywhere])

@@ -22,14 +22,13 @@ def every_mask_of_cut_rows():
     maps = [m for member in RELAXATIONS for m in (member.map, member.log) if m] + [m.map for m in ODD_MAPS]
     for mask, n in itertools.product(maps, (7, 9, 10, 1000)):
         x, k, softness = normal(3, n), torch.tensor([1.5, 2.0, 4.0]).double(), torch.tensor([0.5, 1.0, 0.1]).double()
-        for placements in IN_PARTS if n == 7 else IN_PARTS[:2]:
+        for placements in IN_PARTS if n == 7 and mask in maps[::4] else IN_PARTS[:1]:
             everywhere = [R] * len(placements)
             with backend("torch"):  # the same root finder: what is compared are the sums
                 y, leaves = compare(mask, [x, k, softness], [placements, everywhere, everywhere])
             assert list(y.placements) == [R if p.is_partial() else p for p in placements], mask
         compare(mask, [x, 2.5, 0.7], [[S(1)], None, None])
-    (of_k, of_softness) = leaves[1:]
-    assert list(of_k.grad.placements) == list(of_softness.grad.placements) == [R] or n != 7
+        assert all(list(leaf.grad.placements) == everywhere for leaf in leaves[1:]), mask
 
 
 @case

@@ -15,5 +15,5 @@ pytestmark = [
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_ranks_agree_with_one_process(ranks):
-    failed = run_group(ranks, CASES, limit=120)
+    failed = run_group(ranks, CASES, limit=300)
     assert not failed, "\n".join(failed)

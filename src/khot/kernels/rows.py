@@ -97,14 +97,17 @@ def row_range(x: Tensor, shards: Shards | None = None) -> Span:
 
 def _range_of_parts(x: Tensor, shards: Shards) -> Span:
     """By two collectives, one of maxima and one of sums."""
-    finite = x.isfinite()
-    lowest = torch.where(finite, x, torch.inf).amin(-1)
-    highest = torch.where(finite, x, -torch.inf).amax(-1)
-    lowest, highest, nan = shards.max(-lowest, highest, x.isnan().any(-1))
-    kept = torch.where(finite, x, 0)
+    lowest, highest = x.amin(-1), x.amax(-1)
+    nan, finite, kept = highest.isnan(), torch.full_like(highest, x.shape[-1]), x
+    selected = torch.zeros_like(finite)
+    if x.is_cuda or not bool((highest - lowest).isfinite().all()):  # which is of this process alone: nobody waits
+        regular = x.isfinite()
+        lowest, highest = torch.where(regular, x, torch.inf).amin(-1), torch.where(regular, x, -torch.inf).amax(-1)
+        finite, selected = regular.sum(-1), (x == torch.inf).sum(-1)
+        kept = torch.where(regular, x, 0)
+    lowest, highest, nan = shards.max(-lowest, highest, nan)
     squares = torch.linalg.vector_norm(kept, dim=-1).double().square()
-    total = kept.sum(-1, dtype=torch.float64)
-    count, selected, total, squares = shards.sum(finite.sum(-1), (x == torch.inf).sum(-1), total, squares)
+    count, selected, total, squares = shards.sum(finite, selected, kept.sum(-1), squares)
     centre = total / count.clamp(min=1)
     variance = (squares / count.clamp(min=1) - centre.square()).clamp(min=0)
     none = count == 0

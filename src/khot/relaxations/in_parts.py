@@ -25,10 +25,10 @@ from torch.nn.functional import pad
 from khot._distributed.shards import Shards
 from khot._validation import checks_contents
 from khot.kernels import capped_simplex, magnitude
-from khot.kernels.capped_simplex.derivative import bounded_distances, mask_values
+from khot.kernels.capped_simplex.derivative import mask_values
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
-from khot.kernels.rows import Threshold, compute_dtype
+from khot.kernels.rows import Threshold, compute_dtype, distances_of
 
 
 def _row_numbers(value: float | Tensor, x: Tensor) -> Tensor:
@@ -61,17 +61,19 @@ class _MaskOfParts(Function):
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> tuple[Tensor | None, ...]:
         x, scale, anchor, offset = ctx.saved_tensors
-        z = bounded_distances(x.double(), Threshold(anchor, offset), scale)
+        limit = 0.125 * torch.finfo(torch.float64).max  # of infinite scores: 0 * z stays 0
+        z = distances_of(x.double(), Threshold(anchor, offset), scale).clamp_(-limit, limit)
         grad = torch.zeros_like(z) if grad_y is None else grad_y.double()
         if ctx.log:
             grad = grad.masked_fill(x == -torch.inf, 0)
-        here = _Slopes.of(z, grad, ctx.link, ctx.log, ctx.shards)
-        share, pulled = here.share, here.pulled.unsqueeze(-1)
-        grad_z = here.direct - share * pulled if ctx.log else here.slope * (grad - pulled)
-        grad_x, grad_k = grad_z / scale.unsqueeze(-1), here.pulled / here.density if ctx.log else here.pulled
+        with_levers = grad_t is not None or ctx.needs_input_grad[2]
+        here = _Slopes.of(z, grad, ctx.link, ctx.log, with_levers, ctx.shards)
+        pulled, column = here.pulled.unsqueeze(-1), scale.reciprocal().unsqueeze(-1)
+        grad_z = here.direct - here.share * pulled if ctx.log else here.slope * (grad - pulled)
+        grad_x, grad_k = grad_z.mul_(column), here.pulled / here.density if ctx.log else here.pulled
         grad_scale = -here.lever / scale
         if grad_t is not None:
-            grad_x = grad_x + share * grad_t.unsqueeze(-1)
+            grad_x = grad_x + here.share * grad_t.unsqueeze(-1)
             grad_k = grad_k - grad_t * scale / here.density
             grad_scale = grad_scale - grad_t * here.centre
         return grad_x.to(x.dtype), grad_k, grad_scale, *(None,) * 4
@@ -81,35 +83,46 @@ class _Slopes(NamedTuple):
     """What the derivatives are made of: of the items here (..., m), and of whole rows (...)."""
 
     slope: Tensor  # w
-    share: Tensor  # w / W
     direct: Tensor  # d
     density: Tensor  # W
     pulled: Tensor  # sum d, divided by W if that is not of the logarithm
-    lever: Tensor  # sum z dL/dz
-    centre: Tensor  # sum w z / W
+    lever: Tensor  # sum z dL/dz, 0 if it is not wanted
+    centre: Tensor  # sum w z / W, the same
+    scaled: tuple[Tensor, Tensor]  # w and W, up to one factor of a row
+
+    @property
+    def share(self) -> Tensor:
+        """w / W."""
+        slope, density = self.scaled
+        return slope / density.unsqueeze(-1)
 
     @classmethod
-    def of(cls, z: Tensor, grad: Tensor, link: Link, log: bool, shards: Shards) -> "_Slopes":
+    def of(cls, z: Tensor, grad: Tensor, link: Link, log: bool, with_levers: bool, shards: Shards) -> "_Slopes":
         limits, slope, top = torch.finfo(z.dtype), link.slope(z), torch.zeros_like(z[..., 0])
         direct = grad * link.log_derivative(z) if log else grad * slope
-        density, pull, first, lever = cls._sums(z, slope, direct, shards)
+        density, pull, first, lever = cls._sums(z, slope, direct, with_levers, shards)
         underflow = density < limits.tiny / limits.eps
         if not (link.compact and link.reaches_zero) and bool(underflow.any()):  # on all processes: they know one W
             exponent = link.log_slope(z)
             (top,) = shards.max(exponent.amax(-1))
             slope = (exponent - top.unsqueeze(-1)).exp()
             direct = direct if log else grad * slope
-            density, pull, first, lever = cls._sums(z, slope, direct, shards)
+            density, pull, first, lever = cls._sums(z, slope, direct, with_levers, shards)
         density = density.clamp(min=limits.tiny)
-        size, share, pulled = top.exp(), slope / density.unsqueeze(-1), pull if log else pull / density
+        size, pulled, scaled = top.exp(), pull if log else pull / density, (slope, density)
         centre = first / density
         lever = lever - centre * pull if log else size * (lever - pulled * first)
         density = (density * size).clamp(min=limits.tiny)
-        return cls(slope * size.unsqueeze(-1), share, direct, density, pulled, lever, centre)
+        if bool(underflow.any()):
+            slope = slope * size.unsqueeze(-1)
+        return cls(slope, direct, density, pulled, lever, centre, scaled)
 
     @staticmethod
-    def _sums(z: Tensor, slope: Tensor, direct: Tensor, shards: Shards) -> list[Tensor]:
-        return shards.sum(slope.sum(-1), direct.sum(-1), (slope * z).sum(-1), (direct * z).sum(-1))
+    def _sums(z: Tensor, slope: Tensor, direct: Tensor, with_levers: bool, shards: Shards) -> list[Tensor]:
+        sums = [slope.sum(-1), direct.sum(-1)]
+        if with_levers:
+            return shards.sum(*sums, (slope * z).sum(-1), (direct * z).sum(-1))
+        return [*shards.sum(*sums), torch.zeros_like(sums[0]), torch.zeros_like(sums[0])]
 
 
 def mask_of_parts(
