@@ -25,10 +25,10 @@ examples: $(READY)  ## every example with its defaults, and examples/README.md m
 	$(BIN)/python examples/build_readme.py
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
-	$(BIN)/python -m pytest -n auto -m "not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
 
 check: $(READY)  ## the quick tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check

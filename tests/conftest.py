@@ -1,5 +1,6 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import torch
 from torch.distributions import Distribution
 
 from khot.kernels import backend
-from khot.kernels.registry import HAS_NUMBA
+from tests.backends import BACKENDS, USUAL
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
@@ -25,14 +26,18 @@ def _validation_as_before() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-CPU_BACKENDS = ["numba", pytest.param("torch", marks=pytest.mark.slow)] if HAS_NUMBA else ["torch"]
+IN_TURN = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS]
 
 
-@pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else CPU_BACKENDS)
+@pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else IN_TURN)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one."""
     with backend(request.param):
         yield request.param
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

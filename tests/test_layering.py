@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import USUAL
 from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -323,7 +324,7 @@ def run_python(code: str) -> None:
 @pytest.mark.slow
 def test_tests_of_relaxations_run_without_pyro():
     """By their ids, so that pytest refuses one that is not there."""
-    ids = [f"tests/relaxations/test_contract.py::test_contract[{case.name}-value]" for case in RELAXATIONS]
+    ids = [f"tests/relaxations/test_contract.py::test_contract[{USUAL}-{case.name}-value]" for case in RELAXATIONS]
     run_python(f"""
         import os, sys
 

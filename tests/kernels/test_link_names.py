@@ -199,13 +199,12 @@ INSIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "function",
-    [pytest.param(f, id=name, marks=pytest.mark.slow) for name, f in INSIDE.items()],
+    ("name", "dynamic"), [*((name, True) for name in INSIDE), ("argument", None), ("outside", None)]
 )
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
-def test_links_compile_wherever_they_are_made(function, dynamic):
-    check_compiled(function, (0.5, 0.25, 0.7), dynamic=dynamic)
+def test_links_compile_wherever_they_are_made(name, dynamic):
+    check_compiled(INSIDE[name], (0.5, 0.25, 0.7), dynamic=dynamic)
 
 
 @pytest.mark.slow

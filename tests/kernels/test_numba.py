@@ -131,8 +131,12 @@ def test_calls_while_the_interpreter_shuts_down():
 # ---- Forks
 
 FORKED = """
-    import os, sys, threading, torch
-    from khot.relaxations import sigmoid_topk, lapsum_topk
+    import os, sys, threading
+    import numba, torch
+    from khot.relaxations import sigmoid_topk
+
+    def add(number):
+        return numba.njit(lambda i: i + number)(1)  # compiled anew each time
 
     torch.set_num_threads(2)
     x = torch.randn(2000, 300, generator=torch.Generator().manual_seed(0))
@@ -143,16 +147,17 @@ FORKED = """
         while not stop.is_set():
             sigmoid_topk(x, 5)
 
-    def compile_another():
-        lapsum_topk(x.double(), 5)
+    def keep_compiling():
+        while not stop.is_set():
+            add(1)
 
     other = threading.Thread(target={other})
     other.start()
-    for _ in range({forks}):
+    for _ in range(3):
         child = os.fork()
         if child == 0:
             torch.set_num_threads(2)
-            equal = torch.equal(sigmoid_topk(x, 5), expected) and float(lapsum_topk(x, 5).sum()) > 0
+            equal = torch.equal(sigmoid_topk(x, 5), expected) and add(2) == 3
             os._exit(0 if equal else 3)
         _, status = os.waitpid(child, 0)
         assert status == 0, status
@@ -163,10 +168,9 @@ FORKED = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this platform")
-@pytest.mark.parametrize("other", ["keep_calling", "compile_another"])
-def test_a_child_is_forked_while_another_thread_calls_or_compiles(other, tmp_path):
-    cold = {"NUMBA_CACHE_DIR": str(tmp_path)} if other == "compile_another" else {}
-    run_python(textwrap.dedent(FORKED).format(other=other, forks=3 if other == "keep_calling" else 1), **cold)
+@pytest.mark.parametrize("other", ["keep_calling", "keep_compiling"])
+def test_a_child_is_forked_while_another_thread_calls_or_compiles(other):
+    run_python(textwrap.dedent(FORKED).format(other=other))
 
 
 @pytest.mark.slow
@@ -204,7 +208,6 @@ REPORTED = """
     numba_cache._Cache.load_overload = report
     x = torch.randn(3, 5, requires_grad=True)
     khot.sigmoid_topk(x, 2).sum().backward()
-    khot.log_lapsum_topk(x.double(), 2).sum().backward()
     print(sum(found), len(found))
 """
 
@@ -213,23 +216,30 @@ REPORTED = """
 def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
     first = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
     second = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
-    assert (first, second) == ("0 4\n", "4 4\n")
+    assert (first, second) == ("0 2\n", "2 2\n")
 
 
-@pytest.mark.slow
-def test_an_edited_link_is_compiled_anew(tmp_path):
+def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
     """Its file is not that of the loop that is kept, where numba's own cache looks."""
-    copy = tmp_path / "src" / "khot"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    code = (
-        "import torch, khot; print(khot.__file__); print(khot.lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5).tolist())"
-    )
-    places = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(copy.parent)}
-    before = run_python(code, **places)
-    assert before.startswith(str(copy)) and run_python(code, **places) == before
-    link = copy / "kernels" / "links" / "laplace_numba.py"
-    link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
-    assert run_python(code, **places) != before
+    copy = tmp_path / "kernels"
+    shutil.copytree(SOURCE / "kernels", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(numba_cache, "PACKAGE", copy)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+
+    def folder():
+        for cached in (numba_cache.source_stamp, numba_cache._folder):
+            cached.cache_clear()
+        return numba_cache._folder()
+
+    try:
+        before = folder()
+        assert before.is_dir() and folder() == before
+        link = copy / "links" / "laplace_numba.py"
+        link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
+        assert folder() != before and not before.exists()
+    finally:
+        for cached in (numba_cache.source_stamp, numba_cache._folder):
+            cached.cache_clear()
 
 
 def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, monkeypatch):
@@ -332,14 +342,17 @@ def test_functions_are_right_to_two_units_in_the_last_place(real, functions, exa
         x = np.concatenate([generator.uniform(low, high, 20000), 1e-3 * generator.normal(size=20000)])
     x = x.astype(real)
     expected = exact(x.astype(np.longdouble))
-    found = np.array([functions[real](v) for v in x], real)
+    function = functions[real]
+    found = numba.njit(lambda x: np.array([function(v) for v in x]))(x)
+    assert found.dtype == real
     unit = np.spacing(np.abs(expected).astype(real)).astype(np.longdouble)
     assert (np.abs(found - expected) / unit).max() < 2
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 def test_functions_underflow_gradually_and_end_where_they_should(real):
-    exp, log = numba_math.EXP[real], numba_math.LOG[real]
+    inner_exp, inner_log = numba_math.EXP[real], numba_math.LOG[real]
+    exp, log = numba.njit(lambda x: inner_exp(x)), numba.njit(lambda x: inner_log(x))
     limits = np.finfo(real)
     assert exp(real(-np.inf)) == 0 and exp(real(0)) == 1 and log(real(0)) == -np.inf
     low = real(np.log(limits.smallest_subnormal) + 2)

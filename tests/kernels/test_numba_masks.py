@@ -16,11 +16,11 @@ from khot.relaxations import capped_simplex_map, log_lapsum_topk, log_sigmoid_to
 from tests.inputs import normal
 from tests.kernels.kernel_links import LINKS
 
-pytest.importorskip("numba", reason="numba is not installed")
+numba = pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels.capped_simplex import numba_backend
-from khot.kernels.links.base_numba import numba_link, variant_of
-from khot.kernels.numba_tools import kernel, specialised
+from khot.kernels.capped_simplex import numba_backend  # noqa: E402 - skipped before it imports numba
+from khot.kernels.links.base_numba import numba_link, variant_of  # noqa: E402 - skipped before it imports numba
+from khot.kernels.numba_tools import kernel, specialised  # noqa: E402 - skipped before it imports numba
 
 REALS = {np.float32: torch.float32, np.float64: torch.float64}
 POWERS = [clipped_power(p) for p in (4 / 3, 1.25, 1.2)]
@@ -95,13 +95,16 @@ def test_terms_add_up_to_the_sums_of_the_link(link, real):
 @each_link
 def test_quantile_and_step_are_those_of_the_link(link):
     piece = numba_link(type(link).__module__, variant_of(link), np.float64)
+    inner_quantile, inner_step = piece.quantile, piece.newton_step
+    quantile = numba.njit(lambda p, q: inner_quantile(p, q))
+    newton_step = numba.njit(lambda *numbers: inner_step(*numbers))
     for p in (1e-6, 0.1, 0.4, 0.5, 0.7, 0.999):
         expected = link.inverse(torch.tensor(p, dtype=torch.float64)).item()
-        assert piece.quantile(p, float(link.q)) == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        assert quantile(p, float(link.q)) == pytest.approx(expected, rel=1e-3, abs=1e-3)
     x, k = normal(50, dtype=torch.float64), 7.0
     sums = link.tail_sums((x - 0.4).clone())
     excess = sums.above - k
-    step = piece.newton_step(*(float(v) for v in (sums.signed, sums.total, sums.slope, excess)), k, float(link.q))
+    step = newton_step(*(float(v) for v in (sums.signed, sums.total, sums.slope, excess)), k, float(link.q))
     torch.testing.assert_close(torch.tensor(step).double(), link.newton_step(sums, excess).double(), rtol=1e-7, atol=0)
 
 

@@ -56,15 +56,14 @@ def check_passes(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", OF_KERNELS + OF_EVERY_BACKEND)
-def test_kernels(file):
-    check_passes(f"tests/{file}")
+@pytest.mark.parametrize("files", [OF_KERNELS[:1], OF_KERNELS[1:] + OF_EVERY_BACKEND], ids=["masks", "others"])
+def test_kernels(files):
+    check_passes(*(f"tests/{file}" for file in files))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [MARKED[::2], MARKED[1::2]], ids=["even", "odd"])
-def test_marked(files):
-    check_passes(*(f"tests/{file}" for file in files), "-m", "interpreted and not slow and not gpu")
+def test_marked():
+    check_passes(*(f"tests/{file}" for file in MARKED), "-m", "interpreted and not slow and not gpu")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ FAMILIES = ("isotonic", "permutahedron_projection", "straight_through", "sorted_
 INDUCED = (
     "sigmoid_topk",
     "sparse_topk_any_p",
-    "sparse_topk_magnitude_two",
     "soft_rank",
     "permutahedron_projection",
     "isotonic_l2",

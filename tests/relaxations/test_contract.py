@@ -14,10 +14,9 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from khot import topk_mask
+from tests.backends import BACKENDS, USUAL
 from tests.inputs import normal
 from tests.maps import LINKED, ODD_MAPS, RELAXATIONS, RelaxationCase, members, only_for
-
-pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 INF = float("inf")
 
@@ -407,6 +406,7 @@ INTERPRETED = (
 
 
 @pytest.mark.one_of(2)
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize(("case", "check"), members([*RELAXATIONS, *LINKED], CHECKS, COSTLY, INTERPRETED))
 def test_contract(case: RelaxationCase, check):
     check(case)
@@ -435,9 +435,15 @@ def test_contract_of_odd_maps(case: RelaxationCase, check):
     check(case)
 
 
+COMPILED = [(case, USUAL) for case in (*RELAXATIONS, *ODD_MAPS)]
+COMPILED += [(RELAXATIONS[0], name) for name in BACKENDS if name != USUAL]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*RELAXATIONS, *ODD_MAPS], ids=lambda case: case.name)
-def test_compiles_into_one_graph(case: RelaxationCase):
+@pytest.mark.parametrize(
+    ("case", "cpu_backend"), COMPILED, indirect=["cpu_backend"], ids=lambda v: getattr(v, "name", v)
+)
+def test_compiles_into_one_graph(case: RelaxationCase, cpu_backend):
     torch._dynamo.reset()
     for function in filter(None, (case.map, case.log)):
         with_tensors = torch.compile(

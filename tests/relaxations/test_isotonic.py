@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, vmap
 
 from khot import isotonic_l2, isotonic_lp
+from tests.backends import USUAL
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
@@ -118,6 +119,7 @@ def test_functional_transforms_and_compile():
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("cpu_backend", [USUAL], indirect=True)  # of these solvers there is one, but for p = 2
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
@@ -127,7 +129,7 @@ def test_functional_transforms_and_compile():
         pytest.param("magnitude", "dual", marks=pytest.mark.slow),
     ],
 )
-def test_reduction_of_sparse_topk(name, solver):
+def test_reduction_of_sparse_topk(name, solver, cpu_backend):
     """z = ((s - v) / strength)^(q - 1) is the sparse top-k of the oracles, values and gradients."""
     checked = 0
     for case in (parameter.values[0] for parameter in cases(f"sparse_topk_{name}")):

@@ -7,7 +7,8 @@ are not used: they slow down beside other processes, and a child forked after th
 
 Within a kernel, what is done to one item is an :func:`inlined` function, which keeps the order of its arithmetic, and
 what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: it may add its terms in any order,
-without which no compiler takes several at once. None of them assumes that there are no infinities or NaN.
+without which no compiler takes several at once. None of them assumes that there are no infinities or NaN, and none is
+for Python to call: they have no wrapper for it, which would take a third of the time to compile.
 """
 
 import os
@@ -26,6 +27,8 @@ from .numba_cache import kept_on_disk
 
 FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
+KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
 
 _names = threading.local()
@@ -56,22 +59,22 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compiles what is done to an item."""
-    return njit(error_model="numpy", fastmath=FUSED, forceinline=True)(_named(function))
+    return njit(fastmath=FUSED, forceinline=True, **PART)(_named(function))
 
 
 def per_row(function: Callable[..., Any]) -> Any:
     """Compiles what is done to a row, in the order that is written down."""
-    return njit(error_model="numpy", fastmath=FUSED)(_named(function))
+    return njit(fastmath=FUSED, **PART)(_named(function))
 
 
 def summed(function: Callable[..., Any]) -> Any:
     """Compiles sums over the items of a row, in any order."""
-    return njit(error_model="numpy", fastmath=ANY_ORDER)(_named(function))
+    return njit(fastmath=ANY_ORDER, **PART)(_named(function))
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into what calls them, which costs less than the call."""
-    return njit(error_model="numpy", fastmath=ANY_ORDER, forceinline=True)(_named(function))
+    return njit(fastmath=ANY_ORDER, forceinline=True, **PART)(_named(function))
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
@@ -79,7 +82,7 @@ def kernel(function: Callable[..., int]) -> Callable[..., int]:
 
     It returns a number, such as that of the rows that it has left to others.
     """
-    found: Callable[..., int] = kept_on_disk(njit(error_model="numpy", fastmath=FUSED, nogil=True)(_named(function)))
+    found: Callable[..., int] = kept_on_disk(njit(**KERNEL)(_named(function)))
     return found
 
 

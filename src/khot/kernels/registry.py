@@ -162,12 +162,12 @@ class Backend(NamedTuple):
     takes: Callable[..., bool]
 
     def is_asked(self, x: Tensor) -> bool:
-        """Whether it shall run on this tensor's device, if it can, and on this shape."""
+        """Whether it shall run on this tensor's device, if it can, and on this shape; nothing runs without contents."""
         if _wanted == "auto":
             devices = PLATFORMS[self.name].devices
             asked = devices is None or x.device.type in devices
         else:
-            asked = self.name == _wanted
+            asked = self.name == _wanted and x.device.type != "meta"
         return asked and PLATFORMS[self.name].fits(x)
 
     def runs(self, device: torch.device) -> bool:

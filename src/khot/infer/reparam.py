@@ -16,12 +16,6 @@ from khot.estimators import StraightThrough
 from khot.estimators.wrapper import wrap_latents
 from khot.relaxations import sigmoid_topk
 
-__all__ = ["KHotReparam"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 class KHotReparam(Reparam):
     """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; in one of two forms.
