@@ -117,7 +117,7 @@ def of_rows(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if torch.compiler.is_compiling() or not (has_dtensor(args) or has_dtensor(kwargs.values())):
+            if torch.compiler.is_compiling() or not (has_dtensor(args) or (kwargs and has_dtensor(kwargs.values()))):
                 return traced(*args, **kwargs)
             return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
 
