@@ -14,6 +14,7 @@ logarithm, cotangents g of the values and h of the threshold,
 which needs the sums of w, d, wz and dz: one collective, in float64. These derivatives are of the first order.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -62,12 +63,15 @@ class _MaskOfParts(Function):
     def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> tuple[Tensor | None, ...]:
         x, scale, anchor, offset = ctx.saved_tensors
         limit = 0.125 * torch.finfo(torch.float64).max  # of infinite scores: 0 * z stays 0
-        z = distances_of(x.double(), Threshold(anchor, offset), scale).clamp_(-limit, limit)
-        grad = torch.zeros_like(z) if grad_y is None else grad_y.double()
+
+        def distances() -> Tensor:
+            return distances_of(x.double(), Threshold(anchor, offset), scale).clamp_(-limit, limit)
+
+        grad = torch.zeros_like(x, dtype=torch.float64) if grad_y is None else grad_y.double()
         if ctx.log:
             grad = grad.masked_fill(x == -torch.inf, 0)
         with_levers = grad_t is not None or ctx.needs_input_grad[2]
-        here = _Slopes.of(z, grad, ctx.link, ctx.log, with_levers, ctx.shards)
+        here = _Slopes.of(distances, grad, ctx.link, ctx.log, with_levers, ctx.shards)
         pulled, column = here.pulled.unsqueeze(-1), scale.reciprocal().unsqueeze(-1)
         grad_z = here.direct - here.share * pulled if ctx.log else here.slope * (grad - pulled)
         grad_x, grad_k = grad_z.mul_(column), here.pulled / here.density if ctx.log else here.pulled
@@ -97,12 +101,17 @@ class _Slopes(NamedTuple):
         return slope / density.unsqueeze(-1)
 
     @classmethod
-    def of(cls, z: Tensor, grad: Tensor, link: Link, log: bool, with_levers: bool, shards: Shards) -> "_Slopes":
-        limits, slope, top = torch.finfo(z.dtype), link.slope(z), torch.zeros_like(z[..., 0])
-        direct = grad * link.log_derivative(z) if log else grad * slope
+    def of(
+        cls, distances: Callable[[], Tensor], grad: Tensor, link: Link, log: bool, with_levers: bool, shards: Shards
+    ) -> "_Slopes":
+        z, limits, top = distances(), torch.finfo(torch.float64), torch.zeros_like(grad[..., 0])
+        direct = grad * link.log_derivative(z) if log else grad
+        slope = link.slope(z) if with_levers else link.slope_(z)  # which leaves nothing of z
+        direct = direct if log else grad * slope
         density, pull, first, lever = cls._sums(z, slope, direct, with_levers, shards)
         underflow = density < limits.tiny / limits.eps
         if not (link.compact and link.reaches_zero) and bool(underflow.any()):  # on all processes: they know one W
+            z = distances()
             exponent = link.log_slope(z)
             (top,) = shards.max(exponent.amax(-1))
             slope = (exponent - top.unsqueeze(-1)).exp()
