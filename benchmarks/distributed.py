@@ -104,7 +104,7 @@ def latency(ranks: int) -> dict[str, object]:
 
 def rows_of(n: int, mesh: DeviceMesh, seconds: float) -> list[dict[str, object]]:
     scores = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
-    x = distribute_tensor(scores, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
+    x = distribute_tensor(scores, mesh, [Shard(1)]).requires_grad_()
     rows = []
     for mask in (sigmoid_topk, topk_mask):
         for how, function in (("sums", mask), ("gathered row", gathered(mask))):

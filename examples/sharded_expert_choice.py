@@ -31,6 +31,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 # %%
 # Tokens of four kinds, each to be mapped in a way of its own. A process keeps its share of them.
 torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)  # sums of any order look the same
 kind = torch.randint(KINDS, (TOKENS,))
 tokens = torch.randn(KINDS, INPUTS)[kind] + 0.3 * torch.randn(TOKENS, INPUTS)
 wanted = torch.einsum("ti,tio->to", tokens, torch.randn(KINDS, INPUTS, INPUTS)[kind])

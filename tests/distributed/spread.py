@@ -26,7 +26,7 @@ def spread(value: Tensor, placements: Sequence[Placement], requires_grad: bool =
     """A leaf; of Partial placements one whose parts are equal."""
     mesh = mesh_of(len(placements))
     shards = [R if p.is_partial() else p for p in placements]
-    dtensor = distribute_tensor(value.detach(), mesh, shards, src_data_rank=None)
+    dtensor = distribute_tensor(value.detach(), mesh, shards)
     if any(p.is_partial() for p in placements):
         parts = 1
         for axis, placement in enumerate(placements):

@@ -102,6 +102,9 @@ class SamplingDesign(KHotDistribution):
     ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
     ``batch_shape``.
 
+    The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
+    rows that it has, and draws follow one seed, whatever the number of processes; rows that are cut are gathered.
+
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
 
