@@ -16,6 +16,7 @@ OWN_TESTS = {  # of the examples that test_smoke.py does not run
     "beam_search": "test_beam_search.py",
     "compare_estimators": "test_compare_estimators.py",
     "feature_selection_methods": "test_feature_selection_methods.py",
+    "feature_selector_comparison": "test_feature_selector_comparison.py",
     "learned_k": "test_feature_selection_methods.py",
     "moe_router": "test_moe_router.py",
     "sparse_autoencoder": "test_sparse_autoencoder.py",

@@ -86,7 +86,12 @@ def of_rows(function: Callable[P, R]) -> Callable[P, R]: ...
 
 @overload
 def of_rows(
-    *, rows: tuple[str, ...] = ..., numbers: tuple[str, ...] = ..., batch_first: bool = ..., in_parts: Any = ...
+    *,
+    rows: tuple[str, ...] = ...,
+    numbers: tuple[str, ...] = ...,
+    batch_first: bool = ...,
+    in_parts: Any = ...,
+    needs_float64: bool = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
@@ -97,6 +102,7 @@ def of_rows(
     numbers: tuple[str, ...] = (),
     batch_first: bool = False,
     in_parts: bool | Callable[[dict[str, Any]], bool] = False,
+    needs_float64: bool = True,
 ) -> Any:
     """Decorator of a function of rows: takes DTensors, and is one operation to tracers.
 
@@ -107,10 +113,12 @@ def of_rows(
         numbers: Names of those with the axes of the batch, beside k and the softness.
         batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
         in_parts: Whether it asks :func:`shards_of_rows` who has the other parts of the rows; or that of its arguments.
+        needs_float64: As of :func:`khot._tracing.one_operation`.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        traced, signature = one_operation(function), inspect.signature(function)
+        traced = one_operation(needs_float64=needs_float64)(function)
+        signature = inspect.signature(function)
         known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
         layout = Layout(signature, rows, known, batch_first, handles)

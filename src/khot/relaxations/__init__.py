@@ -18,6 +18,8 @@ What holds for all of them, unless a docstring says otherwise:
   it. What tensors contain is looked at on a CPU, on accelerators while validation is on
   (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs look,
   too, except for :func:`topk_mask`, the soft order maps and the two baselines.
+* Thresholds need float64. On a device without it, such as Apple's, all maps but the hard mask are computed on the host:
+  arguments go there, and the result comes back, in single precision.
 """
 
 from khot.kernels.links.base import Link

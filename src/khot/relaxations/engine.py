@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from khot._distributed.boundary import of_rows
 from khot._distributed.shards import shards_of_rows
-from khot._torch_internals import is_eager_everywhere, is_plain
+from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
@@ -34,6 +34,7 @@ from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
 from .in_parts import mask_of_parts
+from .portable import portable_mask
 
 NUMBERS = (float, int)
 
@@ -242,6 +243,8 @@ def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: 
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
+    if torch.compiler.is_compiling() and writes_onnx():
+        return portable_mask(x, k, softness, link, log)
     y = _plain_map(x, k, softness, link, log)
     if y is not None:
         return y

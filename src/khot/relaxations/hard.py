@@ -11,7 +11,7 @@ from .axes import as_axes, as_rows
 from .in_parts import topk_mask_of_parts
 
 
-@of_rows(in_parts=True)
+@of_rows(in_parts=True, needs_float64=False)
 def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 

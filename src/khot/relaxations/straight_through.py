@@ -68,7 +68,7 @@ def straight_through_topk(
     return as_axes(with_derivatives_of(topk_mask(rows, size), relaxed), x, dim)
 
 
-@one_operation
+@one_operation(needs_float64=False)
 def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
     r"""``hard`` forward, ``soft`` backward: what is called straight-through.
 

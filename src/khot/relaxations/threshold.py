@@ -35,8 +35,9 @@ def topk_threshold(
     between 0 and 1 it is one of several, and its derivatives are returned as 0.
 
     Moves with ``x + c``. Differentiable in ``x``, ``k`` and ``softness``, to any order, as the mask is; for
-    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``: rounding t shows in :math:`(x - t)/s` once
-    ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks themselves do not round it so.
+    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``, but in float32 on a device without float64:
+    rounding t shows in :math:`(x - t)/s` once ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks
+    themselves do not round it so.
 
     Args:
         x: Scores with ``n`` entries along ``dim``.
