@@ -1,4 +1,4 @@
-"""Every script in examples/, benchmarks/ and docs/ starts; every example is run by a test; the gallery is drawn."""
+"""Scripts in experiments/, benchmarks/ and docs/ start; every experiment is run by a test; the gallery is drawn."""
 
 import ast
 import importlib.util
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_smoke import NAMES
+from tests.experiments.test_smoke import NAMES
 
 ROOT = Path(__file__).parents[1]
 MAIN = re.compile(r'^if __name__ == "__main__":\n    main\(\)', flags=re.MULTILINE)
-OWN_TESTS = {  # of the examples that test_smoke.py does not run
+OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "beam_search": "test_beam_search.py",
     "compare_estimators": "test_compare_estimators.py",
     "feature_selection_methods": "test_feature_selection_methods.py",
@@ -24,8 +24,7 @@ OWN_TESTS = {  # of the examples that test_smoke.py does not run
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
 }
-HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no examples; tested by what they return
-HELPERS |= {"sharded_expert_choice"}  # no experiment; run by tests/distributed/test_example.py
+HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no experiments; tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:
@@ -55,14 +54,14 @@ def load(monkeypatch):
             del sys.modules[name]
 
 
-def test_every_example_is_run_by_a_test():
-    assert modules("examples") == {*NAMES, *OWN_TESTS, *HELPERS}
+def test_every_experiment_is_run_by_a_test():
+    assert modules("experiments") == {*NAMES, *OWN_TESTS, *HELPERS}
     assert not set(NAMES) & OWN_TESTS.keys()
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
-def test_own_test_runs_the_example(name):
-    assert smoke_tests(name, (ROOT / "tests" / "examples" / OWN_TESTS[name]).read_text())
+def test_own_test_runs_the_experiment(name):
+    assert smoke_tests(name, (ROOT / "tests" / "experiments" / OWN_TESTS[name]).read_text())
 
 
 def smoke_tests(name: str, source: str) -> list[str]:
@@ -102,7 +101,7 @@ def test_what_counts_as_a_run(source, found):
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OWN_TESTS])
-def test_help_of_examples(name, capsys):
+def test_help_of_experiments(name, capsys):
     module = importlib.import_module(name)
     with pytest.raises(SystemExit) as ended:
         module.main(["--help"])
@@ -129,5 +128,5 @@ def test_gallery(load, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(file), "--out", str(tmp_path)])
     module.main()
     kept = {figure.name for figure in (file.parent / "gallery").glob("*.png")}
-    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 4
+    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 5
     assert all(figure.stat().st_size > 3_000 for figure in tmp_path.glob("*.png"))

@@ -383,7 +383,7 @@ class SamplingDesign(KHotDistribution):
 
         Args:
             sample_shape: Shape of the independent draws.
-            generator: As in :meth:`KHotDistribution.sample`.
+            generator: Source of randomness on the device of the parameters, torch's default one if None.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 

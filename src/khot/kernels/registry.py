@@ -21,13 +21,14 @@ Plain torch does what the chosen one has nothing for.
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +42,15 @@ from .sharding_rules import teach_rules
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
-HAS_NUMBA = importlib.util.find_spec("numba") is not None  # importing it takes half a second: at the first call
+HAS_NUMBA = find_spec("numba") is not None  # importing it takes half a second: at the first call
+HAS_TRITON = find_spec("triton") is not None
 MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
+
+
+@functools.cache  # of no argument: once a process
+def _warn_without_triton() -> None:
+    message = "Triton is not installed, so that plain torch computes what has faster kernels: pip install 'khot[gpu]'"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
@@ -50,7 +58,7 @@ def _triton_obstacle(device: torch.device) -> str | None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        return f"Triton is not installed ({error})"
+        return f"Triton is not installed ({error}): pip install 'khot[gpu]'"
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
@@ -171,7 +179,7 @@ class Backend(NamedTuple):
         return asked and PLATFORMS[self.name].fits(x)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether it can run.
+        """Whether it can run; says once where Triton could, were it installed.
 
         Raises:
             RuntimeError: If it is forced and cannot.
@@ -179,6 +187,8 @@ class Backend(NamedTuple):
         obstacle = PLATFORMS[self.name].obstacle(device)
         if obstacle and self.name == _wanted:
             raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
+        if obstacle and self.name == "triton" and not HAS_TRITON:
+            _warn_without_triton()
         return obstacle is None
 
 

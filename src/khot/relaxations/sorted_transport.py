@@ -100,7 +100,7 @@ def sorted_transport_topk(
     r"""Relaxes the k largest entries, in order, by entropic optimal transport to k sorted places.
 
     .. math:: y = n\,\Gamma_{\cdot,\,:k}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon \textstyle\sum_{ij} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is

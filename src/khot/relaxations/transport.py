@@ -50,7 +50,7 @@ def transport_topk(
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
     .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon \textstyle\sum_{ij} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0)
 
     Sinkhorn's iterations for this problem are not needed: :math:`C_{i1} - C_{i0} = 1 - 2 x_i`, so the solution is
