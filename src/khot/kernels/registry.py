@@ -34,9 +34,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
+from khot._distributed.draws import draws_of_rows
+from khot._torch_internals import count_as_constant, eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
 
 from .autograd import move_batch_first
+from .sharding_rules import teach_rules
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
@@ -271,12 +273,14 @@ class Operator(Backends):
         self.parameters = tuple(inspect.signature(reference).parameters)
         self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
+        self.batch_goes_first = batch is True
         if batch:
             self._definition.register_vmap(self._batch_first if batch is True else batch)
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
         if not is_eager(*args):
+            _rules_are_known()
             return self._definition(*args)
         with torch.no_grad():
             return self.implementation(*args)(*args)
@@ -309,6 +313,12 @@ class Operator(Backends):
 
 
 OPERATORS: dict[str, Operator] = {}
+
+
+@count_as_constant  # which a compiler shall call while it traces
+def _rules_are_known() -> bool:
+    """Tells DTensors how they may be placed."""
+    return teach_rules(list(OPERATORS), {name for name, operator in OPERATORS.items() if operator.batch_goes_first})
 
 
 class DrawOperator(Operator):
@@ -348,6 +358,8 @@ class DrawOperator(Operator):
         if not is_eager(x) or is_transformed():  # inside a vmap a seed may be one of many, though x is not
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)
+        if draws_of_rows() is not None:  # whose numbers are those of their places, on every backend
+            return found or self.plain
         return None if found is self.plain else found
 
     def _fake(self, *args: Any) -> Tensor:

@@ -43,3 +43,8 @@ def link_of(relaxation: Callable[..., Any]) -> Link | None:
     if callable(link):
         link = link(**settings)
     return link if isinstance(link, Link) else None
+
+
+def has_link(arguments: dict[str, Any]) -> bool:
+    """Whether the argument ``relaxation`` of a call is a relaxed mask with a link."""
+    return link_of(arguments["relaxation"]) is not None

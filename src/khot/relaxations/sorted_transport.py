@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
@@ -87,7 +87,7 @@ def _check_sorted(k: object, tol: object, max_iter: object) -> None:
         raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")
 
 
-@one_operation
+@of_rows
 def sorted_transport_topk(
     x: Tensor,
     k: int,

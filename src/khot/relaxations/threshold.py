@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_function, check_k, check_scores, looks_at_contents, tensors_among
 
 from .axes import as_rows
 from .engine import mask_threshold
 from .hard import check_ranked, check_whole, topk_mask
-from .linked import link_of
+from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
 
 
-@one_operation
+@of_rows(batch_first=True, in_parts=has_link)
 def topk_threshold(
     x: Tensor,
     k: float | Tensor,

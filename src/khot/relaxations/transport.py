@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
@@ -43,7 +43,7 @@ class _TwoAnchors(Link, name="two_anchors"):
 
 
 @with_link(_TwoAnchors())
-@one_operation
+@of_rows(in_parts=True)
 def transport_topk(
     x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

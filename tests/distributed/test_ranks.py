@@ -1,0 +1,19 @@
+"""All cases in groups of processes on this machine, which talk by gloo over the loopback address."""
+
+import pytest
+import torch.distributed as dist
+
+from tests.distributed.group import run_group
+
+CASES = [f"tests.distributed.cases_{name}" for name in ("maps", "parts", "designs", "graphs", "modules")]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_agree_with_one_process(ranks):
+    failed = run_group(ranks, CASES, limit=300)
+    assert not failed, "\n".join(failed)
