@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20  # seconds that a rank waits for the others
+PATIENCE = 60  # seconds that a rank waits for the others, one of which may compile
 
 Case = Callable[[], None]
 CASES: dict[str, Case] = {}
