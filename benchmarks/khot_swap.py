@@ -8,7 +8,8 @@ nats on average: some inclusions are certain, others are not. The prior is unifo
 
 Columns: steps per second; seconds to within 1 % of the truth's log joint density; of the second half of the steps, the
 effective sample size per second of the log joint density, and the median of those of the uncertain inclusions: units
-that the chains of KHotSwap, pooled, have with a probability in (0.05, 0.95). An inclusion that never changes counts as
+that the chain of KHotSwap from the same start has with a probability in (0.05, 0.95). A chain is worth no more draws
+than it made moves, which estimates of a chain that hardly moves do not know; an inclusion that never changes counts as
 0. A cell is empty where a chain was not near the truth by half of its time.
 """
 
@@ -69,16 +70,15 @@ def inclusion(positions: Tensor, units: Tensor) -> Tensor:
     return (positions[len(positions) // 2 :, :, None] == units).any(1).double()
 
 
-def uncertain_units(chains: list[Tensor]) -> Tensor:
-    visited = torch.cat([positions[len(positions) // 2 :].flatten() for positions in chains]).unique()
-    probability = torch.stack([inclusion(positions, visited).mean(0) for positions in chains]).mean(0)
-    return visited[(probability - 0.5).abs() < 0.45]
+def uncertain_units(positions: Tensor) -> Tensor:
+    visited = positions[len(positions) // 2 :].unique()
+    return visited[(inclusion(positions, visited).mean(0) - 0.5).abs() < 0.45]
 
 
 def median_size(draws: Tensor) -> float:
-    """The median over columns of the effective sample sizes of draws (steps, columns), 0 where all are the same."""
-    sizes = effective_sample_size(draws[None], chain_dim=0, sample_dim=1)
-    return float(sizes.masked_fill((draws == draws[0]).all(0), 0).nan_to_num(0).median())
+    """The median over columns of the effective sample sizes of draws (steps, columns), at most the number of moves."""
+    moves = (draws[1:] != draws[:-1]).sum(0)
+    return float(effective_sample_size(draws[None], chain_dim=0, sample_dim=1).nan_to_num(0).minimum(moves).median())
 
 
 def measure(positions: Tensor, times: Tensor, values: Tensor, goal: float, units: Tensor) -> dict[str, object]:
@@ -110,9 +110,9 @@ def main() -> None:
         for kernel, share in (("KHotSwap", 0.1), ("uniform swaps", 1.0))
         for start, value in starts.items()
     }
-    units = uncertain_units([positions for (kernel, _), (positions, _) in chains.items() if kernel == "KHotSwap"])
     rows: list[dict[str, object]] = []
     for (kernel, start), (positions, times) in chains.items():
+        units = uncertain_units(chains["KHotSwap", start][0])
         result = measure(positions, times, log_joint(positions, *data), goal, units)
         rows.append({"kernel": kernel, "start": start, **result})
         print({name: f"{x:.4g}" if isinstance(x, float) else x for name, x in rows[-1].items()}, flush=True)
