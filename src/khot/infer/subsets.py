@@ -27,6 +27,8 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         i = pyro.sample("subset", subset_categorical(design), infer={"enumerate": "parallel"})
         x = subset_vector(i, n, k)
 
+    Plates, ``pyro.markov`` chains of subsets and a k that is a site itself are as with any Categorical.
+
     Rows of the batch may differ in k: there are then as many numbers as the row with most subsets needs, those beyond a
     row's own of probability 0. Differentiable in the parameter of the design.
 
@@ -47,10 +49,16 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         tensor([0.1554, 0.4223, 0.4223])
         >>> subset_vector(law.mode, 3, 2)
         tensor([1., 0., 1.])
+        >>> import pyro
+        >>> def model():
+        ...     i = pyro.sample("subset", law, infer={"enumerate": "parallel"})
+        ...     x = subset_vector(i, 3, 2)
+        ...     pyro.sample("seen", pyro.distributions.Normal(x @ torch.arange(3.0), 1.0), obs=torch.tensor(3.0))
+        ...     return x
+        >>> pyro.infer.infer_discrete(model, first_available_dim=-1, temperature=0)()  # the most likely one
+        tensor([0., 1., 1.])
     """
-    if not isinstance(design, SamplingDesign) or isinstance(design, PhantomUnit):
-        got = f"{type(design).__name__}: number what it is made of, before `to_event`, `mask` or an estimator"
-        raise TypeError(f"`design` must be a sampling design of a fixed size, but got {got}")
+    _check_design(design)
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
     if max(counts.values(), default=0) > MAX_SUPPORT:
@@ -63,10 +71,10 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
     if len(sizes) == 1:
         support = k_hot_vectors_of_rank(n, sizes[0], number, design.parameter.detach())
         return Categorical(logits=design.log_prob(support).movedim(0, -1))
-    count = _subsets(n, design.k)
-    rank = torch.minimum(number, count - 1)
+    own_count = _subsets(n, design.k)
+    rank = torch.minimum(number, own_count - 1)
     support = k_hot_vectors_of_rank(n, design.k, rank, design.parameter.detach())
-    log_prob = design.log_prob(support).masked_fill(number >= count, -torch.inf)
+    log_prob = design.log_prob(support).masked_fill(number >= own_count, -torch.inf)
     return Categorical(logits=log_prob.movedim(0, -1))
 
 
@@ -107,7 +115,12 @@ def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.
             f"`k` must broadcast with `index` of shape {tuple(number.shape)}, but got shape {tuple(size.shape)}"
         ) from None
     count = _subsets(n, size)
-    if can_look(number) and number.numel() and count.numel() and not bool(((number >= 0) & (number < count.max())).all()):
+    if (
+        can_look(number)
+        and number.numel()
+        and count.numel()
+        and not bool(((number >= 0) & (number < count.max())).all())
+    ):
         raise ValueError(
             f"`index` must satisfy 0 <= index < C(n, k) = {count.max().item()}, but got index from "
             f"{number.min().item()} to {number.max().item()} with n={n}"
@@ -129,7 +142,7 @@ def subset_index(value: Tensor) -> Tensor:
         Numbers from 0 to C(n, k) - 1, ``(...)``, int64.
 
     Raises:
-        TypeError: If ``value`` is no tensor.
+        TypeError: If ``value`` is no real tensor.
         ValueError: If it is no vector of zeros and ones, or C(n, k) does not fit into 63 bits.
 
     Example:
@@ -138,6 +151,8 @@ def subset_index(value: Tensor) -> Tensor:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"`value` must be a torch.Tensor, but got {type(value).__name__}")
+    if value.is_complex():
+        raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`value` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
     if can_look(value):
@@ -146,6 +161,16 @@ def subset_index(value: Tensor) -> Tensor:
             raise ValueError(f"`value` must hold zeros and ones, but got {wrong[0].item():g}")
         _subsets(value.shape[-1], (value > 0).sum(-1))
     return rank_of_k_hot_vectors(value.detach())
+
+
+def _check_design(design: Any) -> None:
+    if not isinstance(design, SamplingDesign):
+        got = f"{type(design).__name__}; number the design itself, before `to_event`, `mask` or an estimator"
+    elif isinstance(design, PhantomUnit):
+        got = f"{design}"
+    else:
+        return
+    raise TypeError(f"`design` must be a sampling design of a fixed size, but got {got}")
 
 
 @untraced
