@@ -110,6 +110,7 @@ def _surrogate(
         pairs = _drawn_pairs(chances, generator) if partners == "drawn" else _all_pairs(chances, vectors, sizes)
         differences = _differences(design, f, values, losses, pairs, max(1, chunk_size // num_samples))
         gradient = _gradient(law, vectors, pairs, differences.double()).to(law.logits.dtype)
+    gradient = gradient.detach()  # traces do not record no_grad
     moved = torch.where(law.logits.isfinite(), law.logits - law.logits.detach(), 0.0)  # 0, with the gradient of logits
     linear = (gradient * moved).to(losses.dtype).flatten(losses.dim() - 1).sum(-1)
     return losses.mean(0) + linear
