@@ -1,28 +1,30 @@
 # `make demo` and `make test` need git, make, Python 3.11 or newer and pip; they install into .venv.
 #   make demo PYTHON=python3.12       choose the Python that .venv is made with
+#   make demo TORCH_INDEX=URL         take torch from another index, such as PyTorch's one of builds for a CPU only
 #   make test PIP_FLAGS='--index-url URL'    add flags to `pip install`
 PIP_FLAGS ?=
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test check lint bench gpu clean
+.PHONY: help demo experiments test check lint docs wheel bench gpu clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
-	$(BIN)/python examples/feature_selection.py --out demo-output
+	$(BIN)/python experiments/feature_selection.py --out demo-output
 
-EXAMPLES := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' examples/*.py))
+EXPERIMENTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
 
-examples: $(READY)  ## every example with its defaults, and examples/README.md made of their results; takes an hour
-	@for script in $(EXAMPLES); do \
-		echo "$$script" && $(BIN)/python $$script --out examples/results || exit 1; \
+experiments: $(READY)  ## the papers' comparisons, and experiments/README.md made of their results; takes an hour
+	@for script in $(EXPERIMENTS); do \
+		echo "$$script" && $(BIN)/python $$script --out experiments/results || exit 1; \
 	done
-	$(BIN)/python examples/build_readme.py
+	$(BIN)/python experiments/build_readme.py
 
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
@@ -34,6 +36,24 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+SPHINX = $(BIN)/python -m sphinx --fail-on-warning --quiet --doctree-dir docs/_build/doctrees
+docs: $(READY)  ## the site in docs/_build/html, its examples, doctests and links; a warning is an error
+	$(SPHINX) -b html docs docs/_build/html
+	$(SPHINX) -b doctest docs docs/_build/doctest
+	$(BIN)/python docs/check_links.py docs/_build/html
+
+# Two environments of its own: one that builds, and an empty one that the wheel must work in with what it asks for.
+wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty environment
+	@$(find_python); set -ex; rm -rf dist build/builder build/empty; \
+	"$$python" -m venv build/builder; "$$python" -m venv build/empty; \
+	build/builder/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt build twine; \
+	build/builder/bin/python -m build; \
+	build/builder/bin/python -m twine check --strict dist/*; \
+	$(call install_torch,build/empty/bin/python) \
+	build/empty/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt dist/*.whl; \
+	(cd build/empty && bin/python -I ../../tests/wheel_smoke.py); \
+	rm -rf build/builder build/empty
 
 bench: $(READY)  ## timings against other implementations
 	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
@@ -50,8 +70,8 @@ gpu:  ## tests and benchmarks on an accelerator, in the Python given by PYTHON (
 	"$$python" -m pytest -m gpu -rs --each-file-runs $$files && "$$python" benchmarks/gpu.py
 
 clean:  ## removes .venv and everything made by the other targets
-	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) demo-output build dist docs/_build docs/api docs/examples .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find src tests examples experiments benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sets $$python to PYTHON, or where that is not given to the first that runs and is new enough.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -69,6 +89,10 @@ if [ -z "$$python" ]; then \
 fi >&2
 endef
 
+# From TORCH_INDEX, if that is given; the rest comes from the usual index, and asks for no torch any more.
+install_torch = $(if $(TORCH_INDEX),$(1) -m pip install --disable-pip-version-check -c constraints.txt \
+	--index-url $(TORCH_INDEX) torch;,)
+
 # A .venv that is there already is added to. One that was interrupted while being made is made anew.
 $(READY): pyproject.toml constraints.txt
 	@if [ ! -e $(VENV) ] || [ -e $(UNFINISHED) ]; then \
@@ -79,5 +103,8 @@ $(READY): pyproject.toml constraints.txt
 		echo "khot needs Python 3.11 or newer; $(BIN)/python is not. Run: rm -r $(VENV)" >&2; \
 		exit 1; \
 	fi
+	@echo "Downloads what constraints.txt names, unless pip has it: torch and some 300 MB. torch for a CPU only is 200 MB,"
+	@echo "then .venv has 2.4 GB; on Linux its default brings several GB for CUDA. TORCH_INDEX=... chooses: see pytorch.org."
+	@$(call install_torch,$(BIN)/python)
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@rm -f $(UNFINISHED) && touch $@

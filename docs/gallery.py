@@ -1,4 +1,4 @@
-"""Draws every relaxed map: against its softness, along a line with its derivative, as transport plan, as order.
+"""Draws scores, mask, draws and gradient, and every relaxed map: against softness, along a line, as plan, as order.
 
     python docs/gallery.py            writes docs/gallery/*.png
 
@@ -48,6 +48,49 @@ def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6):
     for spare in axes.flat[count:]:
         spare.set_axis_off()
     return figure, list(axes.flat[:count])
+
+
+def overview() -> plt.Figure:
+    """From scores to a mask, to k-hot draws, and back to the scores by a gradient: the picture of the README."""
+    torch.manual_seed(0)
+    n, k = 12, 4
+    scores = torch.tensor([-0.2, 1.6, 0.3, -1.4, 0.9, -0.7, 2.3, 0.1, -2.0, 1.2, -0.4, 0.5], dtype=torch.float64)
+    figure, (first, second, third, fourth) = plt.subplots(1, 4, figsize=(12, 2.7), layout="constrained")
+    items = torch.arange(1, n + 1).numpy()
+
+    first.bar(items, scores.numpy(), color="0.4")
+    first.set(title="scores")
+
+    for softness, color in ((0.05, "#08306b"), (0.5, "#2171b5"), (2.0, "#9ecae1")):
+        mask = khot.sigmoid_topk(scores, k, softness)
+        second.plot(items, mask.numpy(), ".-", color=color, label=f"temperature {softness:g}")
+    second.set(title=f"mask: in [0, 1], sum exactly {k}", ylim=(-0.05, 1.4))
+    second.legend(fontsize="x-small", frameon=False, loc="upper right")
+
+    leaf = scores.clone().requires_grad_()
+    draws = khot.ConditionalPoisson(logits=scores, k=k).sample((16,))
+    third.imshow(draws.numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0))
+    third.set(title=f"draws: exactly {k} ones in a row", yticks=[])
+
+    def loss(x: Tensor) -> Tensor:
+        return (x @ scores.flip(0) - 1).square()
+
+    def gradient(estimator: Callable[..., Tensor], **settings: int) -> Tensor:
+        surrogate = estimator(khot.ConditionalPoisson(logits=leaf, k=k), loss, **settings)
+        return torch.autograd.grad(surrogate, leaf)[0]
+
+    fourth.bar(items, gradient(khot.enumerated).numpy(), color="0.8", label="exact")
+    for estimator, color, shift in ((khot.straight_through, "tab:blue", -0.15), (khot.score_function, "tab:red", 0.15)):
+        estimates = torch.stack([gradient(estimator, num_samples=64) for _ in range(200)]).numpy()
+        label = f"{estimator.__name__}, 64 draws"
+        fourth.errorbar(items + shift, estimates.mean(0), estimates.std(0), fmt=".", color=color, label=label)
+    fourth.axhline(0, color="0.4", linewidth=0.5)
+    fourth.set(title="gradient of E[loss] in the scores")
+    fourth.legend(fontsize="x-small", frameon=False)
+    for axis in (first, second, third, fourth):
+        axis.set(xlim=(0.4, n + 0.6), xticks=[], xlabel=f"{n} items")
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def against_softness() -> plt.Figure:
@@ -138,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gallery", help="folder for the figures")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    for draw in (against_softness, along_a_line, transport, order):
+    for draw in (overview, against_softness, along_a_line, transport, order):
         figure = draw()
         figure.savefig(out / f"{draw.__name__}.png", dpi=100)
         plt.close(figure)

@@ -1,121 +1,73 @@
-"""Where to put k of n possible stations so that most customers are near one? A plain torch loop, without Pyro.
+"""
+A training loop of your own
+===========================
 
-    python examples/custom_loop.py --k 8
-
-The share of customers within reach of a station has no gradient in the choice x, so the score function it is: all it
-asks of the loss is its value at k-hot vectors. The loop is that of any other torch model; the estimator stands where
-the loss would be.
-
-Each seed is another map of sites and customers. The k sites of largest inclusion probability are compared with random
-ones and with the greedy choice, which takes the station that covers most of the customers left, k times: this covers
-at least 63 % of what can be covered.
+Where to put 6 of 60 possible stations so that most customers have one nearby? Plain PyTorch, without a model: a loss
+of k-hot vectors, a sampling design, and an estimator that turns both into something to call ``backward`` on. Another
+estimator is another line.
 """
 
-from argparse import Namespace
-from collections.abc import Callable
-from typing import NamedTuple
-
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from common import Table, each_seed, example_parser, parse, save_figure
-from khot import ConditionalPoisson, score_function, topk_mask
+from khot import ConditionalPoisson, reinmax, score_function, straight_through
 
-SITES, CUSTOMERS, RADIUS = 80, 1000, 0.2
-LEARNING_RATE = 0.05
-LEARNED, GREEDY, RANDOM = "learned", "greedy", "random"
-COVERED = "customers covered, %"
+SITES, CUSTOMERS, K, RADIUS = 60, 300, 6, 0.2
+torch.manual_seed(1)
 
-
-class World(NamedTuple):
-    """A map, and who is near what."""
-
-    sites: Tensor  # (SITES, 2)
-    customers: Tensor  # (CUSTOMERS, 2)
-    reach: Tensor  # (SITES, CUSTOMERS) of zeros and ones
+# %%
+# Customers live in seven towns of the unit square; stations may be built at 60 places.
+towns = torch.rand(7, 2)
+customers = towns[torch.randint(7, (CUSTOMERS,))] + 0.07 * torch.randn(CUSTOMERS, 2)
+sites = torch.rand(SITES, 2)
+near = torch.cdist(customers, sites) < RADIUS  # (CUSTOMERS, SITES)
 
 
-def make_world() -> World:
-    sites, customers = torch.rand(SITES, 2), torch.rand(CUSTOMERS, 2)
-    return World(sites, customers, (torch.cdist(sites, customers) < RADIUS).float())
+def unserved(x: Tensor) -> Tensor:
+    """The share of customers without a station nearby, of k-hot vectors ``(..., SITES)``."""
+    return torch.where(near, 1 - x.unsqueeze(-2), 1).prod(-1).mean(-1)
 
 
-def covered(x: Tensor, reach: Tensor) -> Tensor:
-    """The share of customers near a station: (..., SITES) to (...)."""
-    return (x @ reach > 0).float().mean(-1)
+# %%
+# A surrogate's value is the mean loss of its draws, its gradient an estimate of that of the expected loss. Two of these
+# differentiate the loss. The score function only evaluates it, so that any function will do, and is unbiased.
+ESTIMATORS = {
+    "straight_through": lambda design: straight_through(design, unserved, num_samples=16),
+    "reinmax": lambda design: reinmax(design, unserved, num_samples=16),
+    "score_function": lambda design: score_function(design, unserved, num_samples=16, baseline="leave_one_out"),
+}
 
 
-def learn(reach: Tensor, args: Namespace, after_step: Callable[[], object]) -> tuple[Tensor, list[float]]:
-    """The k sites of largest inclusion probability after training, and what a draw covered in each step, in %."""
+def minimise(estimator, steps: int = 200) -> tuple[Tensor, list[float]]:
     logits = torch.zeros(SITES, requires_grad=True)
-    optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam([logits], lr=0.1)
     curve = []
-    for _ in range(args.steps):
-        design = ConditionalPoisson(logits=logits, k=args.k)
-        loss = score_function(design, lambda x: 1 - covered(x, reach), args.samples, baseline="leave_one_out")
+    for _ in range(steps):
+        surrogate = estimator(ConditionalPoisson(logits=logits, k=K))
         optimizer.zero_grad()
-        loss.backward()
+        surrogate.backward()
         optimizer.step()
-        curve.append(100 * (1 - loss.item()))
-        after_step()
-    return topk_mask(logits.detach(), args.k), curve
+        curve.append(surrogate.item())
+    return ConditionalPoisson(logits=logits.detach(), k=K).mode, curve
 
 
-def greedy(reach: Tensor, k: int) -> Tensor:
-    chosen, left = torch.zeros(SITES), torch.ones(CUSTOMERS)
-    for _ in range(k):
-        best = (reach @ left).argmax()
-        chosen[best] = 1
-        left = left * (1 - reach[best])
-    return chosen
+results = {name: minimise(estimator) for name, estimator in ESTIMATORS.items()}
+left_out = {name: unserved(chosen).item() for name, (chosen, _) in results.items()}
+for name, share in left_out.items():
+    print(f"{name}: {share:.1%} of the customers have no station nearby")
 
-
-def draw_figure(world: World, chosen: Tensor, curves: list[list[float]], table: Table) -> Figure:
-    """The first seed's map with the stations learned, and what the draws of all seeds cover."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1, 1.3])
-    near = chosen @ world.reach > 0
-    for customers, colour, label in ((near, "tab:blue", "customers near one"), (~near, "0.75", "others")):
-        left.scatter(*world.customers[customers].T.numpy(), s=4, color=colour, label=label)
-    left.scatter(*world.sites.T.numpy(), marker="x", color="black", s=18, linewidths=0.8, label="sites")
-    left.scatter(*world.sites[chosen == 1].T.numpy(), marker="*", s=180, color="tab:red", label="stations")
-    left.set(title="stations learned, first seed", xticks=[], yticks=[], aspect="equal")
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=4, fontsize=8)
-    lines = right.plot(torch.tensor(curves).T.numpy(), color="tab:red", linewidth=0.9)
-    lines[0].set_label("a draw, on average, by seed")
-    for row, style in ((GREEDY, "dashed"), (RANDOM, "dotted")):
-        right.axhline(table.values(row, COVERED).mean(), color="black", linestyle=style, label=f"{row}, mean")
-    right.set(title="learning", xlabel="step", ylabel=COVERED)
-    right.legend(loc="lower right")
-    return figure
-
-
-def main(arguments: list[str] | None = None) -> Table:
-    parser = example_parser(__doc__)
-    parser.add_argument("--k", type=int, default=8, help="number of stations (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="of training (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=256, help="draws for each step (default: %(default)s)")
-    args = parse(parser, arguments, smoke={"seeds": 2, "steps": 5})
-    if not 0 < args.k < SITES:
-        parser.error(f"--k must lie between 0 and {SITES}, but is {args.k}")
-
-    table = Table(f"{args.k} of {SITES} sites", {COVERED: ".1f"}, GREEDY)
-    curves, first = [], None
-    for _, progress in each_seed(args, steps=args.steps):
-        world = make_world()
-        chosen, curve = learn(world.reach, args, progress.update)
-        choices = {LEARNED: chosen, GREEDY: greedy(world.reach, args.k), RANDOM: topk_mask(torch.rand(SITES), args.k)}
-        for row, choice in choices.items():
-            table.add(row, {COVERED: 100 * covered(choice, world.reach).item()})
-        curves.append(curve)
-        first = first or (world, chosen)
-    table.find("learned stations cover more than random ones", LEARNED, RANDOM)
-    table.find("learned stations cover more than greedy ones", LEARNED, GREEDY)
-    table.save(args, "custom_loop")
-    save_figure(draw_figure(*first, curves, table), args, "custom_loop")
-    return table
-
-
-if __name__ == "__main__":
-    main()
+# %%
+# The stations chosen with the first of them, and how the three learn.
+figure, (town_map, learning) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+chosen, _ = results["straight_through"]
+town_map.scatter(*customers.T, s=2, color="0.6")
+town_map.scatter(*sites.T, s=12, facecolor="none", edgecolor="tab:blue")
+for place in sites[chosen > 0].tolist():
+    town_map.add_patch(plt.Circle(place, RADIUS, color="tab:red", alpha=0.2))
+town_map.set(title=f"{K} of {SITES} places", aspect="equal", xticks=[], yticks=[])
+for name, (_, curve) in results.items():
+    learning.plot(curve, label=name)
+learning.set(title="share of customers not served", xlabel="step", ylim=(0, None))
+learning.legend()
+figure.savefig("custom_loop.png", dpi=120)

@@ -1,6 +1,6 @@
-"""The README's tables of what composes with what, made by trying every cell of the registry.
+"""The site's tables of what composes with what, made by trying every cell of the registry.
 
-`python -m tests.composition_table` writes them into the README; a test holds the README to them.
+`python -m tests.composition_table` writes them into their page; a test holds the page to them.
 """
 
 import re
@@ -14,7 +14,7 @@ from khot import Pivotal, SamplingDesign
 from tests.maps import RELAXATIONS
 from tests.registry import DESIGNS, FUNCTIONS, PHANTOM, DesignCase, FunctionCase
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "composition.md"
 SECTION = re.compile(r"(?<=<!-- made by tests/composition_table.py -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
 REASONS = {
     "has no log_prob": "no `log_prob`",
@@ -69,4 +69,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(SECTION.sub(lambda _: tables(), README.read_text()))
+    PAGE.write_text(SECTION.sub(lambda _: tables(), PAGE.read_text()))

@@ -15,7 +15,9 @@ from tests.backends import BACKENDS, USUAL
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
 
-LONGEST = ("test_triton_interpreter.py", "test_triton_aot.py")  # first, or one process would wait for the other
+# The longest first, or one process would wait for the other; what runs processes of its own last, when loops that are
+# compiled for a CPU lie on disk.
+ORDER = {"test_triton_interpreter.py": -1, "test_triton_aot.py": -1, "test_ranks.py": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +94,7 @@ class EachFileRuns:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test of a member that calls itself slow is slow; of a test marked ``one_of(n)`` all cases but each n-th are."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
     seen: Counter[str] = Counter()
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

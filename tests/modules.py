@@ -38,7 +38,6 @@ class ModuleCase:
         random: Whether training draws.
         gradient: Whether the result has a gradient in the scores.
         target: What it is called with besides scores, if anything.
-        compiles_training: Whether its training is one graph.
     """
 
     name: str
@@ -47,7 +46,6 @@ class ModuleCase:
     random: bool = False
     gradient: bool = True
     target: Tensor | None = None
-    compiles_training: bool = True
 
     @property
     def public(self) -> Any:
@@ -124,8 +122,9 @@ MODULES = [
     ),
     ModuleCase("gate", partial(KHotGate, N, 3), None, random=True),
     ModuleCase("gate_pivotal", partial(KHotGate, N, 3, Pivotal), None, random=True),
-    ModuleCase("gate_reinmax", partial(KHotGate, N, 3, estimator=ReinMax), None, random=True, compiles_training=False),
-    ModuleCase("gate_learned", partial(KHotGate, N), None, random=True, compiles_training=False),
+    ModuleCase("gate_reinmax", partial(KHotGate, N, 3, estimator=ReinMax), None, random=True),
+    ModuleCase("gate_learned", partial(KHotGate, N), None, random=True),
+    ModuleCase("gate_learned_reinmax", partial(KHotGate, N, design=Pivotal, estimator=ReinMax), None, random=True),
     ModuleCase("fenchel_young", partial(FenchelYoungTopKLoss, 2), None, target=TARGET),
     ModuleCase(
         "cross_entropy",

@@ -24,6 +24,7 @@ LEVELS = {
     "_torch_internals": -2,
     "_tracing": -1,
     "_validation": 0,
+    "_distributed": 0,
     "kernels": 1,
     "laws": 2,
     "relaxations": 2,
@@ -34,6 +35,7 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
+    "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
 BACKEND_LIBRARIES = ("triton", "numba")
@@ -54,6 +56,8 @@ FOREIGN = {
     "_ForceDispatchKeyGuard": "torch._C",
     "_set_fwd_grad_enabled": "torch.autograd.forward_ad: a switch without a public name",
     "_current_level": "torch.autograd.forward_ad: whether forward mode is on",
+    "_schema": "torch.ops: how many results an operator has",
+    "_is_onnx_exporting": "torch.onnx: that it is at work, without the import of the whole exporter",
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }

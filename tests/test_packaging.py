@@ -35,7 +35,7 @@ def test_tested_versions_satisfy_the_ranges(requirement):
 
 def test_version_has_one_source():
     assert khot.__version__ == PROJECT["version"] == metadata.version("khot")
-    assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert not re.search("^version:", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
     assert resources.files("khot").joinpath("py.typed").is_file()
 
 
@@ -104,5 +104,11 @@ def test_interrupted_setup_is_done_again(make, tmp_path):
     for _ in range(2):
         result = make("lint", f"PYTHON={python}")
         assert result.returncode != 0
-        assert "making .venv" in result.stdout
+        assert "making .venv" in result.stdout and "Downloads what constraints.txt names" in result.stdout
         assert not (tmp_path / ".venv" / ".khot-ready").exists()
+
+
+def test_torch_comes_from_its_own_index(make):
+    result = make("--dry-run", "demo", "TORCH_INDEX=https://torch.example/cpu")
+    assert "--index-url https://torch.example/cpu torch;" in result.stdout.replace("\\\n", "").replace("\t", "")
+    assert "--index-url" not in make("--dry-run", "demo").stdout

@@ -26,7 +26,8 @@ from tests.registry import (
 LINKS = [type(link) for link, _ in ALL.values()]
 PACKAGES = ("relaxations", "losses", "distributions", "estimators", "diagnostics", "infer")
 MODULES = {name: importlib.import_module(f"khot.{name}") for name in (*PACKAGES, "constraints")}
-MODULES["nn"] = importlib.import_module("khot.nn")  # by its name only
+BY_NAME = ("nn", "sklearn")  # not re-exported
+MODULES |= {name: importlib.import_module(f"khot.{name}") for name in BY_NAME}
 PUBLIC = [(package, name) for package, module in MODULES.items() for name in module.__all__]
 
 
@@ -58,7 +59,7 @@ def test_khot_lists_its_names_once():
         for name in MODULES[package].__all__:
             public = getattr(MODULES[package], name)
             assert meaning.setdefault(name, public) is public, f"two subpackages mean different things by {name}"
-    assert khot.__all__ == sorted({*meaning, *MODULES} - {"nn"})
+    assert khot.__all__ == sorted({*meaning, *MODULES} - {*BY_NAME})
     assert set(khot.__all__) <= set(dir(khot))
 
 
@@ -88,6 +89,7 @@ REGISTRIES = {
     "diagnostics": publics(TOOLS["diagnostics"]),
     "infer": publics(TOOLS["infer"]),
     "nn": publics(NN_MODULES),
+    "sklearn": [MODULES["sklearn"].KHotSelector],  # scikit-learn's own checks are its contract
 }
 # To derive from: what they promise is tested of the classes below them.
 BASES = {"Link", "SamplingDesign"}

@@ -1,30 +1,92 @@
-"""The README's snippets run, and arrive where they say."""
+"""Every block of the README runs, its numbers are the benchmarks', its links lead somewhere, and it is short."""
 
+import csv
+import doctest
 import re
+import tomllib
+from pathlib import Path
 
 import pyro
 import pytest
 import torch
 
-from tests.composition_table import README, SECTION, tables
-
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-RESULTS = (
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+SESSIONS = [text for language, text in BLOCKS if language == "python" and text.startswith(">>>")]
+SCRIPTS = [text for language, text in BLOCKS if language == "python" and not text.startswith(">>>")]
+COMMANDS = [text for language, text in BLOCKS if language == "sh"]
+ARRIVES = (  # what each script prints
     torch.tensor([0.0, 0, 1, 0, 0, 1, 0, 1]),
     torch.tensor(10.0),
-    torch.tensor([0.0, 0, 0, 0, 0, 1, 1, 1]),
+    torch.full((5,), 16.0),
 )
+SIZE = {"batch": "128", "n": "1000", "k": "500"}
+MASKS, MAPS, RECURSION = "cpu_masks", "relaxations_maps", "distributions_recursion"
+COSTS = {  # label to file, line, columns
+    "`torch.softmax`": (MASKS, {"operation": "softmax"}, ("ms", "of softmax")),
+    "`sigmoid_topk` with numba": (MASKS, {"operation": "sigmoid_topk", "backend": "numba"}, ("ms", "of softmax")),
+    "`sigmoid_topk` in plain torch": (MASKS, {"operation": "sigmoid_topk", "backend": "torch"}, ("ms", "of softmax")),
+    "`torch.topk`": (MASKS, {"operation": "topk"}, ("ms", "of softmax")),
+    "`torch.sort`": (MASKS, {"operation": "sort"}, ("ms", "of softmax")),
+    "successive softmax (Xie & Ermon), k = 10": (
+        MAPS,
+        {"function": "successive_softmax_topk", "k": "10"},
+        ("both_ms",),
+    ),
+    "`ConditionalPoisson.log_prob`": (RECURSION, {"function": "ConditionalPoisson"}, ("median_ms",)),
+    "the same by recursion over k": (RECURSION, {"function": "recursion"}, ("median_ms",)),
+}
 
 
-@pytest.mark.parametrize(("snippet", "result"), list(zip(SNIPPETS, RESULTS, strict=True)))
-def test_snippet(snippet, result, capsys):
+def test_every_block_is_run():
+    assert {language for language, _ in BLOCKS} == {"sh", "python"}
+    assert len(SESSIONS) == 1 and len(SCRIPTS) == len(ARRIVES)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_session(session):
+    torch.manual_seed(0)
+    test = doctest.DocTestParser().get_doctest(session, {}, "README", "README.md", 0)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize(("script", "result"), list(zip(SCRIPTS, ARRIVES, strict=True)))
+def test_script(script, result, capsys):
     pyro.clear_param_store()
     torch.manual_seed(0)
-    exec(snippet, {})
+    exec(script, {})
     printed = re.match(r"tensor\((.*?)(, grad_fn.*)?\)$", capsys.readouterr().out.strip()).group(1)
-    torch.testing.assert_close(torch.tensor(eval(printed)), result, rtol=0, atol=0.5)
+    torch.testing.assert_close(torch.tensor(eval(printed), dtype=result.dtype), result, rtol=0, atol=0.5)
     pyro.clear_param_store()
 
 
-def test_composition_tables():
-    assert SECTION.search(README.read_text()).group() == tables(), "run `python -m tests.composition_table`"
+def test_commands():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert set(re.findall(r"\bmake (\w+)", README)) - {"their"} <= set(targets)
+    ours = [line for text in COMMANDS for line in text.splitlines()]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in ours:
+        assert re.match(r"make \w+$|pip install ", line)
+        assert set(re.findall(r"\[(\w+)\]", line)) <= set(extras)
+
+
+def test_costs():
+    section = README.split("<!-- from benchmarks/results -->")[1]
+    rows = re.findall(r"^\| (.+?) \|([\d. |]+)\|$", section, flags=re.MULTILINE)
+    table = {label: cells.replace("|", " ").split() for label, cells in rows}
+    assert table.keys() == COSTS.keys()
+    for label, (file, line, columns) in COSTS.items():
+        with (ROOT / "benchmarks" / "results" / f"{file}.csv").open(newline="", encoding="utf-8") as lines:
+            (row,) = (row for row in csv.DictReader(lines) if {**SIZE, **line}.items() <= row.items())
+        for column, cell in zip(columns, table[label], strict=True):
+            digits = len(cell.partition(".")[2])
+            assert cell == f"{float(row[column]):.{digits}f}", (label, column)
+
+
+def test_links_and_length():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    assert len(README.split()) <= 700

@@ -1,4 +1,4 @@
-"""Every script in examples/, benchmarks/ and docs/ starts; every example is run by a test; the gallery is drawn."""
+"""Scripts in experiments/, benchmarks/ and docs/ start; every experiment is run by a test; the gallery is drawn."""
 
 import ast
 import importlib.util
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_smoke import NAMES
+from tests.experiments.test_smoke import NAMES
 
 ROOT = Path(__file__).parents[1]
 MAIN = re.compile(r'^if __name__ == "__main__":\n    main\(\)', flags=re.MULTILINE)
-OWN_TESTS = {  # of the examples that test_smoke.py does not run
+OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "beam_search": "test_beam_search.py",
     "compare_estimators": "test_compare_estimators.py",
     "feature_selection_methods": "test_feature_selection_methods.py",
+    "feature_selector_comparison": "test_feature_selector_comparison.py",
     "learned_k": "test_feature_selection_methods.py",
     "moe_router": "test_moe_router.py",
     "sparse_autoencoder": "test_sparse_autoencoder.py",
@@ -23,7 +24,7 @@ OWN_TESTS = {  # of the examples that test_smoke.py does not run
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
 }
-HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no examples; tested by what they return
+HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no experiments; tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:
@@ -53,14 +54,14 @@ def load(monkeypatch):
             del sys.modules[name]
 
 
-def test_every_example_is_run_by_a_test():
-    assert modules("examples") == {*NAMES, *OWN_TESTS, *HELPERS}
+def test_every_experiment_is_run_by_a_test():
+    assert modules("experiments") == {*NAMES, *OWN_TESTS, *HELPERS}
     assert not set(NAMES) & OWN_TESTS.keys()
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
-def test_own_test_runs_the_example(name):
-    assert smoke_tests(name, (ROOT / "tests" / "examples" / OWN_TESTS[name]).read_text())
+def test_own_test_runs_the_experiment(name):
+    assert smoke_tests(name, (ROOT / "tests" / "experiments" / OWN_TESTS[name]).read_text())
 
 
 def smoke_tests(name: str, source: str) -> list[str]:
@@ -100,7 +101,7 @@ def test_what_counts_as_a_run(source, found):
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OWN_TESTS])
-def test_help_of_examples(name, capsys):
+def test_help_of_experiments(name, capsys):
     module = importlib.import_module(name)
     with pytest.raises(SystemExit) as ended:
         module.main(["--help"])
@@ -117,7 +118,8 @@ def test_help_of_benchmarks(file, load, capsys):
     module = load(file)
     with pytest.raises(SystemExit) as ended:
         module.main()
-    assert ended.value.code == 0 and "--seconds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and "--help" in shown and module.__doc__.split()[0] in shown
 
 
 @pytest.mark.slow
@@ -127,5 +129,5 @@ def test_gallery(load, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(file), "--out", str(tmp_path)])
     module.main()
     kept = {figure.name for figure in (file.parent / "gallery").glob("*.png")}
-    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 4
+    assert {figure.name for figure in tmp_path.glob("*.png")} == kept and len(kept) == 5
     assert all(figure.stat().st_size > 3_000 for figure in tmp_path.glob("*.png"))

@@ -16,7 +16,7 @@ from khot.losses import *
 from khot.relaxations import *
 
 if TYPE_CHECKING:
-    from khot import diagnostics, distributions, estimators, infer, nn
+    from khot import diagnostics, distributions, estimators, infer, nn, sklearn
     from khot.diagnostics import *
     from khot.distributions import *
     from khot.estimators import *
@@ -48,8 +48,8 @@ def _names(*subpackages: str) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":  # by its name only: `from khot import *` would hide torch's
-        return import_module("khot.nn")
+    if name in ("nn", "sklearn"):  # by its name only: `from khot import *` would hide torch's nn, and scikit-learn
+        return import_module(f"khot.{name}")
     if name in _BUILT_ON_PYRO:
         return _load(name, wanted=name)
     if name == "__all__":

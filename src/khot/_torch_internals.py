@@ -1,5 +1,6 @@
 """What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -31,6 +32,7 @@ __all__ = [
     "nested_forward_mode",
     "outside_trace",
     "overrides_torch_functions",
+    "writes_onnx",
     "writes_program",
 ]
 
@@ -137,6 +139,13 @@ def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@count_as_constant
+def writes_onnx() -> bool:
+    """Whether this is traced by ``torch.onnx.export``; its public function imports all of the exporter."""
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return flags is not None and bool(flags._is_onnx_exporting)
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:

@@ -9,11 +9,13 @@ with fresh random numbers and with the gradients that it has. Such a trace canno
 Subclasses of tensors that override torch's functions, such as those by which Pyro's TraceGraph_ELBO finds out what
 depends on what, get whole calls as well, on plain tensors inside: a Function that is given the subclass itself loses
 the gradient.
+
+The same calls are computed on the host where a device, such as Apple's, has no float64: thresholds need it.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from ._torch_internals import is_tracing, outside_trace, overrides_torch_functio
 
 __all__ = [
     "broadcast_shapes",
+    "has_float64",
     "one_operation",
     "overrides_functions",
     "shape_of",
@@ -80,22 +83,58 @@ def _broadcast_integers(shapes: tuple[SizeLike, ...]) -> torch.Size:
     return torch.Size(found)
 
 
-def one_operation(function: Callable[P, R]) -> Callable[P, R]:
+WITHOUT_FLOAT64 = {"mps"}  # types of devices
+
+
+def has_float64(x: Tensor) -> bool:
+    """Whether the device of a tensor has float64."""
+    return x.device.type not in WITHOUT_FLOAT64
+
+
+@overload
+def one_operation(function: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def one_operation(*, needs_float64: bool) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: bool = True) -> Callable[..., Any]:
     """Decorator: a trace records a call as one operation, which calls the function again whenever the trace runs.
 
     Tensors are found among the arguments, in containers, partial functions and distributions; every other argument is
     a constant. The result is a tensor or a tuple of tensors, random ones without a gradient.
+
+    Tensors of a device without float64 are brought to the host and the result back, unless the function needs none.
     """
+    if function is None:
+        return functools.partial(one_operation, needs_float64=needs_float64)
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling() or not (is_tracing() or _overridden(args, kwargs)):  # Dynamo knows the first
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # Dynamo knows no more than this
+            return function(*args, **kwargs)
+        device = _device_without_float64(args, kwargs) if needs_float64 else None
+        if device is None and not (is_tracing() or _overridden(args, kwargs)):
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
         template = _without_tensors((args, kwargs), tensors)
+        if device is not None:
+            return _on_host(_Call(function, template), device, tensors)
         return _run(_Call(function, template), *tensors)
 
     return call
+
+
+def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The device of the first tensor that is on such a device."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor) and not has_float64(value):
+            return value.device
+    return None
+
+
+def _on_host(call: Callable[..., Any], device: torch.device, tensors: list[Tensor]) -> Any:
+    """The call on the host; its result on the device, in single precision where it is in double precision."""
+    result = call(*(x.cpu() for x in tensors))
+    back = tuple((y.float() if y.dtype == torch.float64 else y).to(device) for y in _as_tuple(result))
+    return back if isinstance(result, tuple) else back[0]
 
 
 def _overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -71,7 +71,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare_estimators` returns: ``print`` shows it as a table, :meth:`plot` as a figure.
+    """What :func:`compare_estimators` returns: ``print`` shows it as a table, ``plot()`` as a figure.
 
     Attributes:
         rows: One :class:`Report` for each design, estimator and number of samples.

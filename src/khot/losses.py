@@ -29,7 +29,7 @@ from torch.autograd import Function
 from torch.nn import Module
 from torch.nn.functional import pad
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import (
     check_choice,
     check_flag,
@@ -121,7 +121,7 @@ def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
 
 
-@one_operation
+@of_rows(rows=("x", "target"), batch_first=True)
 def fenchel_young_topk_loss(
     x: Tensor,
     target: Tensor,
@@ -262,7 +262,7 @@ def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float)
         )
 
 
-@one_operation
+@of_rows(numbers=("target",), batch_first=True)
 def topk_cross_entropy(
     x: Tensor,
     target: Tensor,

@@ -94,6 +94,19 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
         assert choices.fuses(torch.zeros(3)) and not choices.fuses(torch.zeros(0))
 
 
+def test_an_accelerator_without_triton_runs_torch_and_warns_once(monkeypatch):
+    missing = registry.PLATFORMS["triton"]._replace(devices=("meta",), obstacle=lambda device: "it is not installed")
+    monkeypatch.setitem(registry.PLATFORMS, "triton", missing)
+    monkeypatch.setattr(registry, "HAS_TRITON", False)
+    registry._warn_without_triton.cache_clear()
+    choices = registry.Backends("khot.kernels", "f")
+    for name in ("triton", "torch"):
+        choices.backend(name, module=f".{name}")
+    with pytest.warns(RuntimeWarning, match=r"plain torch.*pip install 'khot\[gpu\]'") as caught:
+        assert [choices.choose(torch.zeros(3, device="meta")).name for _ in range(3)] == ["torch"] * 3
+    assert len(caught) == 1
+
+
 def test_unknown_backends_are_refused():
     with (
         pytest.raises(ValueError, match="`name` must be one of auto, torch, numba, triton, but got 'cuda'"),

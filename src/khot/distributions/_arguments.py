@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
-from khot._tracing import broadcast_shapes, shape_of, untraced
+from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
 from khot._validation import can_look, check_choice
 
 
@@ -36,6 +36,11 @@ def checked_param(name: str, value: Any) -> Tensor:
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
         raise ValueError(f"`{name}` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
+    if not has_float64(value):
+        raise NotImplementedError(
+            f"k-hot laws are computed in float64, which {value.device.type} devices have not: give `{name}` as "
+            f"`{name}.cpu()`, through which gradients come back, and bring draws to the device"
+        )
     return value
 
 

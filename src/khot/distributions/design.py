@@ -4,6 +4,7 @@ Here is what they have in common: the two parametrisations, their checks, shapes
 moments that follow from the first two orders of inclusion probabilities. A design adds its law.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._distributed.batch import SpreadBatch
+from khot._distributed.placements import is_dtensor
 from khot._torch_internals import is_tracing
 from khot._tracing import one_operation, overrides_functions, shape_of
 from khot._validation import (
@@ -36,6 +39,7 @@ from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, draw
+from .spread import by_rows_here
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
 
@@ -65,12 +69,21 @@ TRACED_WHOLE = (  # what looks at contents in some design: one operation in a tr
 )
 
 
-def _traced_whole(member: Any) -> Any:
+def _changed(member: Any, change: Callable[..., Any]) -> Any:
+    """A method or property, changed."""
     if isinstance(member, lazy_property):
-        return lazy_property(one_operation(member.wrapped))
+        return lazy_property(change(member.wrapped))
     if isinstance(member, property):
-        return property(one_operation(cast(Any, member.fget)), doc=member.__doc__)
-    return one_operation(member)
+        return property(change(cast(Any, member.fget)), doc=member.__doc__)
+    return change(member)
+
+
+def _by_rows_here(name: str, member: Any) -> Any:
+    return _changed(member, functools.partial(by_rows_here, name))
+
+
+def _traced_whole(name: str, member: Any) -> Any:
+    return _by_rows_here(name, _changed(member, one_operation))
 
 
 class SamplingDesign(KHotDistribution):
@@ -93,6 +106,9 @@ class SamplingDesign(KHotDistribution):
     one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
     ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
     ``batch_shape``.
+
+    The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
+    rows that it has, and draws follow one seed, whatever the number of processes; rows that are cut are gathered.
 
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
@@ -123,9 +139,10 @@ class SamplingDesign(KHotDistribution):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in vars(cls).keys() & set(TRACED_WHOLE):
-            setattr(cls, name, _traced_whole(vars(cls)[name]))
+            setattr(cls, name, _traced_whole(name, vars(cls)[name]))
         cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
 
+    spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
     _has_own_probs: ClassVar[bool] = False
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
@@ -146,11 +163,14 @@ class SamplingDesign(KHotDistribution):
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self.parameter_name = "logits" if probs is None else "probs"
         param = checked_param(self.parameter_name, logits if probs is None else probs)
+        self.spread = SpreadBatch.of(self.parameter_name, param) if is_dtensor(param) else None
+        if self.spread is not None:
+            param = self.spread.lead
         if k is None and probs is None:
             raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
-        self.k = _sums(param) if k is None else checked_size(k, param)
+        self.k = self._sums_of(param) if k is None else checked_size(k, param)
         if isinstance(k, Tensor):
             param, self.k = broadcast_with_k(self.parameter_name, param, self.k)
         shape = shape_of(param)
@@ -161,6 +181,9 @@ class SamplingDesign(KHotDistribution):
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
+        self._check_rows_here = validate_args
+        if self.spread is not None:
+            validate_args = self._validate_rows_here(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
             _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
@@ -184,6 +207,11 @@ class SamplingDesign(KHotDistribution):
     def relaxes_logits(self) -> bool:
         """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
         return self.parameter_name == "logits" and not self._has_own_probs
+
+    def _sums_of(self, probs: Tensor) -> Tensor:
+        if self.spread is None:
+            return _sums(probs)
+        return self.spread.together(_sums(self.spread.here("probs", probs)), axes_after=0)
 
     def _fits(self) -> bool:
         if self._shared_k is None or isinstance(self.temperature, Tensor):
@@ -238,9 +266,49 @@ class SamplingDesign(KHotDistribution):
             new.__dict__[name] = value
         if batch_shape != self.batch_shape:
             new.kept = Kept()
+        if self.spread is not None:
+            new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
+            new.__dict__.pop("rows_here", None)
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
+
+    def _validate_rows_here(self, validate_args: bool | None) -> bool:
+        """Checks the rows that this process has, if any design is checked; the whole is then not looked at."""
+        KHotDistribution.__init__(self, *self._shapes(), validate_args=False)
+        KHotDistribution.__init__(self.rows_here, *self.rows_here._shapes(), validate_args=validate_args)
+        del self.__dict__["rows_here"]  # which a subclass may have more to tell of
+        return False
+
+    def _shapes(self) -> tuple[Size, Size]:
+        shape = shape_of(self.parameter)
+        return shape[:-1], shape[-1:]
+
+    @lazy_property
+    def rows_here(self) -> "SamplingDesign":
+        """Of a design whose parameter is a DTensor: that of the rows that this process has, in plain tensors."""
+        spread, new = cast(SpreadBatch, self.spread), object.__new__(type(self))
+        new.__dict__.update(self.__getstate__() | {"spread": None})
+        new.__dict__.pop("rows_here", None)
+        with torch.enable_grad():  # which those want who come later
+            for name, value in new.__dict__.items():
+                if isinstance(value, Tensor):
+                    new.__dict__[name] = spread.here(name, value)
+        super(SamplingDesign, new).__init__(*new._shapes(), validate_args=False)
+        new.__dict__.pop("_validate_args", None)
+        if self._check_rows_here is not None:
+            new._validate_args = self._check_rows_here
+        return new
+
+    def some_rows(self, start: int, stop: int) -> "SamplingDesign":
+        """The design of some rows of the batch, which are counted as if it had one dimension."""
+        new, batch_dim = object.__new__(type(self)), len(self.batch_shape)
+        new.__dict__.update(self.__getstate__())
+        for name, value in new.__dict__.items():
+            if isinstance(value, Tensor):
+                new.__dict__[name] = value.detach().reshape(-1, *value.shape[batch_dim:])[start:stop]
+        super(SamplingDesign, new).__init__(*new._shapes(), validate_args=False)
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
@@ -320,7 +388,7 @@ class SamplingDesign(KHotDistribution):
 
         Args:
             sample_shape: Shape of the independent draws.
-            generator: As in :meth:`KHotDistribution.sample`.
+            generator: Source of randomness on the device of the parameters, torch's default one if None.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `sample`")
 
@@ -432,6 +500,10 @@ class SamplingDesign(KHotDistribution):
         *first, last = designs_with(wanted)
         return NotImplementedError(f"{type(self).__name__} has no {wanted}; {', '.join(first)} and {last} have it")
 
+
+for _name in TRACED_WHOLE:  # which subclasses have by `__init_subclass__`
+    if _name in vars(SamplingDesign):
+        setattr(SamplingDesign, _name, _by_rows_here(_name, vars(SamplingDesign)[_name]))
 
 OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
 """What not all designs have, by the method that a design defines for it."""

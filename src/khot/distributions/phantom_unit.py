@@ -90,6 +90,7 @@ class PhantomUnit(SamplingDesign):
         is_integer = (total - total.round()).abs() <= INTEGER_TOLERANCE * eps * total.clamp(min=1)
         self.k = torch.where(is_integer, total.round(), total.floor()).long()
         self.largest_k = self.k + ~is_integer
+        self.__dict__.pop("rows_here", None)  # which have sizes now
         _ = self.wrapped  # whose errors are due now
 
     def _validate_contents(self) -> None:

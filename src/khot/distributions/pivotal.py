@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
-from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.tournament import pivotal_draw
 from khot.laws import pivotal as law
 from khot.relaxations import sigmoid_topk
@@ -88,7 +88,7 @@ class Pivotal(SamplingDesign):
             if kernel is None:
                 return self._draw_by_rows(law.draw_in_random_order, sample_shape, generator)
             seed = draw_seed(probs.device, generator)
-            drawn = kernel(probs, self.k, seed, FIRST, draws, self.parameter.dtype)
+            drawn = kernel(probs, self.k, seed, first_place(), draws, self.parameter.dtype)
             return drawn.view(self._extended_shape(sample_shape))
 
     def _log_prob(self, value: Tensor) -> Tensor:

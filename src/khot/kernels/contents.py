@@ -1,8 +1,8 @@
 """Whether scores, sums and softness are what a threshold can be found for."""
 
-import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
 from khot._validation import size_advice, softness_error, softness_limits
 
 from .rows import Span, compute_dtype, row_range
@@ -14,9 +14,11 @@ def check_empty(k: Tensor) -> None:
         raise ValueError(f"`k` must be 0 for an empty ground set, but got k={k.max().item():g}")
 
 
-def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Span) -> None:
+def check_contents(
+    x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Span, shards: Shards | None = None
+) -> None:
     """ValueError for rows with a NaN, or a k or scale out of range; the scale goes by the name ``softness``."""
-    n, (smallest, largest) = x.shape[-1], softness_limits(x.dtype)
+    n, (smallest, largest) = x.shape[-1] if shards is None else shards.n, softness_limits(x.dtype)
     feasible = (k >= span.selected) & (k <= span.selected + span.finite)
     normal = (scale >= smallest) & (scale <= largest)
     real = ~span.nan
@@ -29,12 +31,12 @@ def check_contents(x: Tensor, k: Tensor, scale: Tensor, softness: str, span: Spa
         raise ValueError(f"{softness_error(softness, scale[row].item(), x.dtype)} (row {row} of the batch)")
     limits = f"0 <= k <= n, but got k={k[row].item():g} with n={n}"
     if 0 <= k[row] <= n:
-        selected, masked = int((x[row] == torch.inf).sum()), int((x[row] == -torch.inf).sum())
+        selected, unmasked = int(span.selected[row]), int(span.selected[row] + span.finite[row])
         limits = (
-            f"lie between the number of +inf entries, {selected}, and of entries above -inf, {n - masked}, "
+            f"lie between the number of +inf entries, {selected}, and of entries above -inf, {unmasked}, "
             f"but got k={k[row].item():g} with n={n}"
         )
-        raise ValueError(f"`k` must {limits} (row {row} of the batch){size_advice(k[row].item(), n - masked)}")
+        raise ValueError(f"`k` must {limits} (row {row} of the batch){size_advice(k[row].item(), unmasked)}")
     raise ValueError(f"`k` must satisfy {limits} (row {row} of the batch)")
 
 

@@ -15,11 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._distributed.draws import draws_of_rows
+
 WORD = 2**32 - 1
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """An int64 seed ``(1,)`` from a generator, or torch's own, of the device, where it stays: nobody waits for it."""
+    """An int64 seed ``(1,)`` from a generator, or torch's own, of the device, where it stays: nobody waits for it.
+
+    Of rows that are part of a larger batch, the one that the batch has.
+    """
+    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
+        return rows.next_seed()
     return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
@@ -38,6 +45,13 @@ class Place(NamedTuple):
 
 
 FIRST = list(Place())  # as operators take it
+
+
+def first_place() -> list[int]:
+    """Where the draws of all rows that are here begin, as operators take it."""
+    if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
+        return list(Place(row=rows.first))
+    return FIRST
 
 
 def even_place(first: Sequence[int]) -> Place:

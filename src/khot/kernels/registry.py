@@ -21,26 +21,36 @@ Plain torch does what the chosen one has nothing for.
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from khot._torch_internals import eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
+from khot._distributed.draws import draws_of_rows
+from khot._torch_internals import count_as_constant, eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
 
 from .autograd import move_batch_first
+from .sharding_rules import teach_rules
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
-HAS_NUMBA = importlib.util.find_spec("numba") is not None  # importing it takes half a second: at the first call
+HAS_NUMBA = find_spec("numba") is not None  # importing it takes half a second: at the first call
+HAS_TRITON = find_spec("triton") is not None
 MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
+
+
+@functools.cache  # of no argument: once a process
+def _warn_without_triton() -> None:
+    message = "Triton is not installed, so that plain torch computes what has faster kernels: pip install 'khot[gpu]'"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
@@ -48,7 +58,7 @@ def _triton_obstacle(device: torch.device) -> str | None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        return f"Triton is not installed ({error})"
+        return f"Triton is not installed ({error}): pip install 'khot[gpu]'"
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
@@ -169,7 +179,7 @@ class Backend(NamedTuple):
         return asked and PLATFORMS[self.name].fits(x)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether it can run.
+        """Whether it can run; says once where Triton could, were it installed.
 
         Raises:
             RuntimeError: If it is forced and cannot.
@@ -177,6 +187,8 @@ class Backend(NamedTuple):
         obstacle = PLATFORMS[self.name].obstacle(device)
         if obstacle and self.name == _wanted:
             raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
+        if obstacle and self.name == "triton" and not HAS_TRITON:
+            _warn_without_triton()
         return obstacle is None
 
 
@@ -261,12 +273,14 @@ class Operator(Backends):
         self.parameters = tuple(inspect.signature(reference).parameters)
         self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
+        self.batch_goes_first = batch is True
         if batch:
             self._definition.register_vmap(self._batch_first if batch is True else batch)
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
         if not is_eager(*args):
+            _rules_are_known()
             return self._definition(*args)
         with torch.no_grad():
             return self.implementation(*args)(*args)
@@ -299,6 +313,12 @@ class Operator(Backends):
 
 
 OPERATORS: dict[str, Operator] = {}
+
+
+@count_as_constant  # which a compiler shall call while it traces
+def _rules_are_known() -> bool:
+    """Tells DTensors how they may be placed."""
+    return teach_rules(list(OPERATORS), {name for name, operator in OPERATORS.items() if operator.batch_goes_first})
 
 
 class DrawOperator(Operator):
@@ -338,6 +358,8 @@ class DrawOperator(Operator):
         if not is_eager(x) or is_transformed():  # inside a vmap a seed may be one of many, though x is not
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)
+        if draws_of_rows() is not None:  # whose numbers are those of their places, on every backend
+            return found or self.plain
         return None if found is self.plain else found
 
     def _fake(self, *args: Any) -> Tensor:

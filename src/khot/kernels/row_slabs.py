@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._distributed.draws import draws_of_rows
 from khot._tracing import broadcast_shapes
 
 from .autograd import with_forward_mode
@@ -58,7 +59,8 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     """
     batch_shape = broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
-    if rows <= 1 or rows * length <= largest or in_slab() or not runs_now(*arguments):
+    few = rows <= 1 or rows * length <= largest
+    if few or in_slab() or not runs_now(*arguments) or draws_of_rows() is not None:  # who know all rows by their number
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest, most), *flat)

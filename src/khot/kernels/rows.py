@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
 
@@ -62,17 +64,23 @@ def in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
 
 
 class Span(NamedTuple):
-    """Of each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN."""
+    """Of each row: smallest and largest finite entry, number of finite and of +inf entries, whether there is a NaN.
+
+    And mean and variance of the finite entries, where they come with what else is asked of other processes.
+    """
 
     lowest: Tensor
     highest: Tensor
     finite: Tensor
     selected: Tensor
     nan: Tensor
+    moments: tuple[Tensor, Tensor] | None = None
 
 
-def row_range(x: Tensor) -> Span:
-    """The :class:`Span` of each row of x (rows, n)."""
+def row_range(x: Tensor, shards: Shards | None = None) -> Span:
+    """The :class:`Span` of each row of x (rows, n), of which other processes may hold further parts."""
+    if shards is not None:
+        return _range_of_parts(x, shards)
     lowest, highest = x.amin(-1).double(), x.amax(-1).double()
     nan = highest.isnan()
     n = torch.full_like(highest, x.shape[-1])
@@ -85,3 +93,23 @@ def row_range(x: Tensor) -> Span:
     return Span(
         lowest.masked_fill(count == 0, 0), highest.masked_fill(count == 0, 0), count.double(), selected.double(), nan
     )
+
+
+def _range_of_parts(x: Tensor, shards: Shards) -> Span:
+    """By two collectives, one of maxima and one of sums."""
+    lowest, highest = x.amin(-1), x.amax(-1)
+    nan, finite, kept = highest.isnan(), torch.full_like(highest, x.shape[-1]), x
+    selected = torch.zeros_like(finite)
+    if x.is_cuda or not bool((highest - lowest).isfinite().all()):  # which is of this process alone: nobody waits
+        regular = x.isfinite()
+        lowest, highest = torch.where(regular, x, torch.inf).amin(-1), torch.where(regular, x, -torch.inf).amax(-1)
+        finite, selected = regular.sum(-1), (x == torch.inf).sum(-1)
+        kept = torch.where(regular, x, 0)
+    lowest, highest, nan = shards.max(-lowest, highest, nan)
+    squares = torch.linalg.vector_norm(kept, dim=-1).double().square()
+    count, selected, total, squares = shards.sum(finite, selected, kept.sum(-1), squares)
+    centre = total / count.clamp(min=1)
+    variance = (squares / count.clamp(min=1) - centre.square()).clamp(min=0)
+    none = count == 0
+    ends = (-lowest).masked_fill(none, 0), highest.masked_fill(none, 0)
+    return Span(*ends, count, selected, nan > 0, (centre, variance))

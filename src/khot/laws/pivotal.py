@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from khot.kernels.ordered_duels import draw_in_order as play_in_order
 from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY
 from khot.kernels.tournament import balance, tournament
@@ -86,7 +86,7 @@ def draw_in_order(
     kernel = ordered_duels_draw.kernel(total, draws)
     if kernel is not None:
         seed = draw_seed(total.device, generator)
-        return kernel(duels.take, total, kind, seed, FIRST, draws, probs.dtype)
+        return kernel(duels.take, total, kind, seed, first_place(), draws, probs.dtype)
     u = uniform((draws, *total.shape), total.dtype, total.device, generator)
     return play_in_order(duels.take, total, kind, u)
 

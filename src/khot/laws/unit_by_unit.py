@@ -26,7 +26,7 @@ from khot.kernels.bernoulli_count import (
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
-from khot.kernels.philox import FIRST, draw_seed
+from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.registry import DrawOperator
 from khot.kernels.small_numbers import TINY
 
@@ -218,7 +218,7 @@ def sample(
     size = torch.as_tensor(k, device=x.device).long()
     batch_shape = broadcast_shapes(x.shape[:-1], size.shape)
     rows, size = x.double().expand(*batch_shape, x.shape[-1]), size.expand(batch_shape)
-    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), FIRST, draws, torch.bool)
+    drawn: Tensor = draw(rows, size, draw_seed(x.device, generator), first_place(), draws, torch.bool)
     return drawn
 
 

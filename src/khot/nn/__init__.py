@@ -4,6 +4,10 @@ They take scores of any batch shape, and return them times a mask (:class:`TopKM
 softness the mask is hard, and gradients reach the entries that are kept; with one it is relaxed, or hard with the
 gradient of the relaxed one (``straight_through=True``). Needs torch only, but for :class:`KHotGate`, which needs Pyro.
 Not among the names of ``khot``: ``from khot.nn import TopK``.
+
+In evaluation all can be exported by ``torch.export``, and by ``torch.onnx.export(..., dynamo=True)``: there relaxed
+masks, but for those by absolute value and links with tails like powers, take a fixed number of plain operations. Under
+``DistributedDataParallel`` each rank draws and keeps from its own rows; ranks with equal seeds draw equal masks.
 """
 
 from importlib import import_module

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from khot._distributed.placements import is_dtensor
+from khot._distributed.shards import shards_of_rows
 from khot._validation import check_flag, check_function, check_k, check_scores, checked_positive, looks_at_contents
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
@@ -50,6 +52,8 @@ class Masking(Module):
             return topk_mask(x, k, dim)
         if self.straight_through:
             return straight_through_topk(x, k, softness, dim, relaxation=self.relaxation)
+        if is_dtensor(x):  # whose axes are better not moved
+            return self.relaxation(x, k, softness, dim=dim)
         rows = as_rows(x, dim)
         return as_axes(self.relaxation(rows, k, softness), x, dim)
 
@@ -65,8 +69,14 @@ class Masking(Module):
 
 
 def keep_largest(x: Tensor, k: int, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``keep(x, topk_mask(x, k, dim))`` at the cost of ``topk``, and the entries that are kept, ``(..., k)``."""
+    """``keep(x, topk_mask(x, k, dim))`` at the cost of ``topk``, and the entries that are kept, ``(..., k)``.
+
+    Of x of which other processes have parts, infinities in the place of the entries that are not kept.
+    """
     check_scores(x, dim, joint=True)
+    if has_parts(x):
+        mask = topk_mask(x, k, dim)
+        return keep(x, mask), x.detach().masked_fill(mask == 0, torch.inf)
     rows = as_rows(x, dim)
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
     values, indices = rows.topk(k, -1, sorted=False)
@@ -79,6 +89,11 @@ def keep_largest(x: Tensor, k: int, dim: int | tuple[int, ...]) -> tuple[Tensor,
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """The product, in which entries that ``-inf`` excludes are 0."""
     return x.masked_fill(x == -torch.inf, 0) * mask
+
+
+def has_parts(x: Tensor) -> bool:
+    """Whether other processes have parts of x."""
+    return not torch.compiler.is_compiling() and (is_dtensor(x) or shards_of_rows() is not None)
 
 
 def check_size(name: str, value: Any, whole: bool) -> None:

@@ -1,15 +1,23 @@
 """The largest entries of a whole batch, and the threshold that stands for them afterwards."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from khot._distributed.boundary import shards_of
+from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
+from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._validation import check_count, check_function, check_scores, looks_at_contents
-from khot.relaxations import sigmoid_topk, topk_mask
+from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, check_size, keep, keep_largest
+from ._masking import Masking, Relaxation, check_size, has_parts, keep, keep_largest
 from .jump_relu import JumpReLU
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class BatchTopK(Masking):
@@ -31,6 +39,10 @@ class BatchTopK(Masking):
         momentum: Weight of the newest batch in the threshold.
         n: Number of units, for :meth:`auxiliary_loss`.
         dead_after: For how many batches a dead unit has not been kept.
+        group: Processes that have a part of the batch each, ``torch.distributed.group.WORLD`` for all: the largest
+            entries are those of all parts, and threshold and dead units the same everywhere. All of them call the
+            module as often. Gradients are such that DistributedDataParallel, which takes their mean, gets those of the
+            mean loss. Copies and pickles have no group. A DTensor needs none.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -63,6 +75,7 @@ class BatchTopK(Masking):
         momentum: float = 0.01,
         n: int | None = None,
         dead_after: int = 1000,
+        group: "ProcessGroup | None" = None,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
         check_size("k", k, whole=False)
@@ -74,7 +87,7 @@ class BatchTopK(Masking):
         check_count("dead_after", dead_after)
         if n is not None:
             check_count("n", n)
-        self.k, self.momentum, self.n, self.dead_after = k, momentum, n, dead_after
+        self.k, self.momentum, self.n, self.dead_after, self.group = k, momentum, n, dead_after, group
         self.register_buffer("threshold", torch.tensor(torch.nan))  # NaN: there was no training yet
         self.register_buffer("idle", None if n is None else torch.zeros(n, dtype=torch.long))
 
@@ -82,10 +95,42 @@ class BatchTopK(Masking):
         check_scores(x, -1)
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
-        return self._of_the_batch(x) if self.training else self._above_the_threshold(x)
+        if not self.training:
+            return self._above_the_threshold(x)
+        if is_dtensor(x):
+            return self._of_dtensor(x)
+        if self.group is None:
+            return self._of_the_batch(x, x.numel())
+        shards = Shards.of_parts(self.group, x.numel(), x.device)
+        with spread_over(shards):
+            return self._of_the_batch(x, shards.n)
 
-    def _of_the_batch(self, x: Tensor) -> Tensor:
-        rows = x.numel() // max(x.shape[-1], 1)
+    @property
+    def softness(self) -> float | Tensor | None:
+        """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask."""
+        softness: Any = super().softness
+        if is_dtensor(softness):  # the same on all processes, as is its gradient
+            return cast(Tensor, softness.to_local())
+        if self.group is None or not isinstance(softness, Tensor):
+            return softness
+        share = softness / dist.get_world_size(self.group)  # as the gradient of each process is that of all
+        return straight_through_value(softness.detach(), share)
+
+    def _of_dtensor(self, x: Any) -> Tensor:
+        if isinstance(super().softness, Tensor):
+            as_dtensor("softness", cast(Tensor, super().softness), "x", x.device_mesh)  # whose errors are due now
+        x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
+        cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
+        with spread_over(shards_of(x, set(range(x.dim())), cut)):
+            y = self._of_the_batch(local_part(x, x.placements), x.numel())
+        return whole(y, x, x.placements, x.shape, x.stride())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the group, of which there are no copies."""
+        return self.__dict__ | {"group": None}
+
+    def _of_the_batch(self, x: Tensor, entries: int) -> Tensor:
+        rows = entries // max(x.shape[-1], 1)
         size = self.k * rows
         if self.k > x.shape[-1]:
             raise ValueError(f"`k` must not exceed the number of units, but got k={self.k} for {tuple(x.shape)}")
@@ -94,22 +139,33 @@ class BatchTopK(Masking):
             y, kept = keep_largest(x, round(size), axes)
         else:
             y = keep(x, self.mask_of(x, size, axes))
-            kept = x.detach().flatten().topk(round(size), sorted=False).values
-        self._watch(x.detach(), kept)
+            if has_parts(x):
+                _, kept = keep_largest(x.detach(), round(size), axes)
+            else:
+                kept = x.detach().flatten().topk(round(size), sorted=False).values
+        if round(size):
+            self._watch(x.detach(), kept)
         return y
 
     @torch.no_grad()
     def _watch(self, x: Tensor, kept: Tensor) -> None:
         """Moves the threshold, and counts for how long units have been idle."""
-        if kept.numel() == 0:
-            return
-        smallest = kept.amin()
+        smallest = self._over_parts(kept.amin() if kept.numel() else kept.new_full((), torch.inf), smallest=True)
         new = smallest.to(self.threshold.dtype)
         moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, self.momentum))
         self.threshold.copy_(torch.where(new.isfinite(), moved, self.threshold))
         if self.idle is not None:
-            best = x.reshape(-1, x.shape[-1]).amax(0)
+            none = x.new_full((1, x.shape[-1]), -torch.inf)
+            rows = x.reshape(-1, x.shape[-1])
+            best = self._over_parts((rows if len(rows) else none).amax(0))
             self.idle.copy_(torch.where((best >= smallest) & (best != 0), 0, self.idle + 1))
+
+    def _over_parts(self, values: Tensor, smallest: bool = False) -> Tensor:
+        """The largest values, or the smallest, that the parts of the batch have."""
+        if (shards := shards_of_rows()) is None:
+            return values
+        (most,) = shards.max(-values if smallest else values)
+        return (-most if smallest else most).to(values.dtype)
 
     def _above_the_threshold(self, x: Tensor) -> Tensor:
         if looks_at_contents(self.threshold) and bool(self.threshold.isnan()):

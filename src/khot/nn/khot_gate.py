@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from khot._tracing import has_float64
 from khot._validation import check_count, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
@@ -19,8 +20,8 @@ class KHotGate(Module):
     Training multiplies x ``(..., n)`` by one draw of a design for each leading index; an estimator carries the gradient
     back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the size is learned
     by :class:`~khot.PhantomUnit`, whose inclusion probabilities are :math:`\pi = \sigma(\text{logits})`; evaluation
-    then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes evaluation in one graph, and
-    training of a given size by :class:`~khot.StraightThrough`.
+    then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes training, and
+    evaluation, in one graph.
 
     Args:
         n: Number of inputs.
@@ -56,15 +57,17 @@ class KHotGate(Module):
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
         check_function("design", design, "a parameter")
         check_function("estimator", estimator, "a design")
-        self.n, self.k, self.design, self.estimator = n, k, design, estimator
+        self.n, self.k, self.estimator = n, k, estimator
+        self.design: Any = design  # a class, where the size is learned
         self.logits = Parameter(torch.zeros(n))
         self.law()  # whose errors are due now
 
     def law(self) -> SamplingDesign:
-        """The design that training draws from, made of the logits as they are."""
+        """The design that training draws from, made of the logits as they are; on the host, if need be for float64."""
+        logits = self.logits if has_float64(self.logits) else self.logits.cpu()
         if self.k is None:
-            return PhantomUnit(cast(Any, self.design), logits=self.logits)
-        return self.design(logits=self.logits, k=self.k)
+            return PhantomUnit(self.design, logits=logits)
+        return self.design(logits=logits, k=self.k)
 
     def kl(self) -> Tensor:
         r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 where all logits are equal.
@@ -74,7 +77,7 @@ class KHotGate(Module):
         Raises NotImplementedError for a design without entropy.
         """
         law = self.law()
-        k = torch.as_tensor(law.k, dtype=torch.float64, device=self.logits.device)
+        k = torch.as_tensor(law.k, dtype=torch.float64, device=law.parameter.device)
         uniform = log_binomial(self.n, k)
         if isinstance(law, PhantomUnit):
             has_two = law.largest_k > law.k
@@ -82,12 +85,12 @@ class KHotGate(Module):
             growth = log_binomial(self.n, (k + 1).clamp(max=self.n)) - uniform
             of_size = -(torch.xlogy(more, more) + torch.xlogy(1 - more, 1 - more))
             uniform = uniform + torch.where(has_two, more * growth + of_size, 0.0)
-        return uniform.to(self.logits.dtype) - law.entropy()
+        return (uniform.to(self.logits.dtype) - law.entropy()).to(self.logits.device)
 
     def mask(self, shape: torch.Size = torch.Size()) -> Tensor:
         """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation."""
         if self.training:
-            return cast(Tensor, self.estimator(self.law()).rsample(shape))
+            return cast(Tensor, self.estimator(self.law()).rsample(shape)).to(self.logits.device)
         size = torch.sigmoid(self.logits.detach()).sum().round().long() if self.k is None else self.k
         return topk_mask(self.logits, size).expand(*shape, self.n)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 
 from .engine import relaxed_mask
@@ -10,7 +10,7 @@ from .linked import with_link
 
 
 @with_link(CAPPED_EXPONENTIAL)
-@one_operation
+@of_rows(in_parts=True)
 def capped_softmax(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

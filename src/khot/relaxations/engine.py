@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from khot._torch_internals import is_eager_everywhere, is_plain
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
+from khot._distributed.shards import shards_of_rows
+from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
@@ -32,6 +33,8 @@ from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
+from .in_parts import mask_of_parts
+from .portable import portable_mask
 
 NUMBERS = (float, int)
 
@@ -212,6 +215,8 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
         return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
+    if torch.compiler.is_compiling():
+        return x.new_full(batch, value, dtype=torch.float64)  # a DTensor, if x is one
     return torch.full(batch, value, dtype=torch.float64, device=x.device)
 
 
@@ -233,9 +238,13 @@ def relaxed_mask(
 
 
 def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, log: bool) -> Tensor:
+    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+        return mask_of_parts(x, k, softness, link, name, log, shards)[0]
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness(name, softness, x, batch)
+    if torch.compiler.is_compiling() and writes_onnx():
+        return portable_mask(x, k, softness, link, log)
     y = _plain_map(x, k, softness, link, log)
     if y is not None:
         return y
@@ -260,6 +269,8 @@ def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, li
 
 def mask_threshold(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
     """The float64 t of the relaxed mask F((x - t) / s) along the last axis; differentiable as the mask is."""
+    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+        return mask_of_parts(x, k, softness, link, name, False, shards)[1]
     check_k(k, x, x.shape[:-1], x.shape[-1])
     check_softness(name, softness, x, x.shape[:-1])
     k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
@@ -273,7 +284,7 @@ def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Lin
     return distances(x, Threshold(anchor, offset), scale)
 
 
-@one_operation
+@of_rows(in_parts=True)
 def capped_simplex_map(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
+from khot._distributed.shards import shards_of_rows
 from khot._validation import check_k, check_scores, looks_at_contents, tensors_among
 
 from .axes import as_axes, as_rows
+from .in_parts import topk_mask_of_parts
 
 
-@one_operation
+@of_rows(in_parts=True, needs_float64=False)
 def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
@@ -37,6 +39,8 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
     check_scores(x, dim, joint=True)
     check_whole(k)
     rows = as_rows(x.detach(), dim)
+    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+        return as_axes(topk_mask_of_parts(rows, k, shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
     if x.numel() and looks_at_contents(*tensors_among(x, k)):

@@ -9,7 +9,7 @@ derivatives, in plain torch operations: to any order, forwards and backwards, ba
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_choice, check_count, check_softness, checks_contents
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
@@ -74,7 +74,7 @@ def _is_dual(solver: str, dual: str) -> bool:
     return solver == dual
 
 
-@one_operation
+@of_rows(rows=("s", "w"))
 def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_iter: int = 1000) -> Tensor:
     r"""Projects onto decreasing sequences.
 
@@ -114,7 +114,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
     return _solve(objective, _is_dual(solver, "dykstra"), max_iter).to(s.dtype)
 
 
-@one_operation
+@of_rows(rows=("s", "w"))
 def isotonic_lp(
     s: Tensor,
     w: Tensor,

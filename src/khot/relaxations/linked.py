@@ -4,13 +4,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
+from khot._torch_internals import count_as_constant
 from khot.kernels.links.base import Link
 
 _Map = TypeVar("_Map", bound=Callable[..., Any])
+_noted: list[Link | Callable[..., Link]] = []
+
+
+@count_as_constant  # Dynamo reads an object from a list that it knows, but not from a function that a design holds
+def _place(relaxation: Callable[..., Any]) -> int | None:
+    """Where the link of a relaxed mask is among those that were noted."""
+    link = getattr(relaxation, "link", None)
+    return next((i for i, noted in enumerate(_noted) if noted is link), None)
 
 
 def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
     """Notes on a relaxed mask that it is the capped simplex map of this link, or of what its settings make of one."""
+    _noted.append(link)
 
     def note(relaxation: _Map) -> _Map:
         relaxation.__dict__["link"] = link
@@ -23,7 +35,16 @@ def link_of(relaxation: Callable[..., Any]) -> Link | None:
     """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it."""
     settings = relaxation.keywords if isinstance(relaxation, partial) else {}
     function = relaxation.func if isinstance(relaxation, partial) else relaxation
-    link = settings.get("link") or getattr(relaxation, "link", None) or getattr(function, "link", None)
+    place = _place(function) if torch.compiler.is_compiling() else None
+    if place is not None:
+        link = settings.get("link") or _noted[place]
+    else:
+        link = settings.get("link") or getattr(relaxation, "link", None) or getattr(function, "link", None)
     if callable(link):
         link = link(**settings)
     return link if isinstance(link, Link) else None
+
+
+def has_link(arguments: dict[str, Any]) -> bool:
+    """Whether the argument ``relaxation`` of a call is a relaxed mask with a link."""
+    return link_of(arguments["relaxation"]) is not None

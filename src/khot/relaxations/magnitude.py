@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot.kernels.links.clipped_power import clipped_power
 
 from .odd_map import apply_odd_map
 from .sparse import check_exponent
 
 
-@one_operation
+@of_rows(in_parts=True)
 def sparse_topk_magnitude(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

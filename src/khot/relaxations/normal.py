@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot.kernels.links.normal import NORMAL
 
 from .engine import relaxed_mask
@@ -10,7 +10,7 @@ from .linked import with_link
 
 
 @with_link(NORMAL)
-@one_operation
+@of_rows(in_parts=True)
 def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k.
 

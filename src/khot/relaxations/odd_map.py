@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._distributed.shards import shards_of_rows
 from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
@@ -21,6 +22,7 @@ from khot.kernels.rows import Threshold, compute_dtype
 
 from .axes import as_axes, as_rows
 from .engine import row_scalar
+from .in_parts import odd_map_of_parts
 
 
 class _OddFunction(Function):
@@ -145,6 +147,8 @@ def apply_odd_map(
     check_scores(x, dim, joint=True)
     if dim != -1:
         return as_axes(apply_odd_map(as_rows(x, dim), k, strength, -1, link, magnitude), x, dim)
+    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+        return odd_map_of_parts(x, k, strength, link, magnitude, shards)
     batch, n = x.shape[:-1], x.shape[-1]
     check_k(k, x, batch, n)
     check_softness("strength", strength, x, batch)

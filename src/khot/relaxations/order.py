@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
 from khot.kernels import order as kernel
 
@@ -98,7 +98,7 @@ _SORT = OrderMap(_sort, kernel.soft_sort)
 _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
-@one_operation
+@of_rows
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries.
 
@@ -136,7 +136,7 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return y if dim == -1 else y.movedim(-1, dim)
 
 
-@one_operation
+@of_rows
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes sorting.
 
@@ -170,7 +170,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     return y if dim == -1 else y.movedim(-1, dim)
 
 
-@one_operation
+@of_rows(batch_first=True)
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries.
 

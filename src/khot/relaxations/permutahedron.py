@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness
 from khot.kernels.isotonic.torch_backend import block_sums
 
 from .isotonic import column, find_blocks
 
 
-@one_operation
+@of_rows(rows=("x", "w"))
 def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w, the convex hull of all permutations of w.
 
@@ -74,7 +74,7 @@ def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
         )
 
 
-@one_operation
+@of_rows
 def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries by projection onto the permutahedron.
 
@@ -108,7 +108,7 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     return permutahedron_projection(x, ranks, strength, dim)
 
 
-@one_operation
+@of_rows
 def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes sorting, in ascending order, by projection onto the permutahedron of the entries.
 

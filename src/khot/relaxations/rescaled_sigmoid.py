@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
 from .axes import as_axes, as_rows
 
 
-@one_operation
+@of_rows
 def rescaled_sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot.kernels.links.logistic import LOGISTIC
 
 from .engine import relaxed_mask
@@ -10,7 +10,7 @@ from .linked import with_link
 
 
 @with_link(LOGISTIC)
-@one_operation
+@of_rows(in_parts=True)
 def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
@@ -49,7 +49,7 @@ def sigmoid_topk(
     return relaxed_mask(x, k, temperature, dim, link=LOGISTIC, name="temperature")
 
 
-@one_operation
+@of_rows(in_parts=True)
 def log_sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
@@ -87,7 +87,7 @@ def _check_sorted(k: object, tol: object, max_iter: object) -> None:
         raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")
 
 
-@one_operation
+@of_rows
 def sorted_transport_topk(
     x: Tensor,
     k: int,
@@ -100,7 +100,7 @@ def sorted_transport_topk(
     r"""Relaxes the k largest entries, in order, by entropic optimal transport to k sorted places.
 
     .. math:: y = n\,\Gamma_{\cdot,\,:k}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon \textstyle\sum_{ij} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is

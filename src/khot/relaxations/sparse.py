@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
 
@@ -24,7 +24,7 @@ def _link(p: float = 2.0, **_: object) -> Link:
 
 
 @with_link(_link)
-@one_operation
+@of_rows(in_parts=True)
 def sparse_topk(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

@@ -5,16 +5,18 @@ from typing import Any
 
 from torch import Tensor
 
+from khot._distributed.boundary import of_rows
 from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness
 from khot.kernels.autograd import with_derivatives_of
 
 from .axes import as_axes, as_rows
 from .hard import topk_mask
+from .linked import has_link
 from .sigmoid import sigmoid_topk
 
 
-@one_operation
+@of_rows(in_parts=has_link)
 def straight_through_topk(
     x: Tensor,
     k: float | Tensor,
@@ -66,7 +68,7 @@ def straight_through_topk(
     return as_axes(with_derivatives_of(topk_mask(rows, size), relaxed), x, dim)
 
 
-@one_operation
+@one_operation(needs_float64=False)
 def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
     r"""``hard`` forward, ``soft`` backward: what is called straight-through.
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.rows import compute_dtype
 
@@ -25,7 +25,7 @@ def _largest(k: int | Tensor) -> int:
     return int(k.max()) if k.numel() else 0
 
 
-@one_operation
+@of_rows
 def successive_softmax_topk(
     x: Tensor, k: int | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:

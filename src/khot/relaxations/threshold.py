@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_function, check_k, check_scores, looks_at_contents, tensors_among
 
 from .axes import as_rows
 from .engine import mask_threshold
 from .hard import check_ranked, check_whole, topk_mask
-from .linked import link_of
+from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
 
 
-@one_operation
+@of_rows(batch_first=True, in_parts=has_link)
 def topk_threshold(
     x: Tensor,
     k: float | Tensor,
@@ -35,8 +35,9 @@ def topk_threshold(
     between 0 and 1 it is one of several, and its derivatives are returned as 0.
 
     Moves with ``x + c``. Differentiable in ``x``, ``k`` and ``softness``, to any order, as the mask is; for
-    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``: rounding t shows in :math:`(x - t)/s` once
-    ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks themselves do not round it so.
+    ``topk_mask`` in ``x`` alone. In float64 whatever the dtype of ``x``, but in float32 on a device without float64:
+    rounding t shows in :math:`(x - t)/s` once ``abs(x) / s`` is large (above 1e6 in the tenth digit), and the masks
+    themselves do not round it so.
 
     Args:
         x: Scores with ``n`` entries along ``dim``.

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
@@ -43,14 +43,14 @@ class _TwoAnchors(Link, name="two_anchors"):
 
 
 @with_link(_TwoAnchors())
-@one_operation
+@of_rows(in_parts=True)
 def transport_topk(
     x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
     .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
-        + \varepsilon \textstyle\sum_{ij} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
+        + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0)
 
     Sinkhorn's iterations for this problem are not needed: :math:`C_{i1} - C_{i0} = 1 - 2 x_i`, so the solution is

@@ -22,6 +22,9 @@ from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
 from ..rows import in_rows_of
 from . import reference
+from .torch_backend import threshold_of_parts
+
+__all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_of_parts"]
 
 
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:

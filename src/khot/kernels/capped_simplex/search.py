@@ -28,6 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+
 from ..links.base import Link, TailSums
 from ..newton import COARSEST, MAX_STEPS, NEAR, RESOLUTION, Evaluation, Root, guarded_newton
 from ..rows import FARTHEST, SAMPLE_SIZE, Span, Threshold, distances_of, fill_distances, row_range, twice_inverse
@@ -43,17 +45,18 @@ LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
 
-def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span) -> Threshold:
-    """The thresholds of contiguous rows whose contents are in order."""
+def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span, shards: Shards | None = None) -> Threshold:
+    """The thresholds of contiguous rows whose contents are in order, of which x may be the part of one process."""
     fraction = ((k - span.selected) / span.finite.clamp(min=1)).clamp(0, 1)
     # F(z) averages to `fraction` when all items are equal, so the root lies within one offset of the extreme items.
     offset = scale * link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53))
     slack = 2**-10 * scale
     low, high = span.lowest - offset - slack, span.highest - offset + slack
-    start = torch.maximum(torch.minimum(_first_guess(x, fraction, scale, offset, link), high), low)
+    guess = _first_guess(x, span, fraction, scale, offset, link)
+    start = torch.maximum(torch.minimum(guess, high), low)
     none = k <= span.selected
     trivial = none | (k >= span.selected + span.finite)
-    rows = _Rows.of(x, k, scale, link)
+    rows = _Rows.of(x, k, scale, link, shards)
     t, rest, done = _guarded_steps(rows, start, low, high, trivial) if link.compact else _newton(rows, start, trivial)
     at = _split(rows, t, rest)
     if bool(trivial.any()):  # beyond the last item, as far as F needs
@@ -67,27 +70,54 @@ def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span) -> T
 
 
 class _Rows(NamedTuple):
-    """Rows to solve: x (rows, n), k, scale and its inverse (rows,), twice the inverse as a column, and their link."""
+    """Rows to solve: x (rows, n), k, scale and its inverse (rows,), twice the inverse as a column, and their link.
+
+    Where other processes have parts of the rows, x is that of this one, and what is found of rows is reduced.
+    """
 
     x: Tensor
     k: Tensor
     scale: Tensor
     inverse: Tensor
     twice_inverse: Tensor
+    shards: Shards | None
     link: Link
 
     @classmethod
-    def of(cls, x: Tensor, k: Tensor, scale: Tensor, link: Link) -> "_Rows":
-        return cls(x, k, scale, scale.reciprocal(), twice_inverse(scale, x.dtype), link)
+    def of(cls, x: Tensor, k: Tensor, scale: Tensor, link: Link, shards: Shards | None = None) -> "_Rows":
+        return cls(x, k, scale, scale.reciprocal(), twice_inverse(scale, x.dtype), shards, link)
 
     def take(self, rows: Tensor) -> "_Rows":
-        return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link)
+        return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link, self.shards)
+
+    @property
+    def n(self) -> int:
+        """Items of a row."""
+        return self.x.shape[-1] if self.shards is None else self.shards.n
+
+    @property
+    def are_few(self) -> bool:
+        """Whether they are taken together in less time than it takes to tell some from the others."""
+        return len(self.k) * self.n <= FEW_ITEMS
 
     def sums(self, t: Tensor, buffer: Tensor) -> tuple[TailSums, Tensor]:
         """The sums at t in float64, and m - k."""
         sums = self.link.tail_sums(fill_distances(buffer, self.x, t, self.inverse, self.twice_inverse))
-        sums = TailSums(*(v.double() for v in sums))
+        sums = self.reduced(sums)
         return sums, sums.above - self.k
+
+    def reduced(self, sums: TailSums) -> TailSums:
+        """Sums over the items that are here, as those over the rows, in float64."""
+        return TailSums(*((v.double() for v in sums) if self.shards is None else self.shards.sum(*sums)))
+
+    def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest item that is not above a threshold and the smallest that is, float64; or infinite."""
+        left = torch.where(above, -torch.inf, self.x).amax(-1).double()
+        right = torch.where(above, self.x, torch.inf).amin(-1).double()
+        if self.shards is not None:
+            left, right = self.shards.max(left, -right)
+            right = -right
+        return left, right
 
     def underflow(self, sums: TailSums, excess: Tensor) -> Tensor:
         """Where t lies in a gap that all tails cross with underflow, so that any t there is a root to the eye."""
@@ -145,7 +175,7 @@ def _newton(rows: _Rows, t: Tensor, trivial: Tensor, steps: int = FIRST_STEPS) -
         t = before + move
         done = trivial | (step.abs() <= tolerance)
         left = len(done) - int(done.sum())
-        if remaining and 0 < 2 * left <= len(done) and buffer.numel() > FEW_ITEMS:  # the others have no more work
+        if remaining and 0 < 2 * left <= len(done) and not rows.are_few:  # the others have no more work
             part, rest = (~done).nonzero().squeeze(-1), (before - t) + move
             done = _sure(rows, sums, excess, trivial, done)
             t[part], rest[part], done[part] = _newton(rows.take(part), t[part], done[part], remaining)
@@ -165,7 +195,7 @@ def _sure(rows: _Rows, sums: TailSums, excess: Tensor, trivial: Tensor, done: Te
 
 def _guarded_steps(rows: _Rows, t: Tensor, low: Tensor, high: Tensor, trivial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`_newton` for a compact link, whose kinks need the guard; rows that may end at one are not done."""
-    steps = FIRST_STEPS if rows.x.numel() > FEW_ITEMS else 2 * FIRST_STEPS
+    steps = 2 * FIRST_STEPS if rows.are_few else FIRST_STEPS
     root, latest = _search(rows, t, low, high, trivial, steps)
     done = root.found
     if latest is not None and rows.link.reaches_zero:
@@ -185,7 +215,7 @@ def _search(
         latest = rows.sums(t, buffer)
         return rows.judge(t, *latest)
 
-    residuals = rows.x.shape[-1] - rows.k, -rows.k
+    residuals = rows.n - rows.k, -rows.k
     return guarded_newton(evaluate, t, (low, high), residuals, done, max_steps=max_steps), latest
 
 
@@ -195,8 +225,9 @@ def _solve_hard_rows(rows: _Rows, start: Tensor) -> Threshold:
     large = rows.scale > LARGE_SCALE[dtype]
     shrinkage = torch.ones_like(rows.scale).masked_fill(large, SHRINKAGE[dtype])
     if bool(large.any()):
-        rows = _Rows.of(rows.x * shrinkage.to(dtype)[:, None], rows.k, rows.scale * shrinkage, rows.link)
-    span = row_range(rows.x)
+        x = rows.x * shrinkage.to(dtype)[:, None]
+        rows = _Rows.of(x, rows.k, rows.scale * shrinkage, rows.link, rows.shards)
+    span = row_range(rows.x, rows.shards)
     wrong = span.nan | ~((rows.k > span.selected) & (rows.k < span.selected + span.finite) & (rows.scale > 0))
     low, high, width = _bracket(rows, span)
     start = torch.maximum(torch.minimum((start * shrinkage).nan_to_num(0.0), high), low)
@@ -239,7 +270,7 @@ def _search_offset(rows: _Rows, anchor: Tensor, low: Tensor, high: Tensor, width
     one, none, start = torch.ones_like(k), torch.zeros_like(k, dtype=torch.bool), torch.zeros_like(k)
     farthest = FARTHEST[x.dtype]
     for remaining in reversed(range(REANCHORINGS)):
-        unit = _Rows.of(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link)
+        unit = _Rows.of(distances_of(x, Threshold(anchor, torch.zeros_like(k)), scale), k, one, link, rows.shards)
         first, last = (((end - anchor) / scale).clamp(-farthest, farthest) for end in (low, high))
         first, last = first - 2**-10 * first.abs() - width, last + 2**-10 * last.abs() + width
         root, _ = _search(unit, torch.maximum(torch.minimum(start, last), first), first, last, none)
@@ -261,24 +292,21 @@ def _leave_kink(rows: _Rows, at: Threshold) -> Threshold:
     if not link.reaches_zero:
         return at
     above = distances_of(x, at, scale) > 0.5
-    left = torch.where(above, -torch.inf, x).amax(-1).double()
-    right = torch.where(above, x, torch.inf).amin(-1).double()
+    left, right = rows.neighbours(above)
     room = (0.5 * right - 0.5 * left) * (2 / scale) - 1
-    free = (above.sum(-1) == k) & (room >= 0)
+    count = above.sum(-1) if rows.shards is None else rows.shards.sum(above.sum(-1))[0]
+    free = (count == k) & (room >= 0)
     return Threshold(torch.where(free, left, at.anchor), torch.where(free, (0.5 * room).clamp(max=1), at.offset))
 
 
 def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     """Where k items lie above t and all tails underflow, the root: they balance, seen up to a common factor."""
-    sums = TailSums(*(v.double() for v in rows.link.tail_sums(distances_of(rows.x, at, rows.scale))))
+    sums = rows.reduced(rows.link.tail_sums(distances_of(rows.x, at, rows.scale)))
     gap = rows.underflow(sums, sums.above - rows.k)
     if not bool(gap.any()):
         return at
-    x, _, scale, *_, link = rows
-    above = distances_of(x, at, scale) > 0
-    left = torch.where(above, -torch.inf, x).amax(-1).double()
-    right = torch.where(above, x, torch.inf).amin(-1).double()
-    del above  # before others are made
+    x, scale = rows.x, rows.scale
+    left, right = rows.neighbours(distances_of(x, at, scale) > 0)
     anchor = torch.where(gap, (0.5 * left + 0.5 * right).to(x.dtype).double(), at.anchor)
     z = distances_of(x, Threshold(anchor, torch.zeros_like(anchor)), scale)
     buffer = torch.empty_like(z)
@@ -287,7 +315,7 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
 
     def evaluate(offset: Tensor) -> Evaluation:
         torch.sub(z, offset.to(z.dtype)[:, None], out=buffer)
-        _, signed, total, slope = (v.double() for v in link.scaled_tail_sums(buffer))
+        _, signed, total, slope = _scaled_sums(rows, buffer)
         step = torch.atanh(signed / total) * total / slope
         return step, signed, signed.isnan() | (signed == 0) | (step.abs() <= resolution * (right - left))
 
@@ -296,16 +324,31 @@ def _balance_gap(rows: _Rows, at: Threshold) -> Threshold:
     return Threshold(anchor, torch.where(gap, offset, at.offset))
 
 
-def _first_guess(x: Tensor, fraction: Tensor, scale: Tensor, offset: Tensor, link: Link) -> Tensor:
+def _scaled_sums(rows: _Rows, z: Tensor) -> TailSums:
+    """The tails and slopes at z up to a factor of each row, so that not all underflow; may overwrite z."""
+    if rows.shards is None:
+        return TailSums(*(v.double() for v in rows.link.scaled_tail_sums(z)))
+    largest = rows.link.log_tail(z).amax(-1).double()
+    (top,) = rows.shards.max(largest)
+    above, *tails = rows.link.scaled_tail_sums(z)
+    here = torch.where(largest > -torch.inf, (largest - top).exp(), 0.0)
+    tails = [torch.where(here > 0, here * v, 0.0) for v in tails]
+    return TailSums(*rows.shards.sum(above, *tails))
+
+
+def _first_guess(x: Tensor, span: Span, fraction: Tensor, scale: Tensor, offset: Tensor, link: Link) -> Tensor:
     """A start: the root of a sample of a long row; of a short one, what its mean and variance say."""
     n = x.shape[-1]
-    if n >= 4 * SAMPLE_SIZE:
+    if span.moments is not None:
+        centre, variance = span.moments
+    elif n >= 4 * SAMPLE_SIZE:
         sample = x[:, :: n // SAMPLE_SIZE].contiguous()
         span = row_range(sample)
         at = solve_rows(sample, span.selected + fraction * span.finite, scale, link, span)
         return at.anchor + at.offset * scale
-    centre = x.mean(-1).double()
-    variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - centre.square()).clamp(min=0)
+    else:
+        centre = x.mean(-1).double()
+        variance = (torch.linalg.vector_norm(x, dim=-1).double().square() / n - centre.square()).clamp(min=0)
     middle, spread = link.start(x.device)
     mean, own = middle * scale, spread * scale.square()
     # -t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide.

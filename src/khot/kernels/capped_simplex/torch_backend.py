@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+
 from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype, row_range
@@ -11,6 +13,13 @@ from .search import solve_rows
 
 
 def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+    return threshold_of_parts(x, k, scale, Link.find(link), softness, check, None)
+
+
+def threshold_of_parts(
+    x: Tensor, k: Tensor, scale: Tensor, link: Link, softness: str, check: bool, shards: Shards | None
+) -> tuple[Tensor, Tensor]:
+    """:func:`threshold` of rows of which x (..., m) may be the part of one process; the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -18,10 +27,10 @@ def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, che
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
-    span = row_range(rows)
+    span = row_range(rows, shards)
     if check:
-        check_contents(rows, k, scale, softness, span)
-    anchor, offset = solve_rows(rows, k, scale, Link.find(link), span)
+        check_contents(rows, k, scale, softness, span, shards)
+    anchor, offset = solve_rows(rows, k, scale, link, span, shards)
     return anchor.reshape(batch), offset.reshape(batch)
 
 

@@ -27,6 +27,9 @@ from torch import Tensor
 
 from ..registry import Operator
 from . import reference
+from .torch_backend import odd_map_of_parts, odd_map_of_parts_derivative
+
+__all__ = ["odd_map", "odd_map_derivative", "odd_map_of_parts", "odd_map_of_parts_derivative", "threshold"]
 
 
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:

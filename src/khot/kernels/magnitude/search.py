@@ -24,6 +24,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+
 from .. import capped_simplex
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
@@ -91,26 +93,36 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
     return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
-def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> Threshold:
+def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, shards: Shards | None = None) -> Threshold:
     """Thresholds of the signed mask for a = abs(x), not below 0."""
-    at = Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False))
+    if shards is None:
+        at = Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False))
+    else:
+        at = Threshold(*capped_simplex.threshold_of_parts(a, k, strength, link, "strength", False, shards))
     binding = at.anchor + at.offset * strength > 0
     return Threshold(torch.where(binding, at.anchor, 0.0), torch.where(binding, at.offset, 0.0))
 
 
 class _Magnitudes:
-    """Rows to solve, a (rows, n), in the dtype of a, and the last sums that were taken."""
+    """Rows to solve, a (rows, n), in the dtype of a, and the last sums that were taken.
 
-    def __init__(self, a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> None:
-        self.a, self.k, self.strength, self.link = a, k, strength, link
+    Where other processes have parts of the rows, a is that of this one, and what is found of rows is reduced.
+    """
+
+    def __init__(
+        self, a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, shards: Shards | None = None
+    ) -> None:
+        self.a, self.k, self.strength, self.link, self.shards = a, k, strength, link, shards
+        self.n = a.shape[-1] if shards is None else shards.n
         self.buffer = torch.empty_like(a)
         self.sums, self.excess = TailSums(k, k, k, k), k
 
     def take(self, which: Tensor) -> "_Magnitudes":
-        return _Magnitudes(self.a[which], self.k[which], self.strength[which], self.link)
+        return _Magnitudes(self.a[which], self.k[which], self.strength[which], self.link, self.shards)
 
     def _finish(self, z: Tensor) -> None:
-        self.sums = TailSums(*(v.double() for v in self.link.tail_sums(z)))
+        sums = self.link.tail_sums(z)
+        self.sums = TailSums(*((v.double() for v in sums) if self.shards is None else self.shards.sum(*sums)))
         self.excess = self.sums.above - self.k
 
     def _is_small(self, residual: Tensor) -> Tensor:
@@ -166,19 +178,24 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
     return torch.where(high > 4 * low, low.sqrt() * high.sqrt(), arithmetic_mean(low, high))
 
 
-def solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span) -> Threshold:
+def solve_magnitudes(
+    a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span, shards: Shards | None = None
+) -> Threshold:
     """Thresholds of the magnitudes for a = abs(x)."""
     q, nonzero = link.q, a.sign().sum(-1).double()
     smallest = torch.where(a > 0, a, torch.inf).amin(-1).double()
+    if shards is not None:
+        (nonzero,) = shards.sum(nonzero)
+        smallest = -shards.max(-smallest)[0]
     # At `low` every nonzero entry is capped: half of it is above t, half above the scale at t.
     floor = torch.finfo(torch.float64).tiny  # below which y = t z vanishes anyway
     low = torch.minimum(smallest / 2, (smallest / strength / 2) ** q).clamp(floor, None)
     high = torch.maximum(span.highest, low)
     everything, none = k >= nonzero, k == 0
     trivial = everything | none
-    start = torch.maximum(torch.minimum(_first_guess(a, k, strength, link), high), low)
+    start = torch.maximum(torch.minimum(_first_guess(a, k, strength, link, span, shards), high), low)
     t = torch.where(none, high, start)
-    rows = _Magnitudes(a, k, strength, link)
+    rows = _Magnitudes(a, k, strength, link, shards)
     root = _search(rows, t, low, high, trivial, FIRST_STEPS)
     at = _split(root, strength, link, a.dtype)
     anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
@@ -189,28 +206,34 @@ def solve_magnitudes(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower,
         which = hard.nonzero().squeeze(-1)
         rest = rows if bool(hard.all()) else rows.take(which)
         if bool(extreme.any()):  # the distances of entries from a threshold among them are far smaller than they are
-            rest = _Magnitudes(a[which].double(), k[which], strength[which], link)
+            rest = _Magnitudes(a[which].double(), k[which], strength[which], link, shards)
         again = _solve_hard_rows(rest, root.t[which], low[which], high[which], a.dtype)
         at.anchor[which], at.offset[which] = again.anchor, again.offset
     return at
 
 
-def _first_guess(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> Tensor:
+def _first_guess(
+    a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span, shards: Shards | None
+) -> Tensor:
     """A start: the root of a sample of a long row; of a short one, what its mean and variance say."""
-    n = a.shape[-1]
-    if n >= 4 * SAMPLE_SIZE:
+    n = a.shape[-1] if shards is None else shards.n
+    if span.moments is not None:
+        mean, variance = span.moments
+    elif n >= 4 * SAMPLE_SIZE:
         sample = a[:, :: n // SAMPLE_SIZE].contiguous()
         at = solve_magnitudes(sample, k * (sample.shape[-1] / n), strength, link, row_range(sample))
         return threshold_value(at, strength, link)
+    else:
+        mean, square = a.mean(-1).double(), torch.linalg.vector_norm(a, dim=-1).double().square() / n
+        variance = (square - mean.square()).clamp(min=0)
     fraction = (k / n).clamp(1e-300, 1 - 2.0**-53)
-    mean, square = a.mean(-1).double(), torch.linalg.vector_norm(a, dim=-1).double().square() / n
-    quantile = mean - (square - mean.square()).clamp(min=0).sqrt() * torch.special.ndtri(fraction)
+    quantile = mean - variance.sqrt() * torch.special.ndtri(fraction)
     # the root if all entries were this
     return shrink(quantile.clamp(min=0), strength * fraction ** (1 / link.q), link)[0].nan_to_num(0.0)
 
 
 def _search(rows: _Magnitudes, t: Tensor, low: Tensor, high: Tensor, done: Tensor, *max_steps: int) -> Root:
-    residuals = rows.a.shape[-1] - rows.k, -rows.k
+    residuals = rows.n - rows.k, -rows.k
     return guarded_newton(rows.at_threshold, t, (low, high), residuals, done, 0.0, _middle, *max_steps)
 
 
@@ -238,9 +261,11 @@ def _solve_hard_rows(rows: _Magnitudes, start: Tensor, low: Tensor, high: Tensor
 def _search_offset(rows: _Magnitudes, low: Tensor, high: Tensor) -> Threshold:
     """The thresholds between two neighbouring doubles, from the distances to the entry next above them."""
     anchor = torch.where(rows.a >= high[:, None], rows.a, torch.inf).amin(-1).double()
+    if rows.shards is not None:
+        anchor = -rows.shards.max(-anchor)[0]
     first = ((low - anchor) / rows.strength * low ** (-1 / rows.link.q)).clamp(min=-1e300)
     bracket = first * (1 + 2**-10), torch.zeros_like(first)
-    residuals = rows.a.shape[-1] - rows.k, -rows.k
+    residuals = rows.n - rows.k, -rows.k
     root = guarded_newton(
         partial(rows.at_offset, anchor),
         first.clamp(min=-0.5),
@@ -257,6 +282,11 @@ def _leave_kink(rows: _Magnitudes, at: Threshold) -> Threshold:
     root = root_of(threshold_value(at, rows.strength, link), link)
     above = ratios(a, at, root, rows.strength) > 0.5
     left, right = torch.where(above, 0.0, a).amax(-1).double(), torch.where(above, a, torch.inf).amin(-1).double()
+    count = above.sum(-1)
+    if rows.shards is not None:
+        left, right = rows.shards.max(left, -right)
+        right = -right
+        (count,) = rows.shards.sum(count)
     room = (right - left) * (1 / rows.strength) * _inverse(left ** (1 / link.q), left.dtype) - 1
-    free = (above.sum(-1) == rows.k) & (room >= 0) & (left > 0)
+    free = (count == rows.k) & (room >= 0) & (left > 0)
     return Threshold(torch.where(free, left, at.anchor), torch.where(free, 0.0, at.offset))

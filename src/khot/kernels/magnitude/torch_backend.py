@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+
 from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..links.clipped_power import ClippedPower
@@ -17,6 +19,12 @@ TILE = 2**16  # entries that are worked on at a time, as few as fit a CPU's cach
 
 
 def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> tuple[Tensor, Tensor]:
+    return _threshold(x, k, strength, _found(link), magnitude, check, None)
+
+
+def _threshold(
+    x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitude: bool, check: bool, shards: Shards | None
+) -> tuple[Tensor, Tensor]:
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -24,31 +32,40 @@ def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     k, strength = k.reshape(-1), strength.reshape(-1)
     a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
-    span = row_range(a)
+    span = row_range(a, shards)
     if check:
         if bool((span.selected > 0).any()):
             row = int((span.selected > 0).nonzero()[0])
             raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-        check_contents(x.reshape(-1, n), k, strength, "strength", span)
-    found = _found(link)
-    at = solve_magnitudes(a, k, strength, found, span) if magnitude else solve_signed(a, k, strength, found)
+        check_contents(x.reshape(-1, n), k, strength, "strength", span, shards)
+    if magnitude:
+        at = solve_magnitudes(a, k, strength, link, span, shards)
+    else:
+        at = solve_signed(a, k, strength, link, shards)
     return at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
 def odd_map(
     x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    anchor, offset = threshold(x, k, strength, link, magnitude, check)
+    return odd_map_of_parts(x, k, strength, _found(link), magnitude, check, None)
+
+
+def odd_map_of_parts(
+    x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitude: bool, check: bool, shards: Shards | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`odd_map` of rows of which x (..., m) may be the part of one process."""
+    anchor, offset = _threshold(x, k, strength, link, magnitude, check, shards)
     if x.numel() == 0:
         return torch.zeros_like(x), anchor, offset
-    found, rows = _found(link), x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
     at, strength = Threshold(anchor.reshape(-1), offset.reshape(-1)), strength.reshape(-1)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)
     dtype = _arithmetic(x, at, strength, magnitude)
     for which, columns in _tiles(rows):
         part = rows[which, columns].to(dtype)
         here = Threshold(at.anchor[which], at.offset[which])
-        y[which, columns] = local_shape(part.abs(), here, strength[which], found, magnitude).value.mul_(part.sign())
+        y[which, columns] = local_shape(part.abs(), here, strength[which], link, magnitude).value.mul_(part.sign())
     return y.reshape(x.shape), anchor, offset
 
 
@@ -62,7 +79,23 @@ def odd_map_derivative(
     magnitude: bool,
     with_strength: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, found = x.shape[:-1], _found(link)
+    found = _found(link)
+    return odd_map_of_parts_derivative(x, strength, anchor, offset, grad, found, magnitude, with_strength, None)
+
+
+def odd_map_of_parts_derivative(
+    x: Tensor,
+    strength: Tensor,
+    anchor: Tensor,
+    offset: Tensor,
+    grad: Tensor,
+    link: ClippedPower,
+    magnitude: bool,
+    with_strength: bool,
+    shards: Shards | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`odd_map_derivative` of rows of which x (..., m) may be the part of one process."""
+    batch = x.shape[:-1]
     if x.numel() == 0:
         return torch.zeros_like(x), torch.zeros_like(anchor), torch.zeros_like(anchor)
     rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, x.shape[-1])
@@ -72,7 +105,7 @@ def odd_map_derivative(
     def at_tile(which: slice, columns: slice) -> tuple[Tensor, Tensor, LocalShape]:
         part = rows[which, columns].to(dtype)
         sign, here = part.sign(), Threshold(at.anchor[which], at.offset[which])
-        shape = local_shape(part.abs(), here, strength[which], found, magnitude)
+        shape = local_shape(part.abs(), here, strength[which], link, magnitude)
         return sign, grads[which, columns].to(part.dtype) * sign, shape
 
     tiles, kept = list(_tiles(rows)), []
@@ -84,6 +117,8 @@ def odd_map_derivative(
         gain[which] = shape.gain
         if len(tiles) == 1:  # else they are made again, rather than kept for the whole row
             kept.append((sign, inward, shape))
+    if shards is not None:
+        weight, pull = shards.sum(weight, pull)
     mean = over(weight, pull)
     grad_x = torch.empty_like(rows, memory_format=torch.contiguous_format)
     grad_strength = torch.zeros_like(strength)
@@ -92,6 +127,8 @@ def odd_map_derivative(
         grad_a, of_strength = pullback(shape, inward, mean[which], strength[which], with_strength)
         grad_x[which, columns] = grad_a.mul_(sign)
         grad_strength[which] += of_strength
+    if shards is not None and with_strength:
+        (grad_strength,) = shards.sum(grad_strength)
     return grad_x.reshape(x.shape), (gain * mean).reshape(batch), grad_strength.reshape(batch)
 
 

@@ -1,0 +1,96 @@
+"""Pages of the API reference, from what each package lists in its ``__all__``: a public name cannot be left out."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGES = {  # in the order in which a name that two of them list finds its home
+    "khot.relaxations": "Relaxed top-k maps",
+    "khot.distributions": "Sampling designs",
+    "khot.estimators": "Gradient estimators",
+    "khot.losses": "Losses",
+    "khot.nn": "Modules",
+    "khot.sklearn": "Feature selection for scikit-learn",
+    "khot.infer": "Inference in Pyro",
+    "khot.diagnostics": "Diagnostics",
+    "khot.constraints": "Constraints",
+    "khot.kernels": "Backends",
+}
+# What users meet without a place in `__all__`: the results of a function, and the one function of the kernels.
+BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend"]}
+PROMISE_NOTHING = {"khot.kernels"}  # reachable, but not promised: `__all__` and the module's own text are no reference
+
+
+@functools.cache
+def names() -> dict[str, list[str]]:
+    """The names that each package has on its page."""
+    there = [package for package in PACKAGES if find_spec(package) is not None]
+    listed = {p: [] if p in PROMISE_NOTHING else list(_module(p).__all__) for p in there}
+    return {package: [*public, *BESIDES.get(package, [])] for package, public in listed.items()}
+
+
+@functools.cache
+def home_of(name: str) -> str | None:
+    """The package under which a name, or a thing that goes by it, has its entry."""
+    homes = [package for package, public in names().items() if name in public]
+    return _home(getattr(_module(homes[0]), name))[0] if homes else None
+
+
+def write(folder: Path) -> None:
+    """Writes a page for each package, and removes the entries of names that are gone."""
+    folder.mkdir(exist_ok=True)
+    entries = set()
+    for package, public in names().items():
+        own = [name for name in public if _home(getattr(_module(package), name)) == (package, name)]
+        entries |= {f"{package}.{name}" for name in own}
+        text = "\n".join(_page(package, own, [name for name in public if name not in own]))
+        _write_if_changed(folder / f"{package}.rst", text)
+    _write_if_changed(folder / "index.rst", "\n".join(_index(names())))
+    for entry in (folder / "names").glob("*.rst"):
+        if entry.stem not in entries:
+            entry.unlink()
+
+
+def _module(package: str) -> ModuleType:
+    return importlib.import_module(package)
+
+
+def _home(thing: Any) -> tuple[str, str]:
+    """The first package that has this thing, and its name there."""
+    places = ((package, name) for package, public in names().items() for name in public)
+    return next(place for place in places if getattr(_module(place[0]), place[1]) is thing)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    """Leaves a page that is right as it is, so that Sphinx need not read it again."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def _index(packages: Iterable[str]) -> Iterable[str]:
+    yield from ("API reference", "=============", "")
+    yield "All names but those of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints`` are names of"
+    yield from ("``khot`` as well: ``from khot import sigmoid_topk``.", "", ".. toctree::", "   :maxdepth: 1", "")
+    yield from (*(f"   {package}" for package in packages), "")
+
+
+def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str]:
+    heading = f"{PACKAGES[package]}: ``{package}``"
+    yield from (heading, "=" * len(heading), "")
+    if package in PROMISE_NOTHING:
+        yield from (f".. module:: {package}", "")
+    else:
+        yield from (f".. automodule:: {package}", "   :no-members:", "")
+    classes = [name for name in own if inspect.isclass(getattr(_module(package), name))]
+    for group, members in (("Functions", [name for name in own if name not in classes]), ("Classes", classes)):
+        if members:
+            yield from (group, "-" * len(group), "", ".. autosummary::", "   :toctree: names", "   :nosignatures:", "")
+            yield from (*(f"   {name}" for name in members), "")
+    for name in borrowed:
+        home = ".".join(_home(getattr(_module(package), name)))
+        yield from (f"``{name}`` is :py:obj:`{home}`, here as well.", "")

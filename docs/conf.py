@@ -1,0 +1,94 @@
+"""How Sphinx builds the site: `make docs`. It needs no network: inventories are committed, formulas are MathML."""
+
+import doctest
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_extensions"))
+
+import api_pages  # noqa: E402 - lies in the folder above, like the other extensions
+import benchmark_plots  # noqa: E402
+import inventories  # noqa: E402
+import khot  # noqa: E402
+
+BUILD = HERE / "_build"
+api_pages.write(HERE / "api")
+shutil.rmtree(BUILD / "examples", ignore_errors=True)
+shutil.copytree(HERE.parent / "examples", BUILD / "examples")  # where they may leave the figures that they save
+shutil.copy(HERE / "_templates" / "GALLERY_HEADER.rst", BUILD / "examples")
+benchmark_plots.draw(HERE.parent / "benchmarks" / "results", BUILD / "plots")
+
+project = "khot"
+author = "The khot authors"
+copyright = "The khot authors, Apache-2.0"
+version = release = khot.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.doctest",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    "khot_references",
+    "mathml",
+]
+exclude_patterns = ["_build", "_extensions", "inventories", "api/template*"]
+nitpicky = True  # a reference that leads nowhere is a warning, and `make docs` makes warnings errors
+nitpick_ignore = [("py:meth", "transform")]  # which the selector for scikit-learn has from there
+nitpick_ignore_regex = [("py:(mod|class)", r"khot\.kernels\..*")]  # modules that are reachable, but not promised
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+
+autosummary_ignore_module_all = False
+autodoc_typehints = "none"  # signatures show them as they are written
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+templates_path = ["_templates"]
+add_module_names = False
+toc_object_entries = False
+
+intersphinx_mapping = {
+    name: (url, str(inventories.compressed(HERE / "inventories" / f"{name}.txt", BUILD / "inventories")))
+    for name, url in inventories.SITES.items()
+}
+
+doctest_default_flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS  # as in the tests
+doctest_test_doctest_blocks = ""  # docstrings run with the tests; here the pages do, which import what they use
+doctest_global_cleanup = """
+import pyro
+pyro.clear_param_store()
+"""
+
+copybutton_prompt_text = r">>> |\.\.\. "  # which are not copied, nor is what is printed
+copybutton_prompt_is_regexp = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": str(BUILD / "examples"),
+    "gallery_dirs": "examples",
+    "filename_pattern": r".*\.py$",
+    "abort_on_example_error": True,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "write_computation_times": False,
+    "within_subsection_order": "FileNameSortKey",
+    "download_all_examples": False,
+}
+
+html_theme = "furo"
+html_title = f"khot {release}"
+html_static_path = ["_static"]
+html_css_files = ["khot.css"]
+html_math_renderer = "mathml"
+html_show_sourcelink = False

@@ -1,0 +1,71 @@
+"""
+Feature selection in Pyro
+=========================
+
+Which 10 of 64 pixels tell handwritten digits apart? A k-hot latent variable masks the image. Its posterior is learned
+by stochastic variational inference, together with the network that reads the pixels that are left.
+"""
+
+import matplotlib.pyplot as plt
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from sklearn.datasets import load_digits
+from torch import nn
+
+from khot import ConditionalPoisson, StraightThrough
+
+PIXELS, K = 64, 10
+pyro.set_rng_seed(0)
+
+# %%
+# 1797 scans of 8 x 8 pixels, a third of them kept for the test. Centred, so that a masked pixel looks average.
+images, labels = map(torch.tensor, load_digits(return_X_y=True))
+images = images.float() / 16
+images = images - images.mean(0)
+order = torch.randperm(len(images))
+train, test = order[:1200], order[1200:]
+
+classifier = nn.Sequential(nn.Linear(PIXELS, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+# %%
+# The model draws a mask, every one of the C(64, 10) sets of pixels as probable as any other, and classifies what it
+# lets through. The guide is the same design with logits of its own: of all laws on sets of ten pixels with given
+# inclusion probabilities it is the one of largest entropy. `StraightThrough` carries gradients through its draws.
+def model() -> None:
+    pyro.module("classifier", classifier)
+    mask = pyro.sample("mask", ConditionalPoisson(logits=torch.zeros(PIXELS), k=K))
+    with pyro.plate("images", len(train), subsample_size=128) as batch:
+        logits = classifier(images[train[batch]] * mask)
+        pyro.sample("label", dist.Categorical(logits=logits), obs=labels[train[batch]])
+
+
+def guide() -> None:
+    logits = pyro.param("logits", torch.zeros(PIXELS))
+    pyro.sample("mask", StraightThrough(ConditionalPoisson(logits=logits, k=K)))
+
+
+# %%
+# The divergence between guide and model is known in closed form; `TraceMeanField_ELBO` finds it by itself.
+optimizer = pyro.optim.Adam(lambda name: {"lr": 0.05 if name == "logits" else 0.005})
+svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
+losses = [svi.step() / len(train) for _ in range(1000)]
+
+# %%
+# The pixels worth looking at are those most probably included.
+posterior = ConditionalPoisson(logits=pyro.param("logits").detach(), k=K)
+right = classifier(images[test] * posterior.mode).argmax(-1) == labels[test]
+accuracy = right.float().mean().item()
+print(f"{accuracy:.1%} of the test images read by {K} of {PIXELS} pixels")
+
+figure, (left, middle, end) = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+left.plot(losses, linewidth=0.5)
+left.set(title="negative ELBO per image", xlabel="step")
+middle.imshow(posterior.mean.reshape(8, 8).numpy(), vmin=0, vmax=1, cmap="Reds")
+middle.set(title="inclusion probabilities", xticks=[], yticks=[])
+seen = torch.where(posterior.mode > 0, images[test[0]], torch.nan)
+end.imshow(seen.reshape(8, 8).numpy(), cmap="gray_r")
+end.set(title=f"a {labels[test[0]]}, as it is read", xticks=[], yticks=[])
+figure.savefig("pyro_feature_selector.png", dpi=120)

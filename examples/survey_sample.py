@@ -1,0 +1,50 @@
+"""
+A survey, and what it says of the total
+=======================================
+
+How much do 284 farms produce, if only 30 can be asked? Large farms matter more, so they are drawn with probability
+proportional to their known area; dividing by that probability makes the estimate unbiased, and the pair probabilities
+of the design say how far off it may be.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+
+from khot import ConditionalPoisson, Sampford, capped_softmax, horvitz_thompson
+
+FARMS, K = 284, 30
+torch.manual_seed(0)
+
+# %%
+# A population whose areas are known, and whose harvests are not: roughly so many tons an acre.
+area = torch.randn(FARMS, dtype=torch.float64).mul(0.8).exp()
+harvest = area * (3 + 0.6 * torch.randn(FARMS, dtype=torch.float64))
+total = harvest.sum()
+
+# %%
+# The inclusion probabilities: proportional to area, at most 1, and 30 in sum. A design that has exactly these, and the
+# one that treats all farms alike.
+probs = capped_softmax(area.log(), K)
+by_size = Sampford(probs=probs)
+at_random = ConditionalPoisson(logits=torch.zeros_like(area), k=K)
+
+# %%
+# One survey. The harvest of the farms that were not drawn is not looked at.
+farms = by_size.sample()
+estimate, variance = horvitz_thompson(by_size, farms, harvest * farms)
+print(f"estimated {estimate:.0f} ± {variance.sqrt():.0f} tons from {int(farms.sum())} farms; in truth {total:.0f}")
+
+# %%
+# The same survey 2000 times over, to see whether it keeps its word.
+surveys = {"areas count": by_size, "all alike": at_random}
+figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
+for name, design in surveys.items():
+    farms = design.sample((2000,))
+    estimates, variances = horvitz_thompson(design, farms, harvest * farms)
+    covered = ((estimates - total).abs() < 1.96 * variances.clamp(min=0).sqrt()).double().mean()
+    print(f"{name}: standard error {estimates.std():.0f}; 95 % intervals hold the truth in {covered:.1%}")
+    axis.hist(estimates, bins=60, alpha=0.6, density=True, label=name)
+axis.axvline(total, color="black", linestyle=":", label="the truth")
+axis.set(xlabel="estimated total, tons", yticks=[])
+axis.legend()
+figure.savefig("survey_sample.png", dpi=120)

@@ -1,0 +1,184 @@
+"""Nearest neighbours in learned features: which training images vote is chosen by a relaxed, differentiable top-k.
+
+    python experiments/knn.py                                        scikit-learn's digits, about a minute
+    python experiments/knn.py --data mnist --data-dir DIR            MNIST, where you have its files
+
+A network maps images to features. A query looks at its k nearest neighbours among a random batch of training images,
+
+    y = top-k mask of (-squared distances of the features),      p(label) = mean label of the k chosen,
+
+and trains on -log p(true label), back through the relaxed mask y. Tested by the ordinary majority vote of the k
+nearest of all training images. Table 1 of Xie et al. (2020, SOFT top-k) and table 3 of LapSum (Struski et al., 2025)
+compare such rows on MNIST and CIFAR-10. SOFT and sigmoid top-k are one map (epsilon is twice the temperature).
+
+Protocol: the network, optimiser, epochs, batches and initial weights are the same for every trained row. Softness (0.3
+for all maps, from 0.3, 1 and 3), epochs (60, from 20 and 60) and batch size were chosen by validation accuracy with
+seeds 100 to 102. The test images are the same for all seeds; 20 % of the others (10 % of larger data sets) were set
+aside for these choices.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure
+from image_data import Labelled, Split, load_split
+from khot import lapsum_topk, sparse_topk, successive_softmax_topk, transport_topk
+
+CLASSES, FEATURES = 10, 32
+QUERIES, CANDIDATES = 32, 128
+LEARNING_RATE = 2e-3
+SOFTNESS = 0.3
+CHUNK = 500  # images compared with all training images at once
+MAPPED = 500  # images in the figure
+PIXELS, COMPONENTS, CROSS_ENTROPY, CLASSIFIER = "kNN on pixels", "PCA + kNN", "cross-entropy + kNN", "cross-entropy"
+SOFT, LAPSUM, SUCCESSIVE = "SOFT (= sigmoid) top-k + kNN", "LapSum top-k + kNN", "softmax k times + kNN"
+ACCURACY = "accuracy, %"
+
+
+MAPS: dict[str, Callable[..., Tensor]] = {
+    SOFT: transport_topk,
+    LAPSUM: lapsum_topk,
+    "sparse top-k, p = 2, + kNN": sparse_topk,
+    "sparse top-k, p = 4/3, + kNN": partial(sparse_topk, p=4 / 3),
+    SUCCESSIVE: successive_softmax_topk,
+}
+PAPER = {"paper, MNIST": {SOFT: "99.4", LAPSUM: "99.4"}, "paper, CIFAR-10": {SOFT: "92.6", LAPSUM: "92.2"}}
+
+
+def make_network(channels: int, size: int) -> nn.Sequential:
+    """Two convolutions, each with pooling, and a linear layer to the features."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (size // 4) ** 2, FEATURES),
+    )
+
+
+def squared_distances(queries: Tensor, candidates: Tensor) -> Tensor:
+    """(queries, features), (candidates, features) -> (queries, candidates)."""
+    return queries.square().sum(-1, keepdim=True) - 2 * queries @ candidates.T + candidates.square().sum(-1)
+
+
+def neighbour_loss(features: Tensor, labels: Tensor, k: int, relaxation: Callable[..., Tensor]) -> Tensor:
+    """-log of the share of true labels among a query's k relaxed neighbours; the first rows are the queries."""
+    scores = -squared_distances(features[:QUERIES], features[QUERIES:])
+    chosen = relaxation(scores, k, SOFTNESS)  # (queries, candidates), sums to k
+    same = labels[:QUERIES, None] == labels[QUERIES:]
+    share = (chosen * same).sum(-1) / k
+    return -share.clamp(min=1e-6).log().mean()
+
+
+def train(
+    split: Split, relaxation: Callable[..., Tensor] | None, args: Namespace, after_epoch: Callable[[], object]
+) -> tuple[nn.Module, nn.Module]:
+    """Trains a network by its relaxed neighbours, or without a relaxation by cross-entropy; returns it and its head."""
+    network = make_network(split.train.images.shape[1], split.train.images.shape[-1])
+    head = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=LEARNING_RATE)
+    for _ in range(args.epochs):
+        for images, labels in minibatches(QUERIES + CANDIDATES, *split.train):
+            features = network(images)
+            if relaxation is None:
+                loss = cross_entropy(head(features), labels)
+            else:
+                loss = neighbour_loss(features, labels, args.k, relaxation)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        after_epoch()
+    return network.eval(), head
+
+
+def embed(data: Labelled, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.cat([embedding(images) for images in data.images.split(CHUNK)])
+
+
+def accuracy(predicted: Tensor, labels: Tensor) -> dict[str, float]:
+    return {ACCURACY: 100 * (predicted == labels).float().mean().item()}
+
+
+def vote(split: Split, embedding: Callable[[Tensor], Tensor], k: int) -> Tensor:
+    """Majority vote among the k nearest training images of each test image."""
+    reference = embed(split.train, embedding)
+    votes = []
+    for images in split.test.images.split(CHUNK):
+        nearest = squared_distances(embedding(images), reference).topk(k, largest=False).indices
+        votes.append(one_hot(split.train.labels[nearest], CLASSES).sum(-2).argmax(-1))
+    return torch.cat(votes)
+
+
+def run_seed(seed: int, args: Namespace, table: Table, after_epoch: Callable[[], object]) -> tuple[Split, nn.Module]:
+    """Adds a row for each method; returns the data and the network that SOFT top-k trained."""
+    split = load_split(args.data, seed, args.data_dir)
+    labels = split.test.labels
+    components = PCA(FEATURES, random_state=seed).fit(split.train.images.flatten(1).numpy())
+    with torch.no_grad():
+        table.add(PIXELS, accuracy(vote(split, lambda images: images.flatten(1), args.k), labels))
+        project = partial(project_by, components)
+        table.add(COMPONENTS, accuracy(vote(split, project, args.k), labels))
+
+    networks = {}
+    for row, relaxation in {CROSS_ENTROPY: None, **MAPS}.items():
+        pyro.set_rng_seed(seed)
+        networks[row], head = train(split, relaxation, args, after_epoch)
+        with torch.no_grad():
+            if relaxation is None:
+                table.add(CLASSIFIER, accuracy(head(embed(split.test, networks[row])).argmax(-1), labels))
+            table.add(row, accuracy(vote(split, networks[row], args.k), labels))
+    return split, networks[SOFT]
+
+
+def project_by(components: PCA, images: Tensor) -> Tensor:
+    return torch.from_numpy(components.transform(images.flatten(1).numpy())).float()
+
+
+@torch.no_grad()
+def draw_figure(split: Split, network: nn.Module) -> Figure:
+    """Test images in the plane, by t-SNE of their pixels and of their learned features."""
+    data = split.test.take(torch.arange(min(MAPPED, len(split.test.labels))))
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    spaces = {"pixels": data.images.flatten(1), "features learned with SOFT top-k": embed(data, network)}
+    for axes, (title, points) in zip(figure.subplots(1, 2), spaces.items(), strict=True):
+        x, y = TSNE(random_state=0, init="pca").fit_transform(points.numpy()).T
+        dots = axes.scatter(x, y, c=data.labels.numpy(), cmap="tab10", s=12)
+        axes.set(title=title, xticks=[], yticks=[])
+    figure.legend(*dots.legend_elements(), loc="outside right center", title="label")
+    figure.suptitle("Test images by t-SNE")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> Table:
+    parser = experiment_parser(__doc__, data=("digits", "mnist", "fashion-mnist", "cifar10"))
+    parser.add_argument("--k", type=int, default=9, help="number of neighbours (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=60, help="of training (default: %(default)s)")
+    args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
+
+    table = Table(f"Test accuracy of {args.k} nearest neighbours, {args.data}", {ACCURACY: ".1f"}, PIXELS, PAPER)
+    first = None
+    for seed, progress in each_seed(args, steps=(1 + len(MAPS)) * args.epochs):
+        result = run_seed(seed, args, table, progress.update)
+        first = first or result  # for the figure
+    table.find("soft top-k kNN beats kNN on pixels (Xie et al.)", SOFT, PIXELS)
+    table.find("soft top-k kNN beats kNN on features trained by cross-entropy (Xie et al.)", SOFT, CROSS_ENTROPY)
+    table.find("SOFT beats LapSum (LapSum: by 0.0 on MNIST, by 0.4 on CIFAR-10)", SOFT, LAPSUM)
+    table.save(args, "knn")
+    save_figure(draw_figure(*first), args, "knn")
+    return table
+
+
+if __name__ == "__main__":
+    main()

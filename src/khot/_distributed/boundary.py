@@ -1,0 +1,259 @@
+"""DTensor in, DTensor out, for functions of rows: maps and losses.
+
+A row is what one result is made of, the ground set along ``dim``. Where rows are whole on every process, the function
+runs on the local tensors, without communication:
+
+* the rows are reduced first where they are Partial, since no map is linear;
+* numbers for each row (k, the softness) get the placements of the rows along the axes of the batch that they have, and
+  are replicated along the others. There the gradient of each process is a part of theirs, ``Partial``;
+* a plain tensor is taken for the same on all processes.
+
+Rows that are spread along the ground set are handled as the function says: by sums over the processes, see
+:mod:`khot._distributed.shards`, or by gathering them, whereupon each process computes the same, and keeps its shard.
+
+Shapes and dtypes are judged from those of the whole tensors, by a call on tensors without data, so that every process
+raises the same error. What tensors contain, each process judges of its own rows.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+
+from khot._tracing import one_operation
+
+from .placements import (
+    as_dtensor,
+    check_spread,
+    chunks,
+    has_dtensor,
+    is_dtensor,
+    local_part,
+    part_beside,
+    placed,
+    replicated,
+    shard_axis,
+    whole,
+)
+from .shards import Shards, spread_over
+
+if TYPE_CHECKING:
+    import torch.distributed.tensor
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+__all__ = ["of_rows"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NUMBERS = ("k", "temperature", "scale", "strength", "epsilon", "softness")
+
+
+class Layout(NamedTuple):
+    """How the arguments and the result of a function lie beside the rows of its first argument.
+
+    Attributes:
+        signature: Of the function.
+        rows: Parameters of the shape of the rows or, where that is allowed, broadcasting to it; the first is the lead.
+        numbers: Parameters that broadcast to the shape of the batch.
+        batch_first: Whether the result begins with the axes of the batch, rather than having those of the rows.
+        in_parts: Whether, for these arguments, it handles rows of which each process has a part.
+    """
+
+    signature: inspect.Signature
+    rows: tuple[str, ...]
+    numbers: tuple[str, ...]
+    batch_first: bool
+    in_parts: Callable[[dict[str, Any]], bool]
+
+
+class _Meta(NamedTuple):
+    """A tensor without data."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@overload
+def of_rows(function: Callable[P, R]) -> Callable[P, R]: ...
+
+
+@overload
+def of_rows(
+    *,
+    rows: tuple[str, ...] = ...,
+    numbers: tuple[str, ...] = ...,
+    batch_first: bool = ...,
+    in_parts: Any = ...,
+    needs_float64: bool = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def of_rows(
+    function: Any = None,
+    *,
+    rows: tuple[str, ...] = ("x",),
+    numbers: tuple[str, ...] = (),
+    batch_first: bool = False,
+    in_parts: bool | Callable[[dict[str, Any]], bool] = False,
+    needs_float64: bool = True,
+) -> Any:
+    """Decorator of a function of rows: takes DTensors, and is one operation to tracers.
+
+    Args:
+        function: Of a tensor of rows first, from which tensor, if any, the axes are named by ``dim``; without one the
+            last axis is the ground set. ``reduction``, if it has one, says what it does with its results for rows.
+        rows: Names of the arguments with the axes of the rows.
+        numbers: Names of those with the axes of the batch, beside k and the softness.
+        batch_first: Whether the result begins with the axes of the batch, and does not have those of the rows.
+        in_parts: Whether it asks :func:`shards_of_rows` who has the other parts of the rows; or that of its arguments.
+        needs_float64: As of :func:`khot._tracing.one_operation`.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        traced = one_operation(needs_float64=needs_float64)(function)
+        signature = inspect.signature(function)
+        known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
+        handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
+        layout = Layout(signature, rows, known, batch_first, handles)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if torch.compiler.is_compiling() or not (has_dtensor(args) or (kwargs and has_dtensor(kwargs.values()))):
+                return traced(*args, **kwargs)
+            return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
+
+        return call
+
+    return decorate if function is None else decorate(function)
+
+
+class _Call:
+    """A call with DTensors."""
+
+    def __init__(self, function: Callable[..., Any], layout: Layout, bound: inspect.BoundArguments) -> None:
+        bound.apply_defaults()
+        self.function, self.layout, self.arguments = function, layout, dict(bound.arguments)
+        name = layout.rows[0]
+        lead: Any = self.arguments[name]
+        if not is_dtensor(lead):
+            others = (other for other, value in self.arguments.items() if is_dtensor(value))
+            raise TypeError(f"`{name}` must be a DTensor, too, where `{next(others)}` is one: distribute it first")
+        check_spread(name, lead, name, lead.device_mesh)
+        self.lead_name, self.mesh = name, lead.device_mesh
+        for other, value in self.arguments.items():
+            if isinstance(value, Tensor):
+                self.arguments[other] = as_dtensor(other, value, name, self.mesh)
+        self.reduction = self.arguments.get("reduction")
+        self.shape, self.stride = self._judge()
+
+    def run(self) -> "DTensor":
+        """The result, a DTensor."""
+        lead: DTensor = self.arguments[self.lead_name]
+        ground = self._ground_axes(lead.dim())
+        cut = [at for at, placement in enumerate(lead.placements) if shard_axis(placement) in ground]
+        in_parts = bool(cut) and self.layout.in_parts(self.arguments)
+        one = torch.distributed.tensor.Replicate()
+        gone = {at for at, p in enumerate(lead.placements) if p.is_partial()} | set(() if in_parts else cut)
+        self.lead = placed(lead, [one if at in gone else p for at, p in enumerate(lead.placements)])
+        self.batch = [axis for axis in range(lead.dim()) if axis not in ground]
+        arguments = {name: self._localised(name, value) for name, value in self.arguments.items()}
+        with spread_over(shards_of(self.lead, ground, cut)) if in_parts else nullcontext():
+            local = self.function(**arguments)
+        result = whole(local, self.lead, [self._of_result(p) for p in self.lead.placements], self.shape, self.stride)
+        if self.reduction in ("mean", "sum"):
+            return self._reduced(result)
+        if self.layout.batch_first:
+            return result
+        return placed(result, [lead.placements[at] if at in cut else p for at, p in enumerate(result.placements)])
+
+    def _judge(self) -> tuple[torch.Size, tuple[int, ...]]:
+        """Shape and stride of the whole result, before any reduction; raises what the function raises of shapes."""
+        found = self._tried()
+        if self.reduction not in ("mean", "sum"):
+            return found
+        self.arguments["reduction"] = "none"
+        return self._tried()
+
+    def _tried(self) -> tuple[torch.Size, tuple[int, ...]]:
+        described = {
+            name: _Meta(value.shape, value.dtype) if isinstance(value, Tensor) else value
+            for name, value in self.arguments.items()
+        }
+        call = self.function, tuple(described), *described.values()
+        return (_dry_run if _is_hashable(call) else _dry_run.__wrapped__)(*call)
+
+    def _ground_axes(self, axes: int) -> set[int]:
+        dim = self.arguments.get("dim", -1)
+        return {axis % axes for axis in (dim if isinstance(dim, tuple) else (dim,))}
+
+    def _localised(self, name: str, value: Any) -> Any:
+        """The local part of an argument, beside the local rows."""
+        if not isinstance(value, Tensor):
+            return value
+        dtensor: Any = value
+        if name == self.lead_name:
+            return local_part(self.lead, self.lead.placements)
+        return part_beside(dtensor, self.lead.placements, self._axes_beside(name, dtensor), self.batch)
+
+    def _axes_beside(self, name: str, value: "DTensor") -> dict[int, int]:
+        """Which axis of the rows is which of this argument, for those along which it is as long."""
+        if name in self.layout.rows:
+            beside = list(range(self.lead.dim())) if value.dim() > 1 else []  # one row is for all rows
+        else:
+            beside = self.batch if name in self.layout.numbers else []
+        pairs = zip(reversed(beside), reversed(range(value.dim())), strict=False)
+        return {axis: own for axis, own in pairs if value.shape[own] == self.lead.shape[axis]}
+
+    def _of_result(self, placement: "Placement") -> "Placement":
+        """Where the result goes for rows that go there."""
+        axis = shard_axis(placement)
+        if axis is None or not self.layout.batch_first:
+            return placement
+        if axis not in self.batch:  # one number for all parts of a row
+            return torch.distributed.tensor.Replicate()
+        return torch.distributed.tensor.Shard(self.batch.index(axis))
+
+    def _reduced(self, losses: "DTensor") -> "DTensor":
+        """Their sum or mean, the same on all processes."""
+        dtype = losses.dtype
+        total: Any = (losses.float() if dtype.itemsize < 4 else losses).sum()
+        total = placed(total, replicated(self.mesh))
+        return (total / losses.numel() if self.reduction == "mean" else total).to(dtype)
+
+
+def shards_of(rows: "DTensor", ground: set[int], cut: Sequence[int]) -> Shards:
+    """Who holds the items of rows with these axes of the ground set, which these axes of the mesh cut."""
+    mesh, lengths = rows.device_mesh, [{axis: rows.shape[axis] for axis in ground}]
+    for at in cut:
+        axis, parts = shard_axis(rows.placements[at]), mesh.size(at)
+        assert axis is not None
+        lengths = [held | {axis: part} for held in lengths for part in chunks(held[axis], parts)]
+    items = tuple(math.prod(held.values()) for held in lengths)
+    return Shards(tuple(mesh.get_group(at) for at in cut), sum(items), items)
+
+
+@functools.lru_cache(maxsize=512, typed=True)
+def _dry_run(function: Callable[..., Tensor], names: Sequence[str], *values: Any) -> tuple[torch.Size, tuple[int, ...]]:
+    """Shape and stride of the result for arguments without data."""
+    arguments = {
+        name: torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, _Meta) else value
+        for name, value in zip(names, values, strict=True)
+    }
+    with torch.no_grad():
+        result = function(**arguments)
+    return result.shape, result.stride()
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:  # a list, for example
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""What of a DTensor lies where: its placements checked, changed, taken off and put back on.
+
+``torch.distributed.tensor`` is imported by whoever makes the first DTensor, never by khot, and used by its name here.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch.distributed.tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether this is a DTensor; False at once where nobody has imported them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def has_dtensor(values: Iterable[Any]) -> bool:
+    """Whether one of the values is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return False
+    kind = module.DTensor
+    for value in values:  # noqa: SIM110 - `any` of a generator takes several times as long
+        if isinstance(value, kind):
+            return True
+    return False
+
+
+def replicated(mesh: "DeviceMesh") -> "list[Placement]":
+    """All of it on every process."""
+    return [torch.distributed.tensor.Replicate()] * mesh.ndim
+
+
+def shard_axis(placement: "Placement") -> int | None:
+    """The axis that is cut into shards, if one is."""
+    return placement.dim if isinstance(placement, torch.distributed.tensor.Shard) else None
+
+
+def check_spread(name: str, value: "DTensor", lead: str, mesh: "DeviceMesh") -> None:
+    """ValueError unless the tensor lies on this mesh, on contiguous shards, replicas or partial sums."""
+    if value.device_mesh != mesh:
+        raise ValueError(f"`{name}` must lie on the device mesh of `{lead}`, {mesh}, but lies on {value.device_mesh}")
+    kinds = torch.distributed.tensor
+    for placement in value.placements:
+        plain = type(placement) in (kinds.Shard, kinds.Replicate) or isinstance(placement, kinds.Partial)
+        if not plain:
+            raise ValueError(
+                f"`{name}` must be placed by Shard, Replicate or Partial, but got {placement}; redistribute it first"
+            )
+
+
+def as_dtensor(name: str, value: Tensor, lead: str, mesh: "DeviceMesh") -> "DTensor":
+    """A DTensor as it is, checked, or a plain tensor taken for the same on all processes.
+
+    Raises:
+        ValueError: For a DTensor on another mesh or in strided shards, and for a plain tensor that requires a gradient:
+            what each process would find is its own part of it.
+    """
+    if is_dtensor(value):
+        dtensor: Any = value
+        check_spread(name, dtensor, lead, mesh)
+        return dtensor
+    if value.requires_grad:
+        raise ValueError(
+            f"`{name}` is a plain tensor that requires a gradient beside the DTensor `{lead}`, and every process would "
+            f"have a part of its gradient: make it a DTensor, by torch.distributed.tensor.distribute_tensor({name}, "
+            f"mesh), or detach it"
+        )
+    return torch.distributed.tensor.DTensor.from_local(value, mesh, replicated(mesh), run_check=False)
+
+
+def placed(value: "DTensor", placements: "Sequence[Placement]") -> "DTensor":
+    """The tensor with these placements, by whatever communication that takes."""
+    if tuple(value.placements) == tuple(placements):
+        return value
+    return value.redistribute(placements=list(placements))
+
+
+def local_part(value: "DTensor", grad_placements: "Sequence[Placement]") -> Tensor:
+    """What this process has of the tensor; its gradient there is of these placements."""
+    local = value.to_local(grad_placements=list(grad_placements))
+    if hasattr(local, "trigger_wait"):  # still under way, as some of torch's operations leave their results
+        return local.clone()
+    return local
+
+
+def part_beside(value: "DTensor", rows: "Sequence[Placement]", axes: dict[int, int], batch: Sequence[int]) -> Tensor:
+    """What this process needs of a tensor beside rows that lie so.
+
+    Args:
+        value: A number for each row, or for many.
+        rows: Placements of the rows.
+        axes: Which axis of the rows is which of the tensor.
+        batch: Axes of the rows that number them, not their items.
+    """
+    placements, grad_placements = list[Any](), list[Any]()
+    for placement in rows:
+        axis = shard_axis(placement)
+        own = None if axis is None else axes.get(axis)
+        if own is not None:
+            placements.append(torch.distributed.tensor.Shard(own))
+            grad_placements.append(placements[-1])
+            continue
+        placements.append(torch.distributed.tensor.Replicate())
+        in_parts = axis in batch  # every process has the gradient of its own rows
+        grad_placements.append(torch.distributed.tensor.Partial() if in_parts else placements[-1])
+    return local_part(placed(value, placements), grad_placements)
+
+
+def chunks(length: int, parts: int) -> list[int]:
+    """Lengths of shards: as ``torch.chunk`` cuts, with empty ones at the end."""
+    size = -(-length // parts)
+    return [max(0, min(size, length - part * size)) for part in range(parts)]
+
+
+def whole(
+    local: Tensor, like: "DTensor", placements: "Sequence[Placement]", shape: torch.Size, stride: tuple[int, ...]
+) -> "DTensor":
+    """The tensor of this shape of which each process has a local part; on the mesh of another one."""
+    kind = torch.distributed.tensor.DTensor
+    return kind.from_local(local, like.device_mesh, list(placements), run_check=False, shape=shape, stride=stride)

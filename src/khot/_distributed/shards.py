@@ -1,0 +1,95 @@
+"""Rows of which each process holds a part of the items: sums, maxima and gathers over the processes.
+
+A function that handles such rows finds in :func:`shards_of_rows` who holds the other parts. What it decides of control
+flow it decides from reduced numbers, which are the same on all processes: else they would wait for each other.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Shards", "shards_of_rows", "spread_over"]
+
+
+class Shards(NamedTuple):
+    """Who holds the items of the rows in this call, and how many there are.
+
+    Attributes:
+        groups: The groups of processes over which the items are spread, one for each axis of the mesh that cuts rows.
+        n: Items of a row, on all processes.
+        lengths: Items of each part, in the order in which :meth:`gather` has them.
+    """
+
+    groups: "tuple[ProcessGroup, ...]"
+    n: int
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of_parts(cls, group: "ProcessGroup", items: int, device: torch.device) -> "Shards":
+        """Where each process of a group has so many items, of which others do not know: one collective."""
+        lengths = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
+        lengths[dist.get_rank(group)] = items
+        dist.all_reduce(lengths, group=group)
+        counts = tuple(lengths.tolist())
+        return cls((group,), sum(counts), counts)
+
+    def sum(self, *values: Tensor) -> list[Tensor]:
+        """Sums over the parts, in float64: one collective for all of the values, which have one shape."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, *values: Tensor) -> list[Tensor]:
+        """Maxima over the parts, in float64: one collective for all of the values, of which none is NaN."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[Tensor], operation: "dist.ReduceOp.RedOpType") -> list[Tensor]:
+        together = torch.stack([value.double() for value in values])
+        for group in self.groups:
+            dist.all_reduce(together, operation, group=group)
+        return list(together.unbind())
+
+    def gather(self, value: Tensor) -> Tensor:
+        """``(parts, *value.shape)`` of values of the same shape on all processes, in the order of the parts."""
+        together = value.unsqueeze(0).contiguous()
+        for group in reversed(self.groups):
+            parts = [torch.empty_like(together) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, together, group=group)
+            together = torch.cat(parts)
+        return together
+
+    @property
+    def own(self) -> int:
+        """The number of this process's part among those gathered."""
+        number = 0
+        for group in self.groups:
+            number = number * dist.get_world_size(group) + dist.get_rank(group)
+        return number
+
+
+class _State(threading.local):
+    current: Shards | None = None
+
+
+_state = _State()
+
+
+def shards_of_rows() -> Shards | None:
+    """Who holds the other parts of the rows that this thread handles; None where rows are whole."""
+    return _state.current
+
+
+@contextmanager
+def spread_over(shards: Shards) -> Iterator[None]:
+    """In this block rows are parts, which only functions that ask :func:`shards_of_rows` handle rightly."""
+    _state.current, before = shards, _state.current
+    try:
+        yield
+    finally:
+        _state.current = before

@@ -1,0 +1,91 @@
+"""Designs whose parameter is a DTensor: each method by the rows of the batch that this process has.
+
+Rows have to be whole: where they are cut they are gathered, when the design is made, and results with an entry for each
+unit are cut again. Then no method communicates but for draws, whose seed all processes have from the first one. A draw
+is a function of that seed, its number and that of its row in the whole batch, so that any number of processes draw the
+same, and no two the same for different rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._distributed.batch import SpreadBatch
+from khot._validation import check_generator, checked_shape
+from khot.kernels.philox import draw_seed
+
+AXES_AFTER_BATCH = {
+    "probs": 1,
+    "logits": 1,
+    "log_odds": 1,
+    "mean": 1,
+    "pairwise_inclusion": 2,
+    "covariance_matrix": 2,
+    "mode": 1,
+    "sample": 1,
+    "sample_indices": 1,
+    "log_prob": 0,
+    "entropy": 0,
+    "enumerate_support": 1,
+}
+
+
+def by_rows_here(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
+    """The member of a design; of one that is spread over processes, by the design of the rows that are here."""
+
+    @functools.wraps(member)
+    def call(design: Any, *args: Any, **kwargs: Any) -> Any:
+        if design.spread is None:
+            return member(design, *args, **kwargs)
+        return _CALLS.get(name, _found)(design, name, *args, **kwargs)
+
+    return call
+
+
+def _found(design: Any, name: str, *args: Any, **kwargs: Any) -> Tensor:
+    found = getattr(design.rows_here, name)
+    local = found(*args, **kwargs) if callable(found) else found
+    spread: SpreadBatch = design.spread
+    return spread.together(local, AXES_AFTER_BATCH[name])
+
+
+def _draws(
+    design: Any, name: str, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
+) -> Tensor:
+    spread, local = design.spread, design.rows_here
+    check_generator(generator, local.parameter.device)
+    shape, rows = checked_shape("sample_shape", sample_shape), local.batch_shape.numel()
+
+    def draw_rows(start: int, stop: int) -> Tensor:
+        is_local = len(local.batch_shape) == 1 and (start, stop) == (0, rows)
+        drawn: Tensor = getattr(local if is_local else local.some_rows(start, stop), name)(shape)
+        return drawn
+
+    with torch.no_grad():
+        seed = spread.same_everywhere(draw_seed(local.parameter.device, generator))
+        drawn: Tensor = spread.together(spread.draw(seed, shape, draw_rows), AXES_AFTER_BATCH[name])
+        return drawn
+
+
+def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
+    spread: SpreadBatch = design.spread
+    local = spread.here("value", value, value.dim() - 1 - len(spread.shape))
+    return spread.together(design.rows_here.log_prob(local), AXES_AFTER_BATCH[name])
+
+
+def _enumerate_support(design: Any, name: str, expand: bool = True) -> Tensor:
+    local = design.rows_here.enumerate_support(expand=False)
+    spread: SpreadBatch = design.spread
+    wide = local.expand(-1, *design.rows_here.batch_shape, -1) if expand else None
+    return spread.replicated(local) if wide is None else spread.together(wide, AXES_AFTER_BATCH[name])
+
+
+_CALLS: dict[str, Callable[..., Tensor]] = {
+    "sample": _draws,
+    "sample_indices": _draws,
+    "log_prob": _log_prob,
+    "enumerate_support": _enumerate_support,
+}

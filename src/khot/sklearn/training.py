@@ -1,0 +1,118 @@
+"""How a gate and a predictor learn together: mini-batches, a price for what is kept, and when to stop."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from khot.nn import KHotGate
+from khot.relaxations import topk_mask
+
+LOOK_EVERY = 10  # steps from one look at the inclusion probabilities, and at the held-out loss, to the next
+
+
+@dataclass
+class Training:
+    """Gate and predictor, and what they are trained for.
+
+    Attributes:
+        gate: Which features the predictor sees.
+        predictor: Called with the features that the gate lets through, ``(rows, n)``.
+        loss: Of predictions and targets, a scalar.
+        price: What each feature adds to the loss, which matters where their number is learned.
+        curve: Training loss of each step, without the price.
+    """
+
+    gate: KHotGate
+    predictor: Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    price: float
+    curve: list[float] = field(default_factory=list, init=False)
+
+    def objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, with a draw for each row, and what the features cost, as many as draws have on average."""
+        loss = self.loss(self.predictor(self.gate(x)), y)
+        number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
+        return loss, torch.as_tensor(self.price * number)
+
+    def steps(self, x: Tensor, y: Tensor, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
+        """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate.
+
+        Raises:
+            ValueError: If the loss is infinite or NaN.
+        """
+        parts = zip((self.predictor, self.gate), rates, strict=True)
+        optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": rate} for part, rate in parts])
+        batches = shuffled(len(x), batch_size)
+        while True:
+            rows = next(batches)
+            loss, cost = self.objective(x[rows], y[rows])
+            optimizer.zero_grad()
+            (loss + cost).backward()
+            optimizer.step()
+            self.curve.append(loss.item())
+            if not math.isfinite(self.curve[-1]):
+                raise ValueError(
+                    f"the loss was {self.curve[-1]} in step {len(self.curve)}: `learning_rate` is {rates[0]:g}, and a "
+                    "smaller one may help"
+                )
+            yield len(self.curve)
+
+    def inclusion_probabilities(self) -> Tensor:
+        return self.gate.law().mean.detach()
+
+    def selected(self) -> Tensor:
+        """The k largest logits; of a learned number, what is more often kept than not. Bool ``(n,)``."""
+        logits = self.gate.logits.detach()
+        return logits > 0 if self.gate.k is None else topk_mask(logits, self.gate.k) > 0
+
+    def has_settled(self, tol: float) -> bool:
+        """Whether nearly every draw is the same: all inclusion probabilities are within ``tol`` of 0 or 1."""
+        probs = self.inclusion_probabilities()
+        return bool((torch.minimum(probs, 1 - probs) <= tol).all())
+
+    @torch.no_grad()
+    def held_out_loss(self, x: Tensor, y: Tensor) -> float:
+        """With the features that are selected, at their price."""
+        mask, predictor = self.selected(), self.predictor.eval()
+        loss = self.loss(predictor(x * mask), y) + self.price * mask.sum()
+        predictor.train()
+        return loss.item()
+
+
+class Best:
+    """The state of modules with the least held-out loss so far, and since when it is that.
+
+    Args:
+        modules: Those that are trained.
+        patience: For how many steps no better state need come.
+    """
+
+    def __init__(self, modules: Sequence[Module], patience: int) -> None:
+        self.modules, self.patience, self.loss, self.step = modules, patience, math.inf, 0
+        self.states: list[dict[str, Any]] = []
+
+    def compare(self, loss: float, step: int) -> bool:
+        """Whether to go on after this step."""
+        if loss < self.loss or not self.states:
+            self.loss, self.step = loss, step
+            self.states = [copy.deepcopy(module.state_dict()) for module in self.modules]
+        return step - self.step < self.patience
+
+    def restore(self) -> None:
+        """Brings it back."""
+        for module, state in zip(self.modules, self.states, strict=True):
+            module.load_state_dict(state)
+
+
+def shuffled(rows: int, size: int) -> Iterator[Tensor]:
+    """Mini-batches of row numbers, each time round in a new order; rows that fill no batch are left out of a round."""
+    while True:
+        order = torch.randperm(rows)
+        for start in range(0, max(rows - size, 0) + 1, size):
+            yield order[start : start + size]

@@ -1,0 +1,56 @@
+"""DTensors in a group of one process: quick, and without processes of its own."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("torch.distributed.tensor", reason="torch was built without distributed tensors")
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import khot
+from tests.every_map import MAPS
+from tests.inputs import normal
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("member", MAPS, ids=lambda member: member.name)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=["batch", "row"])
+def test_every_map(mesh, member, placement):
+    x = normal(3, 7)
+    y = member.call(distribute_tensor(x, mesh, [placement]), 0.7)
+    assert isinstance(y, DTensor)
+    torch.testing.assert_close(y.full_tensor(), member.call(x, 0.7), rtol=1e-9, atol=1e-11)
+
+
+def test_gradients(mesh):
+    whole = normal(3, 7).requires_grad_()
+    part = distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_()
+    for x in (whole, part):
+        khot.sigmoid_topk(x, 2.5).square().sum().backward()
+    torch.testing.assert_close(part.grad.full_tensor(), whole.grad)
+
+
+def test_draws(mesh):
+    logits = normal(3, 7)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        design = khot.Pivotal(logits=distribute_tensor(logits, mesh, [placement]), k=2)
+        x = design.sample((4,), generator=torch.Generator().manual_seed(1)).full_tensor()
+        assert x.shape == (4, 3, 7) and (x.sum(-1) == 2).all()
+
+
+def test_plain_and_spread_tensors_do_not_mix(mesh):
+    x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="`k` is a plain tensor that requires a gradient beside the DTensor `x`"):
+        khot.sigmoid_topk(x, torch.tensor(2.0, requires_grad=True))
+    with pytest.raises(TypeError, match="`x` must be a DTensor, too, where `k` is one"):
+        khot.sigmoid_topk(normal(3, 7), distribute_tensor(torch.tensor(2.0), mesh, [Replicate()]))

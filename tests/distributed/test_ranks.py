@@ -1,0 +1,20 @@
+"""All cases in groups of processes on this machine, which talk by gloo over the loopback address."""
+
+import pytest
+import torch.distributed as dist
+
+from tests.distributed.group import run_group
+
+OF_MORE_RANKS = ("maps", "parts", "designs")
+CASES = {2: (*OF_MORE_RANKS, "graphs", "modules"), 4: OF_MORE_RANKS}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"),
+]
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_the_ranks_agree_with_one_process(ranks):
+    failed = run_group(ranks, [f"tests.distributed.cases_{name}" for name in CASES[ranks]], limit=400)
+    assert not failed, "\n".join(failed)

@@ -1,0 +1,50 @@
+"""The site, as far as it needs no Sphinx: generated pages in step with the code, and the tools that make them."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.composition_table import PAGE, SECTION, tables
+from tests.test_public_api import MODULES, PUBLIC
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def load(name):
+    """A module of the site's own extensions, which are on nobody's path."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_extensions" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_composition_tables():
+    assert SECTION.search(PAGE.read_text()).group() == tables(), "run `python -m tests.composition_table`"
+
+
+def test_every_public_name_has_an_entry(tmp_path):
+    pages = load("api_pages")
+    pages.write(tmp_path)
+    for package, name in PUBLIC:
+        page = (tmp_path / f"khot.{package}.rst").read_text()
+        assert f"   {name}\n" in page or f"``{name}`` is :py:obj:" in page
+    index = (tmp_path / "index.rst").read_text()
+    assert all(f"   khot.{package}\n" in index for package in MODULES)
+    assert pages.home_of("RelaxedKHotStraightThrough") == "khot.distributions"  # which the estimators list, too
+    assert pages.home_of("TopKCrossEntropyLoss") == "khot.losses" and pages.home_of("nothing") is None
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="#here"></a><a href="b.html#there"></a><img src="c.png"></p>'
+    )
+    (tmp_path / "b.html").write_text('<a href="a.html#here"></a><a href="https://elsewhere.example"></a>')
+    command = [sys.executable, str(DOCS / "check_links.py"), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stdout.splitlines() == [
+        "a.html: b.html#there",
+        "a.html: c.png",
+        "2 broken links in 2 pages",
+    ]

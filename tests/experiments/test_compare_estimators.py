@@ -1,0 +1,20 @@
+"""The experiment runs with the smallest settings and says of straight-through what is known."""
+
+import json
+
+import pytest
+
+import compare_estimators
+
+
+@pytest.mark.slow
+def test_runs(tmp_path, capsys):
+    tables = compare_estimators.main(["--smoke", "--out", str(tmp_path)])
+    assert list(tables) == ["linear", "distance", "quadratic"]
+    printed = capsys.readouterr().out
+    for loss, table in tables.items():
+        name = f"compare_estimators_{loss}"
+        assert (tmp_path / f"{name}.png").stat().st_size > 3_000 and (tmp_path / f"{name}.md").read_text() in printed
+        assert list(json.loads((tmp_path / f"{name}.json").read_text())["rows"]) == list(compare_estimators.ESTIMATORS)
+        variance = table.values(compare_estimators.FIRST, compare_estimators.VARIANCE)
+        assert ((variance < 1e-10) == (loss == "linear")).all()

@@ -1,0 +1,91 @@
+"""Every experiment runs from end to end with the smallest settings, and its parts do what its text says."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import knn
+import permutation
+import pruning
+import topk_loss
+from image_data import Labelled
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PERCENT = ("custom_loop", "feature_selection", "knn", "permutation", "pruning", "topk_loss")  # scores in [0, 100]
+NAMES = (*PERCENT, "horvitz_thompson", "polynomial_programming")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_runs(name, tmp_path, capsys):
+    table = importlib.import_module(name).main(["--smoke", "--out", str(tmp_path)])
+    assert (tmp_path / f"{name}.png").stat().st_size > 3_000
+    document = json.loads((tmp_path / f"{name}.json").read_text())
+    assert document["rows"].keys() == table.scores.keys() and document["findings"]
+    assert name not in PERCENT or all(
+        0 <= score <= 100 for row in table.scores.values() for scores in row for score in scores.values()
+    )
+    assert (tmp_path / f"{name}.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_scripts_find_what_lies_beside_them():
+    subprocess.run([sys.executable, str(EXPERIMENTS / "knn.py"), "--help"], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("relaxation", knn.MAPS.values(), ids=knn.MAPS)
+def test_neighbours_of_the_same_label_cost_nothing(relaxation):
+    labels = torch.arange(knn.QUERIES + knn.CANDIDATES) % knn.CLASSES
+    apart = 10 * torch.eye(knn.CLASSES)
+    assert knn.neighbour_loss(apart[labels], labels, 9, relaxation) < 1e-3
+    others = torch.cat([(labels[: knn.QUERIES] + 1) % knn.CLASSES, labels[knn.QUERIES :]])
+    assert knn.neighbour_loss(apart[labels], others, 9, relaxation) > 1
+
+
+@pytest.mark.parametrize("loss", permutation.ROWS.values(), ids=permutation.ROWS)
+def test_losses_of_sorting_are_least_for_the_true_order(loss):
+    scores, scorer = 5 * torch.tensor([[2.0, 0.0, 3.0, 1.0]]), permutation.Scorer(8, 8)
+    right, reverse = scores.argsort(-1), scores.argsort(-1, descending=True)
+    assert loss(scorer, scores, right) < 0.1 < 1 < loss(scorer, scores, reverse)
+
+
+def test_evaluation_of_sorting():
+    numbers = torch.tensor([[30, 10, 20], [1, 3, 2]])
+    scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])  # all right; right at the end alone
+    test = permutation.Sequences(torch.zeros(2, 3, 1, 8, 32), numbers)
+    assert permutation.evaluate(lambda images: scores, test) == (50.0, pytest.approx(100 * 4 / 6))
+
+
+@pytest.mark.parametrize("method", pruning.METHODS.values(), ids=pruning.METHODS)
+def test_networks_are_tested_with_exactly_k_weights(method):
+    data = Labelled(torch.rand(128, 1, 8, 8), torch.arange(128) % 10)
+    _, parameters = pruning.train(data, method, 0.95, 4, lambda: None)
+    for weights in parameters.values():
+        if weights.dim() == 2:
+            assert int((weights != 0).sum()) == round(0.05 * weights.numel())
+
+
+def test_straight_through_gives_all_weights_a_gradient():
+    weights = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
+    for prune, gradient in ((pruning.hard, [1.0, 0.0, 1.0]), (pruning.straight_through, [1.0, 1.0, 1.0])):
+        pruned = prune(weights, 2)
+        assert pruned.tolist() == [3.0, 0.0, 2.0]
+        assert torch.autograd.grad(pruned.sum(), weights)[0].tolist() == gradient
+
+
+@pytest.mark.parametrize("loss", topk_loss.LOSSES.values(), ids=topk_loss.LOSSES)
+def test_top_k_losses_prefer_the_label(loss):
+    labels = torch.tensor([7, 42])
+    scores = torch.zeros(2, topk_loss.CLASSES, requires_grad=True)
+    gradient = torch.autograd.grad(loss(scores, labels), scores)[0]
+    assert gradient.argmin(-1).tolist() == labels.tolist() and bool((gradient.amin(-1) < 0).all())
+
+
+def test_ranks_of_labels():
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1]])
+    assert topk_loss.within(scores, torch.tensor([2, 0]), (1, 2)) == {"top 1, %": 50.0, "top 2, %": 100.0}

@@ -1,0 +1,65 @@
+"""It runs from end to end; every row's site gives hard codes, gradients and a bound above the likelihood."""
+
+import json
+
+import pyro
+import pytest
+import torch
+
+import vae
+from khot import ConditionalPoisson
+
+
+@pytest.mark.slow
+def test_runs(tmp_path, capsys):
+    tables = vae.main(["--smoke", "--out", str(tmp_path)])
+    assert list(tables) == ["vae_ten_exact"]
+    assert (tmp_path / "vae_ten_exact.png").stat().st_size > 3_000
+    document = json.loads((tmp_path / "vae_ten_exact.json").read_text())
+    assert list(document["rows"]) == list(vae.METHODS) and len(document["findings"]) == 4
+    for row in vae.METHODS:
+        assert (tables["vae_ten_exact"].values(row, vae.BOUND) > 0).all()
+    assert (tmp_path / "vae_ten_exact.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("per_item", [False, True])
+@pytest.mark.parametrize("row", vae.METHODS)
+def test_codes_are_hard_and_both_networks_get_a_gradient(row, per_item):
+    pyro.set_rng_seed(0)
+    pyro.clear_param_store()
+    images = torch.bernoulli(torch.full((6, 9), 0.5))
+    read = []
+    method = vae.METHODS[row]
+    method = method._replace(read=lambda value, k, read_=method.read: read.append(read_(value, k)) or read[-1])
+    autoencoder = vae.VAE(9, vae.Latent(2, 5, 2), method, per_item)
+    loss = vae.TraceMeanField_ELBO().differentiable_loss(autoencoder.model, autoencoder.guide, images)
+    loss.backward()
+    assert loss.isfinite() and ConditionalPoisson(logits=torch.zeros(5), k=2).support.check(read[0].detach()).all()
+    assert read[0].shape == (6, 2, 5)
+    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in autoencoder.parameters())
+
+
+@pytest.mark.parametrize("row", vae.METHODS)
+def test_a_guide_equal_to_the_prior_costs_nothing(row):
+    pyro.set_rng_seed(0)
+    autoencoder = vae.VAE(9, vae.Latent(2, 5, 2), vae.METHODS[row], False)
+    for parameter in autoencoder.encoder.parameters():
+        parameter.detach().zero_()
+    for parameter in autoencoder.decoder.parameters():
+        parameter.detach().zero_()
+    scores = vae.evaluate(autoencoder, torch.ones(4, 9), 2)
+    assert scores[vae.BOUND] == pytest.approx(9 * torch.tensor(2.0).log().item(), abs=1e-4)
+    assert scores[vae.RECONSTRUCTION] == pytest.approx(scores[vae.BOUND], abs=1e-4)
+
+
+def test_the_per_item_term_vanishes_at_equal_marginals_and_is_that_of_independent_entries():
+    method, images = vae.METHODS[vae.FIRST], torch.ones(3, 9)
+    autoencoder = vae.VAE(9, vae.Latent(1, 2, 1), method, True)
+    for parameter in autoencoder.encoder.parameters():
+        parameter.detach().zero_()
+    factor = vae.poutine.trace(autoencoder.guide).get_trace(images).nodes["prior_term"]["fn"].log_factor
+    assert factor.abs().max() < 1e-6
+    autoencoder.encoder[-1].bias.data = torch.tensor([3.0, 1 / 3]).log()  # pi = (3/4, 1/4)
+    factor = vae.poutine.trace(autoencoder.guide).get_trace(images).nodes["prior_term"]["fn"].log_factor
+    p = torch.tensor([0.25, 0.75])
+    assert factor.tolist() == pytest.approx([2 * (p * (2 * p).log()).sum().item()] * 3, abs=1e-5)

@@ -1,0 +1,106 @@
+"""Programs for ONNX: modules in evaluation are plain operations, thresholds found in a fixed number of steps."""
+
+import importlib.util
+import io
+import operator
+from functools import partial
+
+import pytest
+import torch
+
+from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
+from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
+from khot.relaxations import StudentT
+from khot.relaxations.linked import link_of
+from khot.relaxations.portable import LONGEST_REACH, portable_mask
+from tests.inputs import normal
+from tests.maps import RELAXATIONS
+
+MODULES = {
+    "hard": lambda: TopK(3),
+    "relaxed": lambda: TopK(2.5, 0.5),
+    "learned_softness": lambda: TopKMask(2, 0.5, sparse_topk, learn_softness=True),
+    "straight_through": lambda: TopK(3, 0.5, straight_through=True),
+    "joint": lambda: TopK(5, 0.5, dim=(-2, -1)),
+    "experts": lambda: ExpertChoice(1, 0.5),
+    "two_of_four": NMSparsity,
+    "batch": lambda: BatchTopK(2),
+    "gate": lambda: KHotGate(8, 3),
+    "gate_learned": lambda: KHotGate(8),
+}
+LIGHT_TAILS = [case for case in RELAXATIONS if link_of(case.map).reach <= LONGEST_REACH]
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+X = normal(3, 8, dtype=torch.float32)
+
+
+def in_evaluation(name):
+    module = MODULES[name]()
+    module(X)
+    for parameter in module.parameters():
+        parameter.data += normal(*parameter.shape, seed=2, dtype=torch.float32)
+    return module.eval()
+
+
+@pytest.fixture
+def exporting(monkeypatch):
+    """As if ``torch.onnx.export`` were at work, which needs packages that khot does not."""
+    flags = pytest.importorskip("torch.onnx._internal.exporter._flags")
+    monkeypatch.setattr(flags, "_is_onnx_exporting", True)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_programs_have_plain_operations_alone(name, exporting):
+    module = in_evaluation(name)
+    program = torch.export.export(module, (X,))
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    assert {target.namespace for target in called} <= {"aten"}
+    torch.testing.assert_close(program.module()(X), module(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not HAS_ONNX, reason="needs onnx, onnxscript and onnxruntime, which khot does not")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the exporter about itself
+@pytest.mark.parametrize("name", MODULES)
+def test_onnx_runtime(name):
+    import onnxruntime
+
+    module, file = in_evaluation(name), io.BytesIO()
+    torch.onnx.export(module, (X,), dynamo=True, verbose=False).save(file)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    (y,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.tensor(y), module(X).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", LIGHT_TAILS, ids=lambda case: case.name)
+def test_portable_masks_are_the_masks(case):
+    link = link_of(case.map)
+    k, scale = torch.tensor([0.0, 2.5, 7.0, 8.0]), torch.tensor([0.3, 1.0, 5.0, 0.2])
+    x = 3 * normal(4, 8)
+    x[2, 3] = -torch.inf
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        y = portable_mask(x.to(dtype), k, scale, link, False)
+        torch.testing.assert_close(y, case.map(x.to(dtype), k, scale), rtol=tolerance, atol=tolerance)
+    if case.log:
+        y = portable_mask(x[1], 2.5, 1.0, link, True)
+        torch.testing.assert_close(y, case.log(x[1], 2.5, 1.0), rtol=1e-9, atol=1e-9)
+
+
+def test_logarithms(exporting):
+    class LogMask(torch.nn.Module):
+        def forward(self, x):
+            return log_sigmoid_topk(x, 2)
+
+    program = torch.export.export(LogMask(), (X,))
+    torch.testing.assert_close(program.module()(X), log_sigmoid_topk(X, 2), rtol=1e-5, atol=1e-5)
+
+
+def test_links_with_heavy_tails_are_an_error(exporting):
+    module = TopK(2, 0.5, partial(capped_simplex_map, link=StudentT(2)))
+    with pytest.raises(NotImplementedError, match="tails like exponentials"):
+        torch.export.export(module.eval(), (X,))
+
+
+def test_other_maps_stay_operations_that_onnx_refuses(exporting):
+    """By name: it says that it has no translation of this operation."""
+    program = torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))
+    assert any("khot.odd_map" in str(node.target) for node in program.graph.nodes)

@@ -1,0 +1,239 @@
+"""KHotSelector: scikit-learn's own checks, planted features found, and what it is to Pipeline and GridSearchCV."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import khot
+from khot.sklearn import KHotSelector
+
+ROWS, FEATURES, PLANTED = 200, 50, 5
+
+
+def planted(seed):
+    """Independent normal features, of which five have coefficients of 1 or -1, and unit noise."""
+    generator = np.random.default_rng(seed)
+    X = generator.standard_normal((ROWS, FEATURES))
+    support = np.zeros(FEATURES, dtype=bool)
+    support[generator.choice(FEATURES, PLANTED, replace=False)] = True
+    signs = generator.choice([-1.0, 1.0], FEATURES)
+    return X, X @ (signs * support) + generator.standard_normal(ROWS), support
+
+
+# Their data have one to three features, all of which the default selector keeps, and says so.
+@pytest.mark.filterwarnings("ignore:`n_features_to_select`=10 is more than the number of features:UserWarning")
+@parametrize_with_checks([KHotSelector()])
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+OTHERS = [
+    KHotSelector(2, max_iter=50),
+    KHotSelector("learned", max_iter=50),
+    KHotSelector(0.5, max_iter=50, early_stopping=True, validation_fraction=0.3),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`n_features_to_select`=2 is more than the number of features:UserWarning")
+@pytest.mark.filterwarnings("ignore:No features were selected:UserWarning")
+@parametrize_with_checks(OTHERS)
+def test_checks_of_scikit_learn_where_features_are_left_out(estimator, check):
+    check(estimator)
+
+
+def finds(seed, **settings):
+    X, y, support = planted(seed)
+    selector = KHotSelector(PLANTED, random_state=seed, **settings).fit(X, y)
+    return bool((selector.support_ == support).all())
+
+
+def test_finds_planted_features():
+    assert finds(100)
+
+
+@pytest.mark.slow
+def test_finds_planted_features_in_nearly_all_seeds():
+    assert sum(map(finds, range(100))) >= 95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{"design": khot.ConditionalPoisson}, {"estimator": khot.StraightThrough}], ids=str
+)
+def test_finds_them_by_other_designs_and_estimators(settings):
+    assert all(finds(seed, **settings) for seed in range(3))
+
+
+@pytest.mark.parametrize("price", [0.03, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_learns_how_many_features_are_worth_their_price(price):
+    X, y, support = planted(0)
+    selector = KHotSelector("learned", price=price, max_iter=300, random_state=0).fit(X, y)
+    assert (selector.support_ == support).all()
+
+
+def test_no_feature_is_worth_its_price():
+    X, y, _ = planted(0)
+    selector = KHotSelector("learned", price=2.0, mask_learning_rate=0.5, max_iter=50, random_state=0)
+    with pytest.warns(UserWarning, match="No features were selected"):
+        assert selector.fit_transform(X, y).shape == (ROWS, 0)
+
+
+def tanh_network():
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("predictor", ["hidden", tanh_network()], ids=["hidden", "module"])
+def test_finds_what_only_works_together(predictor):
+    """The class is whether two features have the same sign, of which each alone says nothing."""
+    X = np.random.default_rng(0).standard_normal((400, 6))
+    before = copy.deepcopy(predictor.state_dict()) if isinstance(predictor, torch.nn.Module) else {}
+    selector = KHotSelector(2, predictor=predictor, random_state=0).fit(X, X[:, 1] * X[:, 4] > 0)
+    assert selector.get_support(indices=True).tolist() == [1, 4]
+    assert all(torch.equal(value, predictor.state_dict()[name]) for name, value in before.items())
+
+
+def test_what_a_fit_reports(capsys):
+    X, y, _ = planted(0)
+    state = torch.get_rng_state()
+    selector = KHotSelector(3, max_iter=25, random_state=np.random.RandomState(0), verbose=True).fit(X, y)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert selector.n_iter_ == len(selector.loss_curve_) == 25
+    assert selector.inclusion_probabilities_.sum() == pytest.approx(3)
+    assert selector.support_.sum() == 3 and selector.support_.dtype == bool
+    assert (
+        selector.inclusion_probabilities_[selector.support_].min()
+        >= selector.inclusion_probabilities_[~selector.support_]
+    ).all()
+    assert "KHotSelector" in capsys.readouterr().err
+    predicted = selector.predictor_(torch.zeros(1, FEATURES))
+    assert predicted.shape == (1, 1) and not selector.predictor_.training
+
+
+def test_training_ends_when_nearly_all_draws_are_the_same():
+    X, y, _ = planted(0)
+    selector = KHotSelector(PLANTED, tol=0.2, random_state=0).fit(X, y)
+    assert selector.n_iter_ < 1000
+    assert np.minimum(selector.inclusion_probabilities_, 1 - selector.inclusion_probabilities_).max() <= 0.2
+
+
+def test_early_stopping_keeps_the_best_of_the_held_out_rows():
+    X, y, support = planted(1)
+    settings = {"early_stopping": True, "n_iter_no_change": 40, "random_state": 0, "tol": 0.0}
+    selector = KHotSelector(PLANTED, **settings).fit(X, y)
+    assert selector.n_iter_ < 1000 and (selector.support_ == support).all()
+    noise = KHotSelector(PLANTED, **settings).fit(X, np.random.default_rng(0).standard_normal(ROWS))
+    assert noise.n_iter_ < 200
+
+
+@pytest.mark.parametrize(("wanted", "number"), [(7, 7), (np.int64(7), 7), (0.1, 3), (0.01, 1)])
+def test_size(wanted, number):
+    X, y = load_breast_cancer(return_X_y=True)
+    assert KHotSelector(wanted, max_iter=1).fit(X, y).support_.sum() == number
+
+
+def test_more_features_than_there_are():
+    X, y, _ = planted(0)
+    with pytest.warns(UserWarning, match="`n_features_to_select`=51 is more than the number of features, 50: all are"):
+        assert KHotSelector(51).fit(X, y).support_.all()
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "outputs"),
+    [
+        ([0, 1, 2] * 6, "auto", 3),
+        (["a", "b", "c"] * 6, "auto", 3),
+        ([True, False, False] * 6, "auto", 2),
+        ([0.0, 1.0, 2.0] * 6, "auto", 1),
+        ([0.0, 1.0, 2.0] * 6, "classification", 3),
+        ([0, 1, 2] * 6, "regression", 1),
+    ],
+)
+def test_task(y, task, outputs):
+    X = np.random.default_rng(0).standard_normal((18, 4))
+    selector = KHotSelector(2, task=task, max_iter=1).fit(X, y)
+    assert selector.predictor_(torch.zeros(1, 4)).shape == (1, outputs)
+
+
+def test_in_a_pipeline_and_a_grid_search():
+    X, y = load_breast_cancer(return_X_y=True, as_frame=False)
+    model = make_pipeline(StandardScaler(), KHotSelector(random_state=0, max_iter=50), LogisticRegression())
+    grid = {"khotselector__n_features_to_select": [1, 4], "khotselector__predictor": ["linear"]}
+    search = GridSearchCV(model, grid, cv=2).fit(X, y)
+    assert search.best_params_["khotselector__n_features_to_select"] == 4 and search.best_score_ > 0.9
+    names = search.best_estimator_[:-1].get_feature_names_out(load_breast_cancer().feature_names)
+    assert len(names) == 4 and set(names) < set(load_breast_cancer().feature_names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"n_features_to_select": 0}, ValueError, r"`n_features_to_select` must lie in \[1, inf\), but got 0"),
+        ({"n_features_to_select": 1.0}, ValueError, r"`n_features_to_select` must lie in \(0, 1\), but got 1.0"),
+        ({"n_features_to_select": "all"}, ValueError, "`n_features_to_select` must be a number or 'learned'"),
+        ({"n_features_to_select": True}, TypeError, "`n_features_to_select` must be an int, but got True"),
+        ({"task": "ranking"}, ValueError, "`task` must be 'auto', 'classification' or 'regression'"),
+        ({"predictor": "deep"}, ValueError, "`predictor` must be 'linear' or 'hidden'"),
+        ({"predictor": torch.nn.Linear(4, 3)}, ValueError, r"`predictor` must make \(rows, 2\) of \(rows, 4\)"),
+        ({"hidden_units": 1.5}, TypeError, "`hidden_units` must be an int"),
+        ({"design": "pivotal"}, TypeError, "`design` must be a function"),
+        ({"price": -1}, ValueError, "`price` must lie in"),
+        ({"learning_rate": 0}, ValueError, "`learning_rate` must lie in"),
+        ({"tol": 0.5}, ValueError, "`tol` must lie in"),
+        ({"validation_fraction": np.nan}, ValueError, "`validation_fraction` must lie in"),
+        ({"early_stopping": "yes"}, TypeError, "`early_stopping` must be True or False"),
+    ],
+)
+def test_bad_arguments(settings, error, message):
+    X = np.random.default_rng(0).standard_normal((18, 4))
+    with pytest.raises(error, match=message):
+        KHotSelector(**{"n_features_to_select": 2, **settings}).fit(X, [0, 1] * 9)
+
+
+def test_bad_data():
+    X = np.random.default_rng(0).standard_normal((18, 4))
+    with pytest.raises(ValueError, match="two or more classes, but got one class, np.int64"):
+        KHotSelector(2).fit(X, np.ones(18, dtype=int))
+    with pytest.raises(NotFittedError):
+        KHotSelector(2).transform(X)
+
+
+def test_training_that_diverges():
+    X, y, _ = planted(0)
+    with pytest.raises(ValueError, match="`learning_rate` is 1e\\+30, and a smaller one may help"):
+        KHotSelector(2, learning_rate=1e30, random_state=0).fit(X, y)
+
+
+@pytest.mark.slow
+def test_is_imported_by_its_name_alone():
+    code = """
+        import sys
+
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name == "sklearn":
+                    raise ModuleNotFoundError("No module named 'sklearn'", name=name)
+
+        import khot, khot.nn
+        assert "khot.sklearn" not in sys.modules and "sklearn" not in sys.modules
+        sys.meta_path.insert(0, Absent())
+        try:
+            khot.sklearn
+        except ModuleNotFoundError as error:
+            assert "pip install 'khot[sklearn]'" in str(error)
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
