@@ -16,7 +16,12 @@ from tests.registry import DESIGNS, FUNCTIONS, PHANTOM, DesignCase, FunctionCase
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "composition.md"
 SECTION = re.compile(r"(?<=<!-- made by tests/composition_table.py -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
-REASONS = {"has no log_prob": "no `log_prob`", "name it": "with `relaxation=`", "needs the slope": "with `relaxation=`"}
+REASONS = {
+    "has no log_prob": "no `log_prob`",
+    "name it": "with `relaxation=`",
+    "needs the slope": "with `relaxation=`",
+    "needs a ConditionalPoisson": "–",
+}
 RELAXATION_NAMES = {"capped_simplex_map": "capped_simplex_map(link=)", "sparse_topk_any_p": "sparse_topk(p=)"}
 
 

@@ -30,6 +30,9 @@ from khot import (
     fenchel_young_topk_loss,
     sigmoid_topk,
     straight_through_value,
+    subset_categorical,
+    subset_index,
+    subset_vector,
     topk_cross_entropy,
     topk_mask,
 )
@@ -58,6 +61,7 @@ from khot.estimators import (
     ReinMax,
     StraightThrough,
     enumerated,
+    finite_difference,
     pathwise,
     perturbed_topk,
     reinmax,
@@ -231,6 +235,7 @@ class FunctionCase:
         plain_mean: Whether the value is the mean of f over the draws, all with the same weight.
         distinct: Whether the draws differ from each other.
         needs_relaxation: Whether the design has to have a relaxation, or to be ConditionalPoisson.
+        needs_natural_parameters: Whether the design has to be ConditionalPoisson, or a PhantomUnit of it.
     """
 
     name: str
@@ -241,6 +246,7 @@ class FunctionCase:
     plain_mean: bool = True
     distinct: bool = False
     needs_relaxation: bool = False
+    needs_natural_parameters: bool = False
 
     @property
     def public(self) -> Callable[..., Tensor]:
@@ -249,6 +255,11 @@ class FunctionCase:
     @property
     def estimate(self) -> Callable[..., Tensor]:
         return self.function if self.form is None else partial(self.form, self.function)
+
+    @property
+    def design(self) -> type[SamplingDesign]:
+        """A design that it takes."""
+        return ConditionalPoisson if self.needs_natural_parameters else Sampford
 
     @property
     def unbiased(self) -> bool:
@@ -273,6 +284,13 @@ FUNCTIONS = [
     ),
     FunctionCase("unordered_set", unordered_set, plain_mean=False, distinct=True),
     FunctionCase("enumerated", enumerated, plain_mean=False),
+    FunctionCase("finite_difference", finite_difference, needs_log_prob=False, needs_natural_parameters=True),
+    FunctionCase(
+        "finite_difference_drawn",
+        partial(finite_difference, partners="drawn"),
+        needs_log_prob=False,
+        needs_natural_parameters=True,
+    ),
     FunctionCase("straight_through", straight_through, needs_log_prob=False),
     FunctionCase("reinmax", reinmax, needs_log_prob=False, needs_relaxation=True),
     FunctionCase("pathwise", pathwise, of_the_wrapped_design, needs_log_prob=False),
@@ -491,6 +509,39 @@ def straight_through_value_definition(straight_through_value: Any) -> None:
     torch.testing.assert_close(torch.autograd.grad(y.sum(), soft)[0], soft.exp())
 
 
+def subset_vector_definition(subset_vector: Any) -> None:
+    """The rows of the support, for one size and for several at once."""
+    for n, k in ((6, 3), (7, 5), (4, 0), (1, 1)):
+        support = ConditionalPoisson(logits=torch.zeros(n), k=k).enumerate_support()
+        number = torch.arange(len(support))
+        assert torch.equal(subset_vector(number, n, k), support)
+        sizes = torch.tensor([k, 0])
+        both = subset_vector(number.unsqueeze(-1), n, sizes)
+        assert torch.equal(both[:, 0], support) and both[:, 1].sum() == 0
+
+
+def subset_index_definition(subset_index: Any) -> None:
+    """The inverse of subset_vector, also where the numbers are as large as they can be."""
+    for n, k, number in ((50, 25, 126410606437751), (66, 33, 7219428434016265734), (1000, 998, 12345)):
+        assert subset_index(subset_vector(number, n, k)).item() == number
+    support = ConditionalPoisson(logits=torch.zeros(6), k=2).enumerate_support()
+    assert torch.equal(subset_index(support.view(3, 5, 6)), torch.arange(15).view(3, 5))
+
+
+def subset_categorical_definition(subset_categorical: Any) -> None:
+    """The probabilities of the support; 0 beyond that of a row with fewer subsets."""
+    logits = normal(2, 5)
+    designs = [ConditionalPoisson(logits=row, k=k) for row, k in zip(logits, (2, 4), strict=True)]
+    expected = torch.zeros(2, 10, dtype=torch.float64)
+    for row, design in zip(expected, designs, strict=True):
+        support = design.enumerate_support()
+        row[: len(support)] = design.log_prob(support).exp()
+        torch.testing.assert_close(subset_categorical(design).probs, row[: len(support)])
+    both = subset_categorical(ConditionalPoisson(logits=logits, k=torch.tensor([2, 4])))
+    assert type(both) is pyro.distributions.Categorical
+    torch.testing.assert_close(both.probs, expected)
+
+
 TOOLS = {
     "relaxations": [ToolCase(straight_through_value, straight_through_value_definition)],
     "distributions": [ToolCase(horvitz_thompson, horvitz_thompson_definition)],
@@ -501,5 +552,11 @@ TOOLS = {
         ToolCase(score_function_surrogate, surrogate_definition),
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
-    "infer": [ToolCase(KHotReparam, reparam_definition), ToolCase(KHotSwap, swap_definition)],
+    "infer": [
+        ToolCase(KHotReparam, reparam_definition),
+        ToolCase(KHotSwap, swap_definition),
+        ToolCase(subset_categorical, subset_categorical_definition),
+        ToolCase(subset_index, subset_index_definition),
+        ToolCase(subset_vector, subset_vector_definition),
+    ],
 }

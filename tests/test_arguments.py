@@ -67,6 +67,10 @@ WRONG: dict[str, list[Any]] = {
     "estimators": [*TYPES, 1, [khot.score_function], {"a": "b"}, khot.score_function],
     "exact": [*TYPES[:4], 1, LOGITS[0], torch.zeros(2, 5, dtype=torch.complex64)],
     "repeats": [*NUMBERS, 1.5, 0, 1],
+    "k_hot": [*TYPES, 1.5, [1.0], torch.tensor(1.0), TARGET / 2, TARGET * math.nan],
+    "number": [*NUMBERS, 1.5, -1, 10, torch.tensor(1.5), torch.tensor([0, 10])],
+    "units": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
+    "dtype": [*TYPES, 1, float, torch.long, torch.bool],
 }
 
 
@@ -107,6 +111,7 @@ KINDS = {
     "noise": "choice",
     "solver": "choice",
     "reduction": "choice",
+    "partners": "choice",
     "adjust": "optional_choice",
     "link": "link",
     "df": "degrees",
@@ -121,6 +126,7 @@ KINDS = {
     **dict.fromkeys(("num_samples", "num_conditional", "chunk_size", "max_iter"), "count"),
     "tol": "positive",
     "decay": "fraction",
+    "dtype": "dtype",
     "design_class": "design_class",
     "baseline": "baseline",
 }
@@ -205,6 +211,11 @@ CALLS |= {
         swaps_per_step="count",
     ),
     "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
+    "subset_categorical": call(khot.subset_categorical, {"design": DESIGN}),
+    "subset_index": call(khot.subset_index, {"value": TARGET}, value="k_hot"),
+    "subset_vector": call(
+        khot.subset_vector, {"index": torch.tensor([3, 4]), "n": 5, "k": 2}, index="number", n="units", k="size"
+    ),
     "compare_estimators": call(
         khot.compare_estimators,
         {**ON_DESIGN, "num_repeats": 2, "num_samples": 2},

@@ -20,6 +20,7 @@ from tests.maps import RELAXATIONS
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = {
+    "_notes": -2,
     "_torch_internals": -2,
     "_tracing": -1,
     "_validation": 0,

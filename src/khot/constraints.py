@@ -7,7 +7,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
     \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
-registered with torch, whose registries Pyro shares.
+registered with torch, whose registries Pyro shares. Asked for ``k_hot``, which no map of real vectors has as its range,
+both raise an error that says what is done in its place.
 """
 
 import math
@@ -75,6 +76,9 @@ class _KHot(constraints.Constraint):
 
 class _CappedSimplex(constraints.Constraint):
     """Vectors in [0, 1]ⁿ that sum to ``k``, up to the rounding of their dtype.
+
+    :class:`~khot.RelaxedKHot` is a proper prior with this support, for a latent site in Pyro; an ImproperUniform has no
+    samples, and most of Pyro's tools start from one.
 
     Args:
         k: Real sum, a number or a tensor that broadcasts with the batch shape.
@@ -236,3 +240,13 @@ def _transform_to_capped_simplex(constraint: _CappedSimplex) -> _SigmoidTopKTran
 @biject_to.register(_CappedSimplex)
 def _biject_to_capped_simplex(constraint: _CappedSimplex) -> _CappedSimplexBijection:
     return _CappedSimplexBijection(constraint.k)
+
+
+@transform_to.register(_KHot)
+@biject_to.register(_KHot)
+def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
+    raise NotImplementedError(
+        f"no map takes real vectors to {constraint}. NUTS, HMC and continuous autoguides need the site to be relaxed, "
+        "by khot.infer.KHotReparam(temperature=...), and then to start from a sample: init_strategy=init_to_sample, in "
+        "autoguides init_loc_fn=init_to_sample, of pyro.infer.autoguide. Or enumerate the site"
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
 from torch.autograd import gradcheck
-from torch.distributions import kl_divergence
+from torch.distributions import OneHotCategorical, kl_divergence
 
 from khot import Brewer, ConditionalPoisson, GumbelTopK, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic
 from tests.registry import DESIGNS
@@ -175,3 +175,49 @@ def test_different_numbers_of_units(q_class):
     for n in (1, 5):
         with pytest.raises(ValueError, match="the same number of units"):
             kl_divergence(ConditionalPoisson(logits=torch.zeros(4), k=1), q_class(logits=torch.zeros(n), k=1))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in DESIGNS if case.name in ("conditional_poisson", "pivotal_random", "pareto_plain")],
+    ids=lambda case: case.name,
+)
+def test_one_hot_categorical(case):
+    """At k = 1 every design is a law of a single unit; in rows of another size the two have nothing in common."""
+    logits = P.clone().requires_grad_()
+    design, one_hot = case.make(logits=logits, k=1), OneHotCategorical(logits=Q)
+    mean = design.mean
+    torch.testing.assert_close(kl_divergence(design, one_hot), (mean * (mean.log() - one_hot.logits)).sum(-1))
+    back = (one_hot.probs * (one_hot.logits - mean.log())).sum(-1)
+    torch.testing.assert_close(kl_divergence(one_hot, design), back, rtol=1e-7, atol=1e-9)
+    (gradient,) = torch.autograd.grad(
+        kl_divergence(one_hot, design).sum() + kl_divergence(design, one_hot).sum(), logits
+    )
+    assert gradient.isfinite().all() and gradient.abs().sum() > 0
+    sizes = case.make(logits=P, k=torch.tensor([1, 2]))
+    for mixed, expected in (
+        (kl_divergence(sizes, one_hot), kl_divergence(design, one_hot)),
+        (kl_divergence(one_hot, sizes), back),
+    ):
+        assert abs(mixed[0] - expected[0]) < 1e-7 and mixed[1] == math.inf
+
+
+def test_one_hot_categorical_and_what_is_impossible():
+    some = OneHotCategorical(probs=torch.tensor([0.5, 0.0, 0.5]).double())
+    zeros = torch.zeros(3, dtype=float64)
+    every, fewer = (ConditionalPoisson(logits=zeros + x, k=1) for x in (zeros, torch.tensor([0.0, -math.inf, 0.0])))
+    assert kl_divergence(every, some) == math.inf and kl_divergence(fewer, some) == pytest.approx(0.0, abs=1e-12)
+    assert kl_divergence(some, every).item() == pytest.approx(math.log(1.5))
+    assert kl_divergence(some, fewer).item() == pytest.approx(0.0, abs=1e-12)
+    phantom = PhantomUnit(ConditionalPoisson, probs=torch.tensor([0.3, 0.2, 0.2]).double())  # of no unit or one
+    assert kl_divergence(phantom, some) == math.inf
+    assert kl_divergence(some, phantom).item() == pytest.approx(math.log(0.5 / 0.3) / 2 + math.log(0.5 / 0.2) / 2)
+    with pytest.raises(ValueError, match="the same number of units"):
+        kl_divergence(OneHotCategorical(logits=torch.zeros(4)), every)
+
+
+def test_wrapper_as_the_second_law():
+    p, q = Systematic(logits=P, k=2), Sampford(logits=Q, k=2)
+    torch.testing.assert_close(kl_divergence(StraightThrough(p), StraightThrough(q)), kl_divergence(p, q))
+    with pytest.raises(NotImplementedError, match="scores nothing"):
+        kl_divergence(p, StraightThrough(q, log_prob="none"))

@@ -1,6 +1,7 @@
 """Every design as a citizen of Pyro: plates, masks, subsampling, enumeration and the ELBOs."""
 
 import math
+from contextlib import nullcontext
 
 import pyro
 import pyro.distributions as dist
@@ -138,6 +139,19 @@ def test_enumeration_in_the_model(case):
     x = design.enumerate_support()
     log_joint = design.log_prob(x)[:, None] + dist.Normal((x @ COST)[:, None], 1.0).log_prob(data)
     assert loss == pytest.approx(-log_joint.logsumexp(0).sum().item(), rel=1e-10)
+
+
+def test_several_latents_of_one_event_are_not_enumerated():
+    """As the documentation warns: Pyro draws such a site, and its rows in a plate are enumerated."""
+
+    @config_enumerate
+    def model(in_plate):
+        design = ConditionalPoisson(logits=LOGITS.expand(3, 5), k=K)
+        with pyro.plate("rows", 3) if in_plate else nullcontext():
+            pyro.sample("x", design if in_plate else design.to_event(1))
+
+    asked = [poutine.trace(model).get_trace(in_plate).nodes["x"]["infer"] for in_plate in (False, True)]
+    assert [site.get("enumerate") for site in asked] == [None, "parallel"]
 
 
 @every_scored_design

@@ -48,8 +48,8 @@ SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
-    "can hold. There, sample the number of a vector, i ~ pyro.distributions.Categorical(logits=design.log_prob("
-    "support)) with support = design.enumerate_support(), and take support[i])"
+    "can hold. There, sample the number of a vector, i ~ khot.infer.subset_categorical(design), and take "
+    "khot.infer.subset_vector(i, n, k))"
 )
 
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
@@ -94,6 +94,11 @@ class SamplingDesign(KHotDistribution):
     are differentiable in the parameter. Exact 0 and 1 in ``probs`` are legal: such units are drawn never and always.
 
     ``log_prob`` is ``-inf``, with zero gradient, outside of the support; with validation on, values there are errors.
+
+    In Pyro a site is enumerated by ``infer={"enumerate": "parallel"}``; but one made of several latents by
+    ``to_event(1)`` is not, and ``config_enumerate`` passes it over without a word: declare the rows independent by a
+    plate instead. What asks for a Categorical, infer_discrete for one, takes :func:`~khot.subset_categorical`. Missing
+    rows of data are left out by ``pyro.sample(..., obs=x, obs_mask=seen)``, ``seen`` of the batch shape.
 
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
     and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose

@@ -3,7 +3,8 @@
 From a design that has an entropy to ``ConditionalPoisson``, of which the uniform law is one: at any size. Between any
 two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors; above that NotImplementedError is
 raised, on which TraceMeanField_ELBO falls back on the log-probabilities of its samples. Between two ``PhantomUnit``
-designs: as between those that they wrap.
+designs: as between those that they wrap. From and to ``OneHotCategorical``: as between laws of a single unit, which
+every design of k = 1 is; infinite for other sizes.
 """
 
 import copy
@@ -11,7 +12,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import kl_divergence, register_kl
+from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
 from khot._tracing import broadcast_shapes, one_operation
 from khot._validation import can_look
@@ -77,3 +78,43 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     possible = log_p > -torch.inf
     ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
     return (log_p.exp() * ratio).sum(0)
+
+
+@register_kl(SamplingDesign, OneHotCategorical)
+@one_operation
+def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
+    divergence = _of_single_units(_log_prob_of_single_units(p, q), _log_probs(q))
+    largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
+    return torch.where((p.k == 1) & (largest_k == 1), divergence, torch.inf)
+
+
+@register_kl(OneHotCategorical, SamplingDesign)
+@one_operation
+def _kl_from_one_hot(p: OneHotCategorical, q: SamplingDesign) -> Tensor:
+    return _of_single_units(_log_probs(p), _log_prob_of_single_units(q, p))
+
+
+def _of_single_units(log_p: Tensor, log_q: Tensor) -> Tensor:
+    possible = log_p > -torch.inf
+    ratio = log_p.masked_fill(~possible, 0.0) - log_q.masked_fill(~possible, 0.0)
+    return (log_p.exp() * ratio).sum(-1)
+
+
+def _log_probs(one_hot: OneHotCategorical) -> Tensor:
+    return one_hot.logits.masked_fill(one_hot.probs == 0, -torch.inf)  # of which torch makes tiny probabilities
+
+
+def _log_prob_of_single_units(design: SamplingDesign, other: OneHotCategorical) -> Tensor:
+    """``(*batch_shape, n)``, ``-inf`` in rows of another size."""
+    if design.event_shape != other.event_shape:
+        raise ValueError(
+            f"a divergence needs the same number of units, but got {design.event_shape} and {other.event_shape}"
+        )
+    unchecked = copy.copy(design)
+    unchecked._validate_args = False  # vectors of another size would raise
+    n, batch_dim = design.event_shape[0], len(design.batch_shape)
+    units = torch.eye(n, dtype=design.parameter.dtype, device=design.parameter.device)
+    try:
+        return unchecked.log_prob(units.view(n, *(1,) * batch_dim, n)).movedim(0, -1)
+    except NotImplementedError:  # but one unit is drawn with its inclusion probability by every design
+        return design.mean.log().masked_fill((design.k != 1).unsqueeze(-1), -torch.inf)

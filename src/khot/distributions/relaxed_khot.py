@@ -20,6 +20,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._notes import feels_between_vertices
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
     can_look,
@@ -52,6 +53,9 @@ class RelaxedKHot(KHotDistribution):
     .. math:: \log p(y) = \log \Gamma(n) + (n - 1) \log T
         + \sum_i \log \mathrm{softmax}(\theta - T \operatorname{logit} y)_i
         - \sum_i \log d_i + \log \sum_i d_i, \quad d_i = y_i (1 - y_i)
+
+    In Pyro it is the proper prior of a latent site on the capped simplex, for NUTS, HMC and continuous autoguides;
+    equal logits favour no unit. (An ImproperUniform over the constraint has no samples to start from.)
 
     Such samples lie inside of (0, 1): an entry that would round to 0 or 1 is the nearest number inside. They remember
     the scores that they were made from, as do values of ``biject_to(capped_simplex(k))``, so that their density is
@@ -255,6 +259,7 @@ class RelaxedKHot(KHotDistribution):
         return log_prob.to(self.logits.dtype)
 
 
+@feels_between_vertices
 class RelaxedKHotStraightThrough(RelaxedKHot):
     r"""A k-hot sample with the gradient of the relaxed one of which it is the top-k.
 

@@ -12,6 +12,7 @@ gradient is exact for every f and design, and ``min_samples``.
 from khot.distributions import RelaxedKHotStraightThrough
 
 from .enumerated import enumerated
+from .finite_difference import finite_difference
 from .imle import IMLE, AdaptiveStep
 from .pathwise import pathwise, reinmax, straight_through
 from .perturbed_topk import PerturbedTopK, perturbed_topk
@@ -31,6 +32,7 @@ __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put
     "RelaxedKHotStraightThrough",
     "StraightThrough",
     "enumerated",
+    "finite_difference",
     "pathwise",
     "perturbed_topk",
     "reinmax",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._notes import feels_between_vertices
 from khot._torch_internals import is_mapped
 from khot._tracing import one_operation
 from khot._validation import (
@@ -81,6 +82,7 @@ class AdaptiveStep:
         self.alpha = max(self.alpha + change, 0.0)
 
 
+@feels_between_vertices
 class IMLE(PerturbedWrapper):
     r"""The top k of perturbed logits; backward, how it changes when the logits take a step against the cotangent.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._notes import feels_between_vertices
 from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
@@ -15,6 +16,7 @@ from .straight_through import StraightThrough
 from .wrapper import wrap_latents
 
 
+@feels_between_vertices
 @declares(unbiased=False)
 def pathwise(
     design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
@@ -57,6 +59,7 @@ def pathwise(
     return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
 
 
+@feels_between_vertices
 @declares(unbiased=False)
 def straight_through(
     design: Distribution, f: Loss, num_samples: int = 1, *, generator: torch.Generator | None = None
@@ -89,6 +92,7 @@ def straight_through(
     return pathwise(wrap_latents(design, StraightThrough), f, num_samples, generator=generator)
 
 
+@feels_between_vertices
 @declares(unbiased=False)
 def reinmax(
     design: Distribution,

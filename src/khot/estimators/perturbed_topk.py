@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import (
     check_count,
@@ -88,6 +89,7 @@ def _pull_back(g: Tensor, difference: Tensor, noise: Tensor) -> Tensor:
     return ((g * difference).sum(-1, keepdim=True) * noise).mean(0)
 
 
+@feels_between_vertices
 class PerturbedTopK(PerturbedWrapper):
     r"""The top k of Gaussian-perturbed logits; backward, the Monte-Carlo Jacobian of their mean.
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import check_count, check_draw, check_function, check_generator
 from khot.distributions.design import Relaxation
@@ -15,6 +16,7 @@ from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
 from .wrapper import Scorer
 
 
+@feels_between_vertices
 class RaoBlackwellStraightThrough(PerturbedWrapper):
     r"""The top k of Gumbel-perturbed logits; backward, the mean Jacobian of a relaxation given the draw.
 

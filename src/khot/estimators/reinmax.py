@@ -10,6 +10,7 @@ from torch.types import _size as SizeLike
 
 from khot import relaxations
 from khot._distributed.batch import SpreadBatch
+from khot._notes import feels_between_vertices
 from khot._validation import check_draw, check_function
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.distributions.base import column, draw
@@ -23,6 +24,7 @@ from khot.relaxations.linked import link_of
 from .wrapper import DesignWrapper, Scorer, substitute_gradient
 
 
+@feels_between_vertices
 class ReinMax(DesignWrapper):
     r"""A sampling design whose draws carry a gradient of second-order accuracy.
 

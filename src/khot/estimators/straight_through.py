@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._notes import feels_between_vertices
 from khot._validation import check_draw
 from khot.distributions.base import draw
 from khot.kernels.autograd import with_derivatives_of
@@ -11,6 +12,7 @@ from khot.kernels.autograd import with_derivatives_of
 from .wrapper import DesignWrapper
 
 
+@feels_between_vertices
 class StraightThrough(DesignWrapper):
     r"""A sampling design whose draws carry the gradient of its inclusion probabilities.
 

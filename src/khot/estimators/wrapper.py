@@ -210,6 +210,13 @@ def _kl_wrapper(p: DesignWrapper, q: Distribution) -> Tensor:
     return kl_divergence(p.scorer, q)
 
 
+@register_kl(SamplingDesign, DesignWrapper)
+def _kl_to_wrapper(p: SamplingDesign, q: DesignWrapper) -> Tensor:
+    if q.scorer is None:
+        raise NotImplementedError(f"there is no divergence from {type(q).__name__}(log_prob='none'): it scores nothing")
+    return kl_divergence(p, q.scorer)
+
+
 class _Substitute(Function):
     generate_vmap_rule = True
 

@@ -2,8 +2,9 @@
 
 from .khot_swap import KHotSwap
 from .reparam import KHotReparam
+from .subsets import subset_categorical, subset_index, subset_vector
 
-__all__ = ["KHotReparam", "KHotSwap"]
+__all__ = ["KHotReparam", "KHotSwap", "subset_categorical", "subset_index", "subset_vector"]
 
 
 def __dir__() -> list[str]:

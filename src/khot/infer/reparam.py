@@ -39,6 +39,7 @@ class KHotReparam(Reparam):
     they start from by default is unknown of k-hot vectors::
 
         guide = AutoNormal(poutine.reparam(model, {"x": relax}), init_loc_fn=init_to_sample)
+        kernel = NUTS(poutine.reparam(model, {"x": relax}), init_strategy=init_to_sample)
 
     If one of the two is not relaxed, its samples have no probability under the other, and scoring them raises
     ValueError. The site may be in plates, masked or independent over batch dimensions.

@@ -5,6 +5,7 @@ vector says for one unit after the other whether it is in.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,17 +24,21 @@ def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor
 
 
 @one_operation
-def k_hot_vectors_of_rank(n: int, k: int, rank: Tensor, like: Tensor) -> Tensor:
-    """The vectors of these ranks, ``(*rank.shape, n)``, with the dtype and device of ``like``."""
+def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -> Tensor:
+    """The vectors of these ranks, ``(*rank.shape, n)``, with the dtype and device of ``like``.
+
+    A tensor k broadcasts to the shape of ``rank``, and its sizes may differ.
+    """
     values = torch.zeros(*rank.shape, n, dtype=like.dtype, device=like.device)
-    if k == 0:
-        return values
-    if 2 * k > n:  # complements come in the opposite order
+    if isinstance(k, Tensor):
+        largest, left = n, k.expand(rank.shape)
+    elif 2 * k > n:  # complements come in the opposite order
         return 1 - k_hot_vectors_of_rank(n, n - k, math.comb(n, k) - 1 - rank, like)
-    # Column j: how many of the vectors that are still possible contain unit i, if j units are left to choose.
-    counts = [[0, *(min(math.comb(n - 1 - i, j), MAX_RANK) for j in range(k))] for i in range(n)]
-    containing_unit = torch.tensor(counts, dtype=torch.long, device=like.device)
-    left = torch.full_like(rank, k)
+    else:
+        largest, left = k, torch.full_like(rank, k)
+    if largest == 0:
+        return values
+    containing_unit = _vectors_with_unit(n, largest, like.device)
     for i in range(n):
         containing = containing_unit[i][left]
         inside = rank < containing
@@ -41,3 +46,25 @@ def k_hot_vectors_of_rank(n: int, k: int, rank: Tensor, like: Tensor) -> Tensor:
         rank = rank - containing.masked_fill_(inside, 0)
         left = left - inside.long()
     return values
+
+
+@one_operation
+def rank_of_k_hot_vectors(value: Tensor) -> Tensor:
+    """The rank of each vector ``(..., n)`` among those with as many ones, ``(...)``, which has to fit into 63 bits."""
+    inside = value > 0
+    n = inside.shape[-1]
+    left = inside.long().flip(-1).cumsum(-1).flip(-1)  # units to choose from i on
+    containing = _vectors_with_unit(n, n, value.device)[torch.arange(n, device=value.device), left]
+    return containing.masked_fill(inside, 0).sum(-1)
+
+
+def _vectors_with_unit(n: int, largest: int, device: torch.device) -> Tensor:
+    """Row i, column j: how many of the vectors that are still possible contain unit i, if j units are left to choose.
+
+    Where that exceeds ``MAX_RANK``, so does every rank of a vector that does not contain the unit.
+    """
+    rows, choices = [], [1, *[0] * (largest - 1)]  # C(m, j), by Pascal's rule from m = 0
+    for _ in range(n):
+        rows.append([0, *choices])
+        choices = [1, *(min(fewer + as_many, MAX_RANK) for fewer, as_many in pairwise(choices))]
+    return torch.tensor(rows[::-1], dtype=torch.long, device=device)

@@ -1,0 +1,215 @@
+"""Subsets by their numbers, for those of Pyro's tools that ask for a plain Categorical."""
+
+import math
+from typing import Any
+
+import torch
+from pyro.distributions import Categorical
+from torch import Tensor
+
+from khot._tracing import broadcast_shapes, shape_of, untraced
+from khot._validation import can_look, checked_index
+from khot.distributions import PhantomUnit, SamplingDesign
+from khot.distributions.design import MAX_SUPPORT
+from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
+
+
+def subset_categorical(design: SamplingDesign) -> Categorical:
+    r"""The law of a sampling design over the numbers of its subsets, for small C(n, k).
+
+    .. math:: P(i) = p(x^{(i)}), \qquad i = 0, \dots, \binom{n}{k} - 1
+
+    where :math:`x^{(0)}, x^{(1)}, \dots` are the rows of ``design.enumerate_support()``. It is a plain Categorical, for
+    which Pyro's tools ask by its class: ``TraceEnum_ELBO.compute_marginals`` and ``sample_posterior``,
+    ``infer_discrete`` and AutoDiscreteParallel take it where they refuse the design. In a model it is enumerated, and
+    :func:`subset_vector` makes vectors of the numbers::
+
+        i = pyro.sample("subset", subset_categorical(design), infer={"enumerate": "parallel"})
+        x = subset_vector(i, n, k)
+
+    Plates, ``pyro.markov`` chains of subsets and a k that is a site itself are as with any Categorical.
+
+    Rows of the batch may differ in k: there are then as many numbers as the row with most subsets needs, those beyond a
+    row's own of probability 0. Differentiable in the parameter of the design.
+
+    Args:
+        design: A design with ``log_prob`` and a fixed size.
+
+    Returns:
+        Categorical of the batch shape of the design.
+
+    Raises:
+        TypeError: If ``design`` is no sampling design, or one of two sizes.
+        ValueError: If there are more than ``MAX_SUPPORT`` subsets.
+        NotImplementedError: If ``design`` has no ``log_prob``.
+
+    Example:
+        >>> law = subset_categorical(ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2))
+        >>> law.probs  # of {0, 1}, {0, 2} and {1, 2}
+        tensor([0.1554, 0.4223, 0.4223])
+        >>> subset_vector(law.mode, 3, 2)
+        tensor([1., 0., 1.])
+        >>> import pyro
+        >>> def model():
+        ...     i = pyro.sample("subset", law, infer={"enumerate": "parallel"})
+        ...     x = subset_vector(i, 3, 2)
+        ...     pyro.sample("seen", pyro.distributions.Normal(x @ torch.arange(3.0), 1.0), obs=torch.tensor(3.0))
+        ...     return x
+        >>> pyro.infer.infer_discrete(model, first_available_dim=-1, temperature=0)()  # the most likely one
+        tensor([0., 1., 1.])
+    """
+    _check_design(design)
+    n, sizes = design.event_shape[0], design.sizes("subset_categorical")
+    counts = {k: math.comb(n, k) for k in sizes}
+    if max(counts.values(), default=0) > MAX_SUPPORT:
+        k, count = max(counts.items(), key=lambda item: item[1])
+        raise ValueError(
+            f"`design` must have at most {MAX_SUPPORT} subsets for subset_categorical, but C({n}, {k}) = {count}"
+        )
+    number = torch.arange(max(counts.values(), default=1), device=design.k.device)
+    number = number.view(-1, *(1,) * len(design.batch_shape))
+    if len(sizes) == 1:
+        support = k_hot_vectors_of_rank(n, sizes[0], number, design.parameter.detach())
+        return Categorical(logits=design.log_prob(support).movedim(0, -1))
+    own_count = _subsets(n, design.k)
+    rank = torch.minimum(number, own_count - 1)
+    support = k_hot_vectors_of_rank(n, design.k, rank, design.parameter.detach())
+    log_prob = design.log_prob(support).masked_fill(number >= own_count, -torch.inf)
+    return Categorical(logits=log_prob.movedim(0, -1))
+
+
+def subset_vector(index: int | Tensor, n: int, k: int | Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The k-hot vectors of these numbers, in the order of ``enumerate_support``: lexicographic by their positions.
+
+    Exact in 64-bit integers, for any n and k with C(n, k) < 2⁶³. The inverse of :func:`subset_index`.
+
+    Args:
+        index: Numbers of subsets, from 0 to C(n, k) - 1; an int or an integer tensor of any shape.
+        n: Number of units.
+        k: Number of ones, an int or an integer tensor that broadcasts with ``index``. Where a tensor holds several
+            sizes, a number that a larger set of subsets has and the own one has not stands for the last subset:
+            :func:`subset_categorical` gives it the probability 0.
+        dtype: Floating-point dtype of the result; torch's default one if None.
+
+    Returns:
+        k-hot vectors ``(..., n)``, ``...`` the shape that ``index`` and ``k`` have together.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If one is out of range, the shapes do not broadcast, or C(n, k) does not fit into 63 bits.
+
+    Example:
+        >>> subset_vector(torch.tensor([0, 1, 5]), 4, 2)
+        tensor([[1., 1., 0., 0.],
+                [1., 0., 1., 0.],
+                [0., 0., 1., 1.]])
+    """
+    n = _checked_units(n)
+    dtype = _checked_dtype(dtype)
+    number, size = _checked_integers("index", index), _checked_integers("k", k)
+    size = size.to(number.device)
+    try:
+        shape = broadcast_shapes(shape_of(number), shape_of(size))
+    except RuntimeError:
+        raise ValueError(
+            f"`k` must broadcast with `index` of shape {tuple(number.shape)}, but got shape {tuple(size.shape)}"
+        ) from None
+    count = _subsets(n, size)
+    if (
+        can_look(number)
+        and number.numel()
+        and count.numel()
+        and not bool(((number >= 0) & (number < count.max())).all())
+    ):
+        raise ValueError(
+            f"`index` must satisfy 0 <= index < C(n, k) = {count.max().item()}, but got index from "
+            f"{number.min().item()} to {number.max().item()} with n={n}"
+        )
+    rank = torch.minimum(number, count - 1).expand(shape)
+    like = torch.empty(0, dtype=dtype, device=number.device)
+    return k_hot_vectors_of_rank(n, size if isinstance(k, Tensor) else int(k), rank, like)
+
+
+def subset_index(value: Tensor) -> Tensor:
+    """The numbers of k-hot vectors among those with as many ones, in the order of ``enumerate_support``.
+
+    Exact in 64-bit integers, for any n and k with C(n, k) < 2⁶³. The inverse of :func:`subset_vector`.
+
+    Args:
+        value: Vectors of zeros and ones ``(..., n)``, of one size or of several.
+
+    Returns:
+        Numbers from 0 to C(n, k) - 1, ``(...)``, int64.
+
+    Raises:
+        TypeError: If ``value`` is no real tensor.
+        ValueError: If it is no vector of zeros and ones, or C(n, k) does not fit into 63 bits.
+
+    Example:
+        >>> subset_index(torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]))
+        tensor([0, 5])
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`value` must be a torch.Tensor, but got {type(value).__name__}")
+    if value.is_complex():
+        raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
+    if value.dim() < 1 or value.shape[-1] < 1:
+        raise ValueError(f"`value` must have shape (..., n) with n >= 1, but got shape {tuple(value.shape)}")
+    if can_look(value):
+        wrong = value.detach()[~((value == 0) | (value == 1))]
+        if wrong.numel():
+            raise ValueError(f"`value` must hold zeros and ones, but got {wrong[0].item():g}")
+        _subsets(value.shape[-1], (value > 0).sum(-1))
+    return rank_of_k_hot_vectors(value.detach())
+
+
+def _check_design(design: Any) -> None:
+    if not isinstance(design, SamplingDesign):
+        got = f"{type(design).__name__}; number the design itself, before `to_event`, `mask` or an estimator"
+    elif isinstance(design, PhantomUnit):
+        got = f"{design}"
+    else:
+        return
+    raise TypeError(f"`design` must be a sampling design of a fixed size, but got {got}")
+
+
+@untraced
+def _subsets(n: int, k: Tensor) -> Tensor:
+    """C(n, k) of each k, which has to be one from 0 to n and to fit into 63 bits."""
+    counts = [math.comb(n, size) for size in range(n + 1)]
+    if can_look(k) and k.numel():
+        smallest, largest = int(k.min()), int(k.max())
+        if not 0 <= smallest <= largest <= n:
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {smallest} to {largest} with n={n}")
+        most = max(counts[smallest : largest + 1])
+        for size in k.unique().tolist() if most > MAX_RANK else ():
+            if counts[size] > MAX_RANK:
+                raise ValueError(f"`k` must satisfy C(n, k) < 2**63 to number subsets, but got k={size} with n={n}")
+    return torch.tensor([min(count, MAX_RANK) for count in counts], device=k.device)[k]
+
+
+def _checked_units(n: Any) -> int:
+    n = checked_index("n", n)
+    if n < 1:
+        raise ValueError(f"`n` must be at least 1, but got {n}")
+    return n
+
+
+def _checked_dtype(dtype: Any) -> torch.dtype:
+    if dtype is None:
+        return torch.get_default_dtype()
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"`dtype` must be a floating-point torch.dtype or None, but got {dtype!r}")
+    return dtype
+
+
+def _checked_integers(name: str, value: Any) -> Tensor:
+    """An int or an integer tensor, as int64."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {value.dtype}")
+        return value.long()
+    number = checked_index(name, value)
+    if not -MAX_RANK <= number <= MAX_RANK:
+        raise ValueError(f"`{name}` must fit into 63 bits, but got {number}")
+    return torch.tensor(number)
