@@ -123,11 +123,14 @@ def of_rows(
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
         layout = Layout(signature, rows, known, batch_first, handles)
 
+        def spread(*args: P.args, **kwargs: P.kwargs) -> R:  # apart, as a compiler cannot look at a layout
+            return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
+
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if torch.compiler.is_compiling() or not (has_dtensor(args) or (kwargs and has_dtensor(kwargs.values()))):
                 return traced(*args, **kwargs)
-            return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
+            return spread(*args, **kwargs)
 
         return call
 
