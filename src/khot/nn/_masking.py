@@ -43,6 +43,9 @@ class Masking(Module):
     @property
     def softness(self) -> float | Tensor | None:
         """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask."""
+        return self._current_softness()
+
+    def _current_softness(self) -> float | Tensor | None:  # no property, which compilers do not find by `super`
         return self._softness if self.log_softness is None else self.log_softness.exp()
 
     def mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:

@@ -108,7 +108,7 @@ class BatchTopK(Masking):
     @property
     def softness(self) -> float | Tensor | None:
         """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask."""
-        softness: Any = super().softness
+        softness: Any = self._current_softness()
         if is_dtensor(softness):  # the same on all processes, as is its gradient
             return cast(Tensor, softness.to_local())
         if self.group is None or not isinstance(softness, Tensor):
@@ -117,8 +117,9 @@ class BatchTopK(Masking):
         return straight_through_value(softness.detach(), share)
 
     def _of_dtensor(self, x: Any) -> Tensor:
-        if isinstance(super().softness, Tensor):
-            as_dtensor("softness", cast(Tensor, super().softness), "x", x.device_mesh)  # whose errors are due now
+        softness = self._current_softness()
+        if isinstance(softness, Tensor):
+            as_dtensor("softness", softness, "x", x.device_mesh)  # whose errors are due now
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
         with spread_over(shards_of(x, set(range(x.dim())), cut)):
