@@ -72,3 +72,4 @@ dist.all_reduce(load)
 if rank == 0:
     print("load of each expert:", [round(v) for v in load.tolist()])
 dist.destroy_process_group()
+torch.set_default_dtype(torch.float32)
