@@ -23,6 +23,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "spike_and_slab": "test_spike_and_slab.py",
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
+    "variable_selection": "test_variable_selection.py",
 }
 HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no experiments; tested by what they return
 
