@@ -13,21 +13,14 @@ from scipy.stats import chisquare
 
 from khot import ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough
 from khot.infer import subset_categorical, subset_index, subset_vector
+from tests.inputs import COST, LOGITS
+
+pytestmark = pytest.mark.usefixtures("fresh_pyro")
 
 FALSE_ALARM = 1e-6
 N = 5
-LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
-COST = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.7], dtype=torch.float64)
 SEEN = torch.tensor([0.1, -0.9, 1.2], dtype=torch.float64)
 NOISE = 0.3
-
-
-@pytest.fixture(autouse=True)
-def fresh_pyro():
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    with pyro.validation_enabled(True):
-        yield
 
 
 def subset(name, design, k):
