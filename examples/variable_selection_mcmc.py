@@ -45,7 +45,7 @@ def model() -> None:
 # A step is some swaps and a move of NUTS. Two chains, each from a random choice: they must come to the same answer.
 def run_chain() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     kernel = KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=2), swaps_per_step=4)
-    mcmc = MCMC(kernel, num_samples=200, warmup_steps=50, disable_progbar=not sys.stderr.isatty())
+    mcmc = MCMC(kernel, num_samples=150, warmup_steps=50, disable_progbar=not sys.stderr.isatty())
     mcmc.run()
     return mcmc.get_samples(), mcmc.diagnostics()["acceptance rate of swaps"]
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 import compare_estimators
 from variable_selection import FORMS, row_name
@@ -23,3 +24,11 @@ def test_runs(tmp_path, capsys):
     assert in_forms.scores.keys() == {row_name(name, form) for name in compare_estimators.ESTIMATORS for form in FORMS}
     for form in FORMS:
         assert (tmp_path / f"compare_estimators_evidence_{form}.png").stat().st_size > 3_000
+
+
+def test_forms_agree_on_k_hot_vectors_alone():
+    squared, linear = compare_estimators.make_losses(0)["evidence"].values()
+    inside = torch.full((compare_estimators.N,), 0.5)
+    k_hot = (torch.arange(compare_estimators.N) < compare_estimators.K).float()
+    torch.testing.assert_close(squared(k_hot), linear(k_hot))
+    assert abs(squared(inside) - linear(inside)) > 0.1
