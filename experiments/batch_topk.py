@@ -171,14 +171,15 @@ def draw_figure(fits: dict[str, Fit], tables: dict[str, Table]) -> Figure:
         axes.plot(steps, running, "--", color="tab:red", label="running")
         axes.set(title=f"threshold, {kind} images", xlabel="step", ylim=(0, None))
         axes.legend()
-    for place, row in enumerate((BY_HAND, MODULE, CALIBRATED)):
-        for kind, marker in ((FIXED, "o"), (MOVED, "s")):
-            sizes = tables[kind].values(row, HELD_OUT)
-            right.plot([place + 0.15 * (kind == MOVED)] * len(sizes), sizes, marker, color=f"C{place}", alpha=0.6)
+    for kind, marker in ((FIXED, "o"), (MOVED, "s")):
+        sizes = [tables[kind].values(row, HELD_OUT) for row in (BY_HAND, MODULE, CALIBRATED)]
+        places = [place + 0.15 * (kind == MOVED) for place, column in enumerate(sizes) for _ in column]
+        right.plot(places, [size for column in sizes for size in column], marker, alpha=0.6, label=f"{kind} images")
     right.axhline(K, color="0.5", linestyle=":")
     right.axhspan(0.97 * K, 1.03 * K, color="0.9", zorder=0)
     right.set_xticks(range(3), ["torch.topk", "BatchTopK", "calibrated"])
-    right.set(title="active units of test images (● fixed, ■ moved)")
+    right.set(title="active units of test images")
+    right.legend()
     return figure
 
 
