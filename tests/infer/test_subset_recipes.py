@@ -152,6 +152,19 @@ def test_gradients_reach_the_design():
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("n", "k"), [(33, 16), (33, 17), (34, 17), (62, 31)])  # C(n, k) below 2³¹, below, above, 2⁵⁸
+def test_numbers_of_many_subsets(n, k):
+    """Ranks of vectors by the definition, a sum of binomials over the units that are left out."""
+    index = torch.tensor(
+        [[0, 1, math.comb(n, k) // 3], [math.comb(n, k) // 2, math.comb(n, k) - 2, math.comb(n, k) - 1]]
+    )
+    x = subset_vector(index, n, k)
+    assert x.shape == (2, 3, n) and (x.sum(-1) == k).all() and torch.equal(subset_index(x), index)
+    for row, rank in zip(x.view(-1, n).long().tolist(), index.flatten().tolist(), strict=True):
+        before = [math.comb(n - i - 1, sum(row[i:]) - 1) for i in range(n) if not row[i] and sum(row[i:])]
+        assert sum(before) == rank
+
+
 def test_what_has_no_numbers_is_refused():
     design = ConditionalPoisson(logits=LOGITS.expand(3, N), k=2)
     for wrong in (
