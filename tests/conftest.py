@@ -27,6 +27,17 @@ def _validation_as_before() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
+@pytest.fixture
+def fresh_pyro() -> Iterator[None]:
+    """Pyro without parameters, from seed 0, with all its checks: for files that ask for it by ``usefixtures``."""
+    import pyro  # which tests on an accelerator do without
+
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    with pyro.validation_enabled(True):
+        yield
+
+
 IN_TURN = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS]
 
 
