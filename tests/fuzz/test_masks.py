@@ -209,7 +209,8 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], id
 @each_case
 @each_dtype
 def test_some_rows(case, dtype):
-    check_share(check_rows(case, dtype, seed=1, total=QUICK_ROWS))
+    counts = check_rows(case, dtype, seed=1, total=QUICK_ROWS)
+    assert counts["left_out"] <= 2  # too few rows for a share
 
 
 @pytest.mark.one_of(9)
