@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +38,8 @@ from scipy.stats import t as student
 from torch import Tensor
 from tqdm import tqdm
 
+SMOKE = {"images": 300, "processes": 1}
+
 
 def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Arguments of all experiments; ``doc`` is the module docstring, ``data`` its data sets, default first."""
@@ -48,19 +51,36 @@ def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentPa
     if data:
         parser.add_argument("--data", choices=data, default=data[0], help="data set (default: %(default)s)")
         parser.add_argument("--data-dir", type=Path, help="folder with the standard files of the data set")
+        parser.add_argument("--images", type=int, help="to train on, and to validate and to test with (default: all)")
     return parser
 
 
 def parse(
     parser: argparse.ArgumentParser, arguments: list[str] | None, smoke: Mapping[str, object]
 ) -> argparse.Namespace:
-    """Parses; under ``--smoke`` the values in ``smoke`` are the defaults."""
-    if parser.parse_known_args(arguments)[0].smoke:
-        parser.set_defaults(**smoke)
+    """Parses; under ``--smoke`` the values in ``smoke`` are the defaults, with few images and one process."""
+    known = parser.parse_known_args(arguments)[0]
+    if known.smoke:
+        small = {name: value for name, value in SMOKE.items() if name in known}
+        parser.set_defaults(**small | dict(smoke))
     args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, but is {args.seeds}")
+    for name in ("seeds", "images", "processes", "patience"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, but is {getattr(args, name)}")
+    if arguments is None:
+        args.command = shown_command(sys.argv)
     return args
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """The command without the folders of this machine."""
+    shown = ["python", f"experiments/{Path(words[0]).name}"]
+    for before, word in pairwise(" ".join(words).replace("=", " ").split(" ")):
+        if before == "--data-dir":
+            shown.append("DIR")
+        elif before not in ("--out", "--runs", "--processes") and word not in ("--out", "--runs", "--processes"):
+            shown.append(word)
+    return " ".join(shown)
 
 
 class Progress(tqdm):
@@ -112,12 +132,16 @@ class Table:
         columns: The scores of a row, each with its number format, as in ``{"accuracy, %": ".1f"}``.
         reference: The row that the others are compared with; None for no such column.
         paper: Columns of numbers from papers: heading to row to text.
+        compared: The columns with differences to the reference; None for all.
+        notes: Sentences below the table, such as what differs from the paper.
     """
 
     title: str
     columns: Mapping[str, str]
     reference: str | None = None
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    compared: Sequence[str] | None = None
+    notes: Sequence[str] = ()
     scores: dict[str, list[Mapping[str, float]]] = field(default_factory=dict, init=False)
     claims: list[tuple[str, str, str, str, bool]] = field(default_factory=list, init=False)
 
@@ -126,6 +150,12 @@ class Table:
         if scores.keys() != self.columns.keys():
             raise ValueError(f"the scores of {row!r} are {list(scores)}, the columns {list(self.columns)}")
         self.scores.setdefault(row, []).append(scores)
+
+    def add_all(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Adds the "scores" of all rows and seeds, as `run_grid` returns them."""
+        for row, of_seeds in results.items():
+            for result in of_seeds:
+                self.add(row, result["scores"])
 
     def find(self, claim: str, better: str, worse: str, column: str | None = None, lower: bool = False) -> None:
         """States that row ``better`` scores higher (``lower``: lower) in ``column``, the first one by default."""
@@ -154,24 +184,27 @@ class Table:
             lines[0] += f" Δ: paired difference to “{self.reference}” ± its standard error."
         headings = [""]
         for column in self.columns:
-            headings += [column] + (["Δ"] if self.reference else [])
+            headings += [column] + (["Δ"] if self._has_differences(column) else [])
         headings += self.paper
         lines += ["", _line(headings), _line(["---"] + ["---:"] * (len(headings) - 1))]
         for row in self.scores:
             cells = [row]
             for column, digits in self.columns.items():
                 cells.append(_plus_minus(*_mean_and_sd(self.values(row, column)), digits))
-                if self.reference:
-                    compared = row != self.reference
-                    cells.append(
-                        _plus_minus(*self.paired(row, self.reference, column), f"+{digits}") if compared else ""
-                    )
+                if self._has_differences(column):
+                    other = row != self.reference
+                    cells.append(_plus_minus(*self.paired(row, self.reference, column), f"+{digits}") if other else "")
             lines.append(_line(cells + [texts.get(row, "") for texts in self.paper.values()]))
+        for note in self.notes:
+            lines += ["", note]
         for finding in self._findings():
             digits = self.columns[finding["column"]]
             difference = _plus_minus(finding["difference"], finding["standard error"], f"+{digits}")
             lines += ["", f"Finding: {finding['claim']}: **{finding['verdict']}**, {difference} ({finding['column']})."]
         return "\n".join(lines) + "\n"
+
+    def _has_differences(self, column: str) -> bool:
+        return self.reference is not None and (self.compared is None or column in self.compared)
 
     def _findings(self) -> list[dict[str, Any]]:
         findings = []
@@ -197,8 +230,13 @@ class Table:
     def save(self, args: argparse.Namespace, name: str) -> None:
         """Prints the table with its settings; writes it as ``<out>/<name>.md`` and ``.json``."""
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        shown = ", ".join(f"{key} {value}" for key, value in settings.items() if key not in ("out", "data_dir"))
+        hidden = "out", "data_dir", "runs", "processes", "command"
+        shown = ", ".join(
+            f"{key} {value}" for key, value in settings.items() if key not in hidden and value is not None
+        )
         text = f"{self.markdown()}\nSettings: {shown}.\n"
+        if "command" in settings:
+            text += f"\nCommand: `{settings['command']}`\n"
         document = {"settings": settings, **self.as_dict()}
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{name}.md").write_text(text, encoding="utf-8")
