@@ -94,7 +94,7 @@ def load_vectors(args: Namespace, seed: int) -> Split:
     return centred(split) if args.data == "digits" else Split(*(Labelled(x.flatten(1), y) for x, y in split))
 
 
-def iterated_poisson(probs: Tensor, k: int) -> Tensor:
+def iterated_poisson(probs: Tensor, k: int | Tensor) -> Tensor:
     """k-hot vectors ``(..., n)``: independent draws, of which surplus ones are thinned and missing ones drawn anew.
 
     The sampler of NCPSS (Pervez et al., 2023). Each round draws Poisson samples among the units that may change, with

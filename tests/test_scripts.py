@@ -24,7 +24,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
 }
-HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no experiments; tested by what they return
+HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # no experiments; tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:
