@@ -143,7 +143,7 @@ class Table:
     compared: Sequence[str] | None = None
     notes: Sequence[str] = ()
     scores: dict[str, list[Mapping[str, float]]] = field(default_factory=dict, init=False)
-    claims: list[tuple[str, str, str, str, bool]] = field(default_factory=list, init=False)
+    claims: list[tuple[str, str, str, str, bool, float]] = field(default_factory=list, init=False)
 
     def add(self, row: str, scores: Mapping[str, float]) -> None:
         """Adds the scores of one seed."""
@@ -157,9 +157,21 @@ class Table:
             for result in of_seeds:
                 self.add(row, result["scores"])
 
-    def find(self, claim: str, better: str, worse: str, column: str | None = None, lower: bool = False) -> None:
-        """States that row ``better`` scores higher (``lower``: lower) in ``column``, the first one by default."""
-        self.claims.append((claim, better, worse, column or next(iter(self.columns)), lower))
+    def find(
+        self,
+        claim: str,
+        better: str,
+        worse: str,
+        column: str | None = None,
+        *,
+        lower: bool = False,
+        margin: float = 0.0,
+    ) -> None:
+        """States that row ``better`` scores higher (``lower``: lower) in ``column``, the first one by default.
+
+        ``margin``: how much worse it may be for that. Nothing is found where only other rows were run.
+        """
+        self.claims.append((claim, better, worse, column or next(iter(self.columns)), lower, margin))
 
     def values(self, row: str, column: str) -> np.ndarray:
         return np.array([scores[column] for scores in self.scores[row]])
@@ -168,19 +180,19 @@ class Table:
         """Mean over the seeds of ``row - other``, and its standard error (NaN for a single seed)."""
         return _mean_and_sd(self.values(row, column) - self.values(other, column), of_mean=True)
 
-    def verdict(self, better: str, worse: str, column: str, lower: bool) -> str:
+    def verdict(self, better: str, worse: str, column: str, lower: bool, margin: float = 0.0) -> str:
         difference, error = self.paired(better, worse, column)
         seeds = len(self.scores[better])
         if seeds < 2:
             return "open (one seed)"
         half_width = float(student.ppf(0.975, seeds - 1)) * error
-        gain = -difference if lower else difference
+        gain = margin + (-difference if lower else difference)
         return "holds" if gain > half_width else "does not hold" if gain < -half_width else "open"
 
     def markdown(self) -> str:
         seeds = len(next(iter(self.scores.values())))
         lines = [f"{self.title}. Mean ± sd over {seeds} seeds." if seeds > 1 else f"{self.title}. One seed."]
-        if self.reference:
+        if self.reference in self.scores:
             lines[0] += f" Δ: paired difference to “{self.reference}” ± its standard error."
         headings = [""]
         for column in self.columns:
@@ -204,13 +216,15 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def _has_differences(self, column: str) -> bool:
-        return self.reference is not None and (self.compared is None or column in self.compared)
+        return self.reference in self.scores and (self.compared is None or column in self.compared)
 
     def _findings(self) -> list[dict[str, Any]]:
         findings = []
-        for claim, better, worse, column, lower in self.claims:
+        for claim, better, worse, column, lower, margin in self.claims:
+            if not {better, worse} <= self.scores.keys():
+                continue
             difference, error = self.paired(better, worse, column)
-            verdict = self.verdict(better, worse, column, lower)
+            verdict = self.verdict(better, worse, column, lower, margin)
             findings.append({"claim": claim, "better": better, "worse": worse, "column": column})
             findings[-1] |= {"difference": difference, "standard error": error, "verdict": verdict}
         return findings
@@ -222,7 +236,7 @@ class Table:
             for column in self.columns:
                 mean, sd = _mean_and_sd(self.values(row, column))
                 rows[row][column] = {"mean": mean, "sd": sd, "by seed": self.values(row, column).tolist()}
-                if self.reference:
+                if self.reference in self.scores:
                     difference, error = self.paired(row, self.reference, column)
                     rows[row][column] |= {"difference": difference, "standard error": error}
         return {"title": self.title, "reference": self.reference, "rows": rows, "findings": self._findings()}

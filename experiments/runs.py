@@ -34,7 +34,7 @@ from torch import nn
 
 VALIDATION_SEED = 2**20  # every epoch is validated with the same draws
 # What a result does not depend on. Seeds are in the names of the files.
-IRRELEVANT = ("command", "data_dir", "out", "processes", "runs", "seed", "seeds")
+IRRELEVANT = ("command", "data_dir", "out", "processes", "rows", "runs", "seed", "seeds")
 
 Result = dict[str, Any]
 RunRow = Callable[["Run", Namespace], Result]
@@ -44,6 +44,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     """Arguments of experiments that call `run_grid`."""
     cores = os.cpu_count() or 1
     parser.add_argument("--processes", type=int, default=cores, help="of one thread each (default: %(default)s)")
+    parser.add_argument("--rows", nargs="+", help="of the table (default: all)")
     parser.add_argument("--runs", type=Path, help="folder of finished and interrupted runs, to go on from")
 
 
@@ -181,6 +182,9 @@ def _make_runs(args: Namespace, name: str, rows: Sequence[str]) -> Iterator[Run]
 
 def run_grid(args: Namespace, name: str, rows: Sequence[str], run_row: RunRow) -> dict[str, list[Result]]:
     """Results of ``run_row`` by row, a list over the seeds; ``args`` are those of `add_run_arguments` and more."""
+    if unknown := set(args.rows or ()) - set(rows):
+        raise ValueError(f"--rows must be some of {list(rows)}, but has {sorted(unknown)}")
+    rows = [row for row in rows if row in (args.rows or rows)]
     runs = list(_make_runs(args, name, rows))
     if args.processes == 1:
         results = [run.result_of(run_row, args) for run in runs]

@@ -150,10 +150,22 @@ def test_columns_without_differences_and_notes():
         "|  | accuracy | Δ | epochs |",
         "| --- | ---: | ---: | ---: |",
         "| a | 1.0 |  | 3 |",
-        "| b | 3.0 | +2.0 | 3 |",
+        "| b | 3.0 | +2.0 | 4 |",
         "",
         "Less data than there.",
     ]
+
+
+def test_a_margin_for_what_is_to_be_as_good():
+    table = Table("Toy", {"loss": ".2f"})
+    for noise in (-0.01, 0.0, 0.01):
+        table.add("a", {"loss": 1.0})
+        table.add("b", {"loss": 1.1 + noise})
+    for margin, verdict in ((0.0, "does not hold"), (0.1, "open"), (0.2, "holds")):
+        table.find(f"b is as good as a, {margin}", "b", "a", lower=True, margin=margin)
+        assert f", {margin}: **{verdict}**, +0.10 ± 0.01 (loss)" in table.markdown()
+    table.find("b beats c", "b", "c")
+    assert "b beats c" not in table.markdown()  # which was not run
 
 
 def test_command_without_folders_of_this_machine():

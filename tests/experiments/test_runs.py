@@ -129,6 +129,12 @@ def test_other_settings_do_not_go_on(tmp_path):
         run_grid(arguments("--runs", str(tmp_path), "--epochs", "4"), "toy", ["a"], toy_row)
 
 
+def test_chosen_rows():
+    assert list(run_grid(arguments("--rows", "b", "--seeds", "1"), "toy", "abc", toy_row)) == ["b"]
+    with pytest.raises(ValueError, match=r"--rows must be some of \['a', 'b'\], but has \['c'\]"):
+        run_grid(arguments("--rows", "b", "c"), "toy", ["a", "b"], toy_row)
+
+
 def test_rows_have_files_of_their_own(tmp_path):
     with pytest.raises(ValueError, match="rows must have names that differ as files"):
         run_grid(arguments(), "toy", ["a b", "a & b"], toy_row)
