@@ -204,7 +204,7 @@ def train(
     ]
     optimizer = torch.optim.Adam(groups)
 
-    def train_epoch() -> None:
+    def train_epoch(epoch: int) -> None:
         for images, labels in minibatches(settings.batch_size, *split.train):
             loss = selection.sampled_loss(mask, images, labels) + penalty(selection.logits)
             optimizer.zero_grad()

@@ -85,7 +85,7 @@ class Run:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        train_epoch: Callable[[], object],
+        train_epoch: Callable[[int], object],
         validate: Callable[[], float],
         epochs: int,
         patience: int | None,
@@ -93,7 +93,8 @@ class Run:
     ) -> Fitted:
         """Trains until the validation loss has had no new minimum for ``patience`` epochs, at most ``epochs``.
 
-        The model is left as it was after the best epoch; with ``patience`` None, after the last of all ``epochs``.
+        ``train_epoch`` is told which it is, from 0. The model is left as it was after the best epoch; with ``patience``
+        None, after the last of all ``epochs``.
         """
         fitted, best = Fitted(), {}
         if saved := self._load(".pt"):
@@ -104,7 +105,7 @@ class Run:
             self.say(f"goes on after epoch {len(fitted.losses)}")
         while not _ended(fitted, epochs, patience):
             start = time.monotonic()
-            train_epoch()
+            train_epoch(len(fitted.losses))
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(VALIDATION_SEED)
                 fitted.losses.append(validate())

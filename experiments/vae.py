@@ -274,7 +274,7 @@ def train(run: Run, args: Namespace, vae: VAE, images: Tensor, validation: Tenso
     pyro.clear_param_store()
     optimizer = torch.optim.Adam(vae.parameters(), lr=vae.settings.learning_rate)
 
-    def train_epoch() -> None:
+    def train_epoch(epoch: int) -> None:
         for (batch,) in minibatches(BATCH_SIZE, images):
             loss = TraceMeanField_ELBO().differentiable_loss(vae.model, vae.guide, batch) / len(batch)
             optimizer.zero_grad()
@@ -369,13 +369,20 @@ def compare(latent: str, prior: str, args: Namespace) -> tuple[Table, Figure]:
 def main(arguments: list[str] | None = None) -> dict[str, Table]:
     parser = experiment_parser(__doc__, data=("digits", "mnist", "fashion-mnist"))
     add_run_arguments(parser)
-    parser.add_argument("--latents", nargs="+", choices=("ten", "single"), default=["ten"])
+    parser.add_argument(
+        "--latents",
+        nargs="+",
+        choices=("ten", "single"),
+        help="kinds of codes (default: ten; on other data than digits both)",
+    )
     parser.add_argument("--priors", nargs="+", choices=(EXACT, *PRIOR_TERMS), default=[EXACT, "softmax"])
     parser.add_argument("--epochs", type=int, default=300, help="at most (default: %(default)s)")
     parser.add_argument("--patience", type=int, default=20, help="epochs without a new minimum (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=4, help="of the code of a test image (default: %(default)s)")
-    smoke = {"seeds": 2, "epochs": 1, "draws": 1, "priors": [EXACT]}
+    smoke = {"seeds": 2, "epochs": 1, "draws": 1, "priors": [EXACT], "latents": ["ten"]}
     args = parse(parser, arguments, smoke)
+
+    args.latents = args.latents or (["ten"] if args.data == "digits" else ["ten", "single"])
 
     tables = {}
     for latent in args.latents:
