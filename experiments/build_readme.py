@@ -67,6 +67,7 @@ SOURCES = {
     "moe_router": Source(f"the router of {SANDER}", ("photographs",)),
     "polynomial_programming": Source(f"figure 9 of {K_HOT}"),
     "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
+    "simple_slopes": Source(f"the code of {SIMPLE}", ("mnist",)),
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
     "topk_attention": Source(f"figure 6 of {SOFT}", (FRENCH,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
