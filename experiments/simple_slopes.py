@@ -27,6 +27,7 @@ from argparse import Namespace
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.types import _size as SizeLike
 
 from common import Table, experiment_parser, parse, save_figure
 from image_data import load_split
@@ -47,7 +48,7 @@ class GumbelDraws(StraightThrough):
         super().__init__(design)
         self.scores = scores.detach()
 
-    def rsample(self, sample_shape: torch.Size = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         scores = self.scores.expand(*sample_shape, *self.scores.shape)
         gumbel = -torch.empty_like(scores).exponential_().log()
         return self.attach_gradient(topk_mask(scores + gumbel, LATENT.k))
@@ -60,7 +61,7 @@ class ExactDraws(StraightThrough):
         super().__init__(design)
         self.drawn_from = ConditionalPoisson(logits=scores.detach(), k=LATENT.k)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(self.drawn_from.sample(sample_shape))
 
 

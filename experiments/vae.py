@@ -52,6 +52,7 @@ from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
+from torch.types import _size as SizeLike
 
 from common import Table, experiment_parser, minibatches, parse, save_figure
 from feature_selection_methods import iterated_poisson
@@ -158,7 +159,7 @@ def entropic(logits: Tensor, k: int, temperature: float) -> StraightThrough:
 class IteratedPoisson(Pivotal):
     """NCPSS's draws, whose inclusion probabilities are near those it is given."""
 
-    def sample(self, sample_shape: torch.Size = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         shape = self._extended_shape(sample_shape)
         return iterated_poisson(self.probs.detach().clamp(0, 1).expand(shape), self.k.unsqueeze(-1))
 
