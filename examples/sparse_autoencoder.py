@@ -48,7 +48,8 @@ for _ in range(steps):
     schedule.step()
 
 # %%
-# In evaluation the module is a JumpReLU: what exceeds the threshold is kept.
+# In evaluation the module is a JumpReLU: what exceeds the threshold is kept. That is 8 units of a training image on
+# average, and some more of others, which the encoder was not fitted to.
 autoencoder = nn.Sequential(encoder, nn.ReLU(), topk.to_jumprelu(), decoder)
 with torch.no_grad():
     codes = autoencoder[:-1](test)

@@ -9,9 +9,12 @@ are compared with the exact one, which is a sum over all 252 subsets. The losses
     distance   |x - b|², the loss of SIMPLE's toy. On binary x it equals a linear function, but its slope between them
                does not, and straight-through looks at slopes: it is biased
     quadratic  <x, Ax>, where units interact
+    evidence   -log p(y | x) of variable_selection.py, in both of its forms: "squared" and "linear" agree on every
+               k-hot x, so that an estimator which looks at nothing else does not see which one it is given
 
 Straight-through on this design is SIMPLE; the score function with leave-one-out baseline is what SFESS is meant to be.
-Each estimate takes 4 draws, and each seed is another problem. The table of each loss has
+Each estimate takes 4 draws, and the finite difference evaluates the loss at the 25 neighbours of each as well. Each
+seed is another problem. The table of each loss has
 
     bias       length of the mean estimate minus the exact gradient. It is never quite 0: where there is no bias, it
                is about as large as its standard error, the next column
@@ -31,8 +34,17 @@ import torch
 from torch import Tensor
 
 from common import Table, each_seed, experiment_parser, parse, save_figure
-from khot import ConditionalPoisson, compare_estimators, reinmax, score_function, straight_through, unordered_set
+from khot import (
+    ConditionalPoisson,
+    compare_estimators,
+    finite_difference,
+    reinmax,
+    score_function,
+    straight_through,
+    unordered_set,
+)
 from khot.diagnostics import Comparison
+from variable_selection import FORMS, make_problem, row_name
 
 N, K = 10, 5
 DRAWS, OTHER_DRAWS = 4, (1, 4, 16)  # of the tables, and of the figures
@@ -43,28 +55,43 @@ ESTIMATORS: dict[str, Callable[..., Tensor]] = {
     SCORE: score_function,
     BASELINE: partial(score_function, baseline="leave_one_out"),
     "unordered set": unordered_set,
+    "finite difference": finite_difference,
 }
 BIAS, BIAS_ERROR, VARIANCE, COSINE = "bias", "its s.e.", "variance", "cosine"
-LINEAR, DISTANCE, QUADRATIC = "linear", "distance", "quadratic"
+LINEAR, DISTANCE, QUADRATIC, EVIDENCE = "linear", "distance", "quadratic", "evidence"
+ONE_FORM = ""
 
 
-def make_losses() -> dict[str, Callable[[Tensor], Tensor]]:
-    b, a = torch.randn(N), torch.randn(N, N)
+def make_losses(seed: int) -> dict[str, dict[str, Callable[[Tensor], Tensor]]]:
+    """Losses in all their forms, which agree on k-hot vectors."""
+    b, a, problem = torch.randn(N), torch.randn(N, N), make_problem(1000 + seed, N, K)
+
+    def evidence(form: str) -> Callable[[Tensor], Tensor]:
+        return lambda x: -problem.log_evidence(x.double(), FORMS[form]).to(x.dtype)
+
     return {
-        LINEAR: lambda x: x @ b,
-        DISTANCE: lambda x: (x - b).square().sum(-1),
-        QUADRATIC: lambda x: (x @ a * x).sum(-1),
+        LINEAR: {ONE_FORM: lambda x: x @ b},
+        DISTANCE: {ONE_FORM: lambda x: (x - b).square().sum(-1)},
+        QUADRATIC: {ONE_FORM: lambda x: (x @ a * x).sum(-1)},
+        EVIDENCE: {form: evidence(form) for form in FORMS},
     }
 
 
-def add_rows(table: Table, comparison: Comparison) -> None:
+def add_rows(table: Table, comparison: Comparison, form: str) -> None:
     for row in comparison.rows:
         if row.num_samples == DRAWS:
             scores = {BIAS: row.bias, BIAS_ERROR: row.bias_error, VARIANCE: row.variance, COSINE: row.cosine}
-            table.add(row.estimator, scores)
+            table.add(row_name(row.estimator, form) if form else row.estimator, scores)
 
 
 def add_findings(table: Table, loss: str) -> None:
+    if loss == EVIDENCE:
+        first, second = ({form: row_name(name, form) for form in FORMS} for name in (FIRST, SECOND))
+        for name, rows in ((FIRST, first), (SECOND, second)):
+            linear, squared = rows["linear"], rows["squared"]
+            table.find(f"{name}: the linear form points nearer to the exact gradient", linear, squared, COSINE)
+            table.find(f"{name}: the linear form is less biased", linear, squared, BIAS, lower=True)
+        return
     table.find("straight-through has a lower variance than the score function", FIRST, SCORE, VARIANCE, lower=True)
     table.find("the baseline lowers the variance of the score function", BASELINE, SCORE, VARIANCE, lower=True)
     table.find("straight-through points nearer to the exact gradient than SFESS", FIRST, BASELINE, COSINE)
@@ -80,22 +107,25 @@ def main(arguments: list[str] | None = None) -> dict[str, Table]:
     columns = {BIAS: ".2f", BIAS_ERROR: ".2f", VARIANCE: ".2f", COSINE: ".2f"}
     tables: dict[str, Table] = {}
     figures = {}
-    for seed, progress in each_seed(args, steps=3):
+    for seed, progress in each_seed(args, steps=5):
         design = ConditionalPoisson(logits=torch.randn(N), k=K)
         first = seed == args.seed
-        for loss, f in make_losses().items():
-            sizes = OTHER_DRAWS if first and not args.smoke else DRAWS
-            comparison = compare_estimators(design, f, ESTIMATORS, num_samples=sizes, num_repeats=args.repeats)
+        sizes = OTHER_DRAWS if first and not args.smoke else DRAWS
+        for loss, forms in make_losses(seed).items():
             title = f"Gradients of the {loss} loss, k = {K} of n = {N}, {DRAWS} draws"
-            add_rows(tables.setdefault(loss, Table(title, columns)), comparison)
-            if first:
-                figures[loss] = comparison.plot()
-                figures[loss].suptitle(f"{loss} loss, k = {K} of n = {N}, one problem")
-            progress.update()
+            table = tables.setdefault(loss, Table(title, columns))
+            for form, f in forms.items():
+                comparison = compare_estimators(design, f, ESTIMATORS, num_samples=sizes, num_repeats=args.repeats)
+                add_rows(table, comparison, form)
+                if first:
+                    figure = figures["_".join(filter(None, (loss, form)))] = comparison.plot()
+                    figure.suptitle(f"{loss} loss{form and f', {form} form'}, k = {K} of n = {N}, one problem")
+                progress.update()
     for loss, table in tables.items():
         add_findings(table, loss)
         table.save(args, f"compare_estimators_{loss}")
-        save_figure(figures[loss], args, f"compare_estimators_{loss}")
+    for name, figure in figures.items():
+        save_figure(figure, args, f"compare_estimators_{name}")
     return tables
 
 

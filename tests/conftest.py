@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +25,17 @@ def _validation_as_before() -> Iterator[None]:
     before = Distribution._validate_args
     yield
     Distribution.set_default_validate_args(before)
+
+
+@pytest.fixture
+def fresh_pyro() -> Iterator[None]:
+    """Pyro without parameters, from seed 0, with all its checks: for files that ask for it by ``usefixtures``."""
+    import pyro  # which tests on an accelerator do without
+
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    with pyro.validation_enabled(True):
+        yield
 
 
 IN_TURN = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS]
@@ -91,21 +101,25 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files, of which all cases count
+MOST_CASES = 10  # of a test in plain `pytest`
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a member that calls itself slow is slow; of a test marked ``one_of(n)`` all cases but each n-th are."""
+    """A test of a member that calls itself slow is slow; of many cases, all but some spread evenly over them are."""
     items.sort(key=lambda item: ORDER.get(item.path.name, 0))
-    seen: Counter[str] = Counter()
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "slow", False) for value in parameters):
             item.add_marker(pytest.mark.slow)
-            continue
-        if item.get_closest_marker("slow"):
-            continue
-        mark = item.get_closest_marker("one_of")
-        if mark is not None:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % mark.args[0]:
+        if not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one_test in cases.values():
+        mark = of_one_test[0].get_closest_marker("one_of")
+        evenly = 1 if INTERPRETED else 1 + (len(of_one_test) - 1) // MOST_CASES
+        step = mark.args[0] if mark else evenly
+        for i, item in enumerate(of_one_test):
+            if i % step:
                 item.add_marker(pytest.mark.slow)
-            seen[test] += 1

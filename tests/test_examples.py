@@ -19,7 +19,7 @@ ARRIVED: dict[str, Callable[[dict[str, Any]], bool]] = {  # by the names that a 
     "pyro_feature_selector": lambda left: left["accuracy"] > 0.8,
     "khot_vae": lambda left: left["losses"][-1] < 0.75 * left["losses"][0],
     "custom_loop": lambda left: max(left["left_out"].values()) < 0.1,
-    "variable_selection_mcmc": lambda left: left["names"][(left["posterior"] @ left["triples"]).argmax()] == "s5",
+    "variable_selection_mcmc": lambda left: left["inclusion"][:, left["names"].index("s5")].min() > 0.9,
     "sparse_autoencoder": lambda left: left["explained"] > 0.8 and abs(left["active"].mean() / left["K"] - 1) < 0.1,
     "survey_sample": lambda left: left["covered"] > 0.88 and abs(left["estimate"] / left["total"] - 1) < 0.1,
     "sklearn_pipeline": lambda left: left["searches"]["KHotSelector"].score(left["X_test"], left["y_test"]) > 0.9,

@@ -419,6 +419,7 @@ relaxed.log_prob(relaxed.rsample()).sum().backward()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("imported", "calls"),
     [("torch", FIRST_MAPS), ("torch, pyro", FIRST_DESIGNS)],

@@ -209,7 +209,7 @@ class TestFenchelYoungDetails:
         assert "unbounded=True" in repr(FenchelYoungTopKLoss(2, unbounded=True))
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("kind", ["mask", "signed", "magnitude"])
+    @pytest.mark.parametrize("kind", ["mask", "magnitude"])
     def test_compile(self, kind):
         torch._dynamo.reset()
         compiled = torch.compile(
@@ -330,8 +330,7 @@ class TestTopKCrossEntropy:
         torch.testing.assert_close(mapped, topk_cross_entropy(x, target, [0.5, 0.5], relaxation, reduction="none"))
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("relaxation", [lapsum_topk, normal_topk])
-    def test_compile(self, relaxation):
+    def test_compile(self, relaxation=lapsum_topk):
         torch._dynamo.reset()
         compiled = torch.compile(
             lambda x, t, s: topk_cross_entropy(x, t, [0.5, 0.0, 0.5], relaxation, s),

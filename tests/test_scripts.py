@@ -13,6 +13,7 @@ from tests.experiments.test_smoke import NAMES
 ROOT = Path(__file__).parents[1]
 MAIN = re.compile(r'^if __name__ == "__main__":\n    main\(\)', flags=re.MULTILINE)
 OWN_TESTS = {  # of the experiments that test_smoke.py does not run
+    "batch_topk": "test_batch_topk.py",
     "beam_search": "test_beam_search.py",
     "compare_estimators": "test_compare_estimators.py",
     "feature_selection_methods": "test_feature_selection_methods.py",
@@ -24,6 +25,7 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "spike_and_slab": "test_spike_and_slab.py",
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
+    "variable_selection": "test_variable_selection.py",
 }
 HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # tested by what they return
 

@@ -17,10 +17,30 @@ def draw(results: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     masks = _read(results / "cpu_masks.csv")
     _mask_plot(masks).savefig(folder / "masks.png", dpi=110)
-    _mask_table(masks, folder / "masks.csv")
+    _shape_table(
+        masks,
+        folder / "masks.csv",
+        ["forward and backward, ms (of softmax)", "backend"],
+        lambda row: (row["operation"], row["backend"] or "torch"),
+        lambda row: f"{float(row['ms']):.3g} ({row['of softmax']})",
+    )
     growth = _read(results / "distributions_growth.csv")
     _growth_plot(growth).savefig(folder / "designs.png", dpi=110)
-    _sampler_table(_read(results / "distributions_samplers.csv"), folder / "draws.csv")
+    _shape_table(
+        _read(results / "distributions_samplers.csv"),
+        folder / "draws.csv",
+        ["one draw, ms"],
+        lambda row: (row["function"],),
+        lambda row: f"{float(row['median_ms']):.3g}",
+    )
+    _shape_table(
+        _read(results / "estimator_steps.csv"),
+        folder / "steps.csv",
+        ["a step, ms (of one-hot)"],
+        lambda row: (row["estimator"],),
+        lambda row: f"{float(row['median_ms']):.3g} ({float(row['of one-hot']):.3g})",
+    )
+    _chain_table(_read(results / "khot_swap.csv"), folder / "chains.csv")
     over_n = [row for row in _read(results / "estimators_cpu.csv") if row["table"] == "over n"]
     _lines(over_n, "median_ms", lambda row: row["function"], "inclusion probabilities, 16 rows").savefig(
         folder / "inclusion.png", dpi=110
@@ -63,29 +83,32 @@ def _mask_plot(rows: list[Row]) -> plt.Figure:
     return figure
 
 
-def _mask_table(rows: list[Row], path: Path) -> None:
-    """Milliseconds and, in brackets, multiples of softmax: an operation a row, a shape a column."""
+def _shape_table(
+    rows: list[Row], path: Path, heading: list[str], line: Callable[[Row], tuple[str, ...]], cell: Callable[[Row], str]
+) -> None:
+    """A line for each kind of row, under as many headings as it has names, and a column for each shape."""
     shapes = _shapes(rows)
-    lines = list(dict.fromkeys((row["operation"], row["backend"]) for row in rows))
-    cells = {(row["operation"], row["backend"], _shape(row)): row for row in rows}
+    cells = {(line(row), _shape(row)): cell(row) for row in rows}
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["forward and backward, ms (of softmax)", "backend", *shapes])
-        for operation, backend in lines:
-            measured = [cells.get((operation, backend, shape)) for shape in shapes]
-            shown = ["" if row is None else f"{float(row['ms']):.3g} ({row['of softmax']})" for row in measured]
-            writer.writerow([operation, backend or "torch", *shown])
+        writer.writerow([*heading, *shapes])
+        for names in dict.fromkeys(map(line, rows)):
+            writer.writerow([*names, *(cells.get((names, shape), "") for shape in shapes)])
 
 
-def _sampler_table(rows: list[Row], path: Path) -> None:
-    shapes = _shapes(rows)
-    cells = {(row["function"], _shape(row)): float(row["median_ms"]) for row in rows}
+def _chain_table(rows: list[Row], path: Path) -> None:
+    columns = {
+        "steps per second": "steps_per_second",
+        "seconds to within 1 % of the truth": "seconds_to_truth",
+        "effective samples per second, log joint": "ess_per_second_log_joint",
+        "…, uncertain inclusions": "ess_per_second_inclusions",
+    }
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["one draw, ms", *shapes])
-        for function in dict.fromkeys(row["function"] for row in rows):
-            measured = [cells.get((function, shape)) for shape in shapes]
-            writer.writerow([function, *("" if ms is None else f"{ms:.3g}" for ms in measured)])
+        writer.writerow(["proposals, start", *columns])
+        for row in rows:
+            shown = [f"{float(row[name]):.2g}" if row[name] else "–" for name in columns.values()]
+            writer.writerow([f"{row['kernel']}, {row['start']}", *shown])
 
 
 def _growth_plot(rows: list[Row]) -> plt.Figure:

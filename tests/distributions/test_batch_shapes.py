@@ -20,11 +20,11 @@ from khot import (
     sigmoid_topk,
 )
 from tests import gof
+from tests.inputs import LOGITS
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED, PHANTOM
 
 pytestmark = pytest.mark.one_of(3)
 
-LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
 RELAXED = {"relaxed": RelaxedKHot, "relaxed_straight_through": RelaxedKHotStraightThrough}
 
 
@@ -116,14 +116,6 @@ def test_inferred_shapes_and_gradients_of_an_extended_batch(case):
     assert case.make(probs=probs, k=torch.tensor([2, 2])).batch_shape == (2,)
     with pytest.raises(ValueError, match="probs"):
         case.make(probs=probs, k=torch.tensor([2, 3]), validate_args=True)
-
-
-@pytest.fixture
-def fresh_pyro():
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    with pyro.validation_enabled(True):
-        yield
 
 
 PRIOR = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

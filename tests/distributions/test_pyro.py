@@ -18,23 +18,16 @@ from pyro.infer import (
 )
 
 from khot import ConditionalPoisson, StraightThrough
+from tests.inputs import COST, LOGITS
 from tests.registry import DESIGNS
 
-LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
-COST = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.7], dtype=torch.float64)
+pytestmark = pytest.mark.usefixtures("fresh_pyro")
+
 K = 2
 
 every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 SCORED = [case for case in DESIGNS if case.has_log_prob]
 every_scored_design = pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
-
-
-@pytest.fixture(autouse=True)
-def fresh_pyro():
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    with pyro.validation_enabled(True):
-        yield
 
 
 def pair_cost(x):

@@ -23,10 +23,11 @@ from pyro.infer.inspect import get_dependencies, get_model_relations
 from pyro.ops.stats import effective_sample_size
 
 from khot import ConditionalPoisson, PhantomUnit, RelaxedKHot, RelaxedKHotStraightThrough, Sampford, StraightThrough
+from tests.inputs import COST, LOGITS
 from tests.registry import DESIGNS
 
-LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
-COST = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.7], dtype=torch.float64)
+pytestmark = pytest.mark.usefixtures("fresh_pyro")
+
 K = 2
 
 SCORED = [case for case in DESIGNS if case.has_log_prob]
@@ -46,14 +47,6 @@ some_quickly = pytest.mark.parametrize(
         for i, (name, make) in enumerate(SITES.items())
     ],
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh_pyro():
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    with pyro.validation_enabled(True):
-        yield
 
 
 def hierarchy(make):

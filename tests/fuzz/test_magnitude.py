@@ -19,7 +19,7 @@ from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
 
 pytestmark = pytest.mark.one_of(2)
 
-QUICK_ROWS, SLOW_ROWS = 240, 4000
+QUICK_ROWS, SLOW_ROWS = 120, 2000
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,13 @@ from tests.fuzz.reference import Mask, ReferenceLink
 from tests.fuzz.rows import Rows, batches
 from tests.maps import Cauchy
 
-pytestmark = pytest.mark.one_of(2)
-
 KINK = {torch.float32: 1e-6, torch.float64: 1e-12}  # nearer rows are counted, and their derivatives not compared
 MOST_AT_KINKS = 0.01
 TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is kept as an offset
 SUM = {torch.float32: 1e-6, torch.float64: 1e-12}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
 LEVERAGE = 1e-3  # of an item far away with next to no derivative, in that of the softness
-QUICK_ROWS, SLOW_ROWS = 200, 8000
+QUICK_ROWS, SLOW_ROWS = 14, 300  # of a map
 
 
 @dataclass(frozen=True)
@@ -207,20 +205,22 @@ each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CA
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 
+@pytest.mark.one_of(9)
+@each_case
 @each_dtype
-def test_some_rows(dtype):
-    counts = sum((check_rows(case, dtype, seed=1, total=QUICK_ROWS // len(CASES)) for case in CASES), Counter())
-    check_share(counts)
+def test_some_rows(case, dtype):
+    check_share(check_rows(case, dtype, seed=1, total=QUICK_ROWS))
 
 
+@pytest.mark.one_of(9)
+@each_case
 @each_dtype
-def test_values_at_integer_sums(dtype):
+def test_values_at_integer_sums(case, dtype):
     """Also of the link that gets none in the other tests, because its derivatives there are at a kink."""
-    for case in CASES:
-        for rows in batches(2, QUICK_ROWS // len(CASES) // 2, dtype):
-            rows = rows._replace(k=rows.k.round())
-            at = reference.mask(case.link, rows.x, rows.k, rows.softness * case.factor)
-            check_values(case, rows, case.map(rows.x, rows.k, rows.softness), at)
+    for rows in batches(2, QUICK_ROWS // 2, dtype):
+        rows = rows._replace(k=rows.k.round())
+        at = reference.mask(case.link, rows.x, rows.k, rows.softness * case.factor)
+        check_values(case, rows, case.map(rows.x, rows.k, rows.softness), at)
 
 
 FOUND = {  # rows that a long run has found, by what was wrong with them
@@ -277,8 +277,8 @@ def test_small_sums_far_from_0():
 @each_case
 @each_dtype
 def test_many_rows(case, dtype, request, record_property):
-    total = request.config.getoption("--fuzz-rows") or SLOW_ROWS
-    counts = check_rows(case, dtype, request.config.getoption("--fuzz-seed"), total // (2 * len(CASES)))
+    total = request.config.getoption("--fuzz-rows") // (2 * len(CASES)) or SLOW_ROWS
+    counts = check_rows(case, dtype, request.config.getoption("--fuzz-seed"), total)
     check_share(counts)
     for name, number in counts.items():
         record_property(name, number)

@@ -15,7 +15,7 @@ MAPS = [soft_rank, soft_sort, soft_permutation]
 LONGEST = {soft_rank: 300, soft_sort: 64, soft_permutation: 64}  # of which the definitions are quick enough
 TIER = 64
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
-QUICK_ROWS, SLOW_ROWS = 450, 3000
+QUICK_ROWS, SLOW_ROWS = 450, 2000
 
 
 def compare(name: str, rows: Rows, what: str, got: Tensor, expected: Tensor, tolerance: Tensor) -> None:

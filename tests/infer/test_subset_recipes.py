@@ -13,21 +13,14 @@ from scipy.stats import chisquare
 
 from khot import ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough
 from khot.infer import subset_categorical, subset_index, subset_vector
+from tests.inputs import COST, LOGITS
+
+pytestmark = pytest.mark.usefixtures("fresh_pyro")
 
 FALSE_ALARM = 1e-6
 N = 5
-LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3], dtype=torch.float64)
-COST = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.7], dtype=torch.float64)
 SEEN = torch.tensor([0.1, -0.9, 1.2], dtype=torch.float64)
 NOISE = 0.3
-
-
-@pytest.fixture(autouse=True)
-def fresh_pyro():
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    with pyro.validation_enabled(True):
-        yield
 
 
 def subset(name, design, k):
@@ -157,6 +150,19 @@ def test_gradients_reach_the_design():
     law = subset_categorical(Sampford(logits=logits, k=2))
     (actual,) = torch.autograd.grad((law.probs * (x @ COST).square()).sum(), logits)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k"), [(33, 16), (33, 17), (34, 17), (62, 31)])  # C(n, k) below 2³¹, below, above, 2⁵⁸
+def test_numbers_of_many_subsets(n, k):
+    """Ranks of vectors by the definition, a sum of binomials over the units that are left out."""
+    index = torch.tensor(
+        [[0, 1, math.comb(n, k) // 3], [math.comb(n, k) // 2, math.comb(n, k) - 2, math.comb(n, k) - 1]]
+    )
+    x = subset_vector(index, n, k)
+    assert x.shape == (2, 3, n) and (x.sum(-1) == k).all() and torch.equal(subset_index(x), index)
+    for row, rank in zip(x.view(-1, n).long().tolist(), index.flatten().tolist(), strict=True):
+        before = [math.comb(n - i - 1, sum(row[i:]) - 1) for i in range(n) if not row[i] and sum(row[i:])]
+        assert sum(before) == rank
 
 
 def test_what_has_no_numbers_is_refused():

@@ -22,6 +22,8 @@ from khot.kernels.capped_simplex import numba_backend  # noqa: E402 - skipped be
 from khot.kernels.links.base_numba import numba_link, variant_of  # noqa: E402 - skipped before it imports numba
 from khot.kernels.numba_tools import kernel, specialised  # noqa: E402 - skipped before it imports numba
 
+pytestmark = pytest.mark.one_of(7)  # each link has loops of its own, which must be compiled
+
 REALS = {np.float32: torch.float32, np.float64: torch.float64}
 POWERS = [clipped_power(p) for p in (4 / 3, 1.25, 1.2)]
 ALL = [*LINKS, *POWERS]
@@ -176,7 +178,7 @@ def test_rare_rows_are_those_of_the_torch_backend(link, dtype):
         (y, *grads), (expected, *others) = results
         spread = 1 + (x[x.isfinite()].abs().median() / scale).item()
         torch.testing.assert_close(y, expected, rtol=64 * eps * spread, atol=64 * eps)
-        assert all(g.isfinite().all() for g in grads if g.dim() < 2 or True)
+        assert all(g.isfinite().all() for g in grads)
         torch.testing.assert_close(
             y.double().sum(-1), torch.full((9,), float(k), dtype=torch.float64), rtol=1e-6, atol=0
         )

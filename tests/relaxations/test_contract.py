@@ -446,32 +446,36 @@ COMPILED += [(RELAXATIONS[0], name) for name in BACKENDS if name != USUAL]
 def test_compiles_into_one_graph(case: RelaxationCase, cpu_backend):
     torch._dynamo.reset()
     for function in filter(None, (case.map, case.log)):
-        with_tensors = torch.compile(
-            lambda x, k, s, f=function: f(x, k, s), backend="aot_eager", fullgraph=True, dynamic=True
-        )
-        with_numbers = torch.compile(
-            lambda x, k, f=function: f(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True
-        )
-        for batch, n, size in ((2, 5, 2), (3, 7, 3)):
-            x, k = normal(batch, n).requires_grad_(), torch.full((batch,), 1.5, requires_grad=True)
-            softness = torch.tensor(0.7, requires_grad=True)
-            for compiled, plain in (
-                (with_tensors(x, k, softness), function(x, k, softness)),
-                (with_numbers(x, size), function(x, size, 0.5)),
-            ):
-                torch.testing.assert_close(compiled, plain)
-                inputs = (x, k, softness) if compiled.grad_fn and plain is not None and k.requires_grad else (x,)
-                left = torch.autograd.grad(compiled.square().sum(), inputs, allow_unused=True)
-                right = torch.autograd.grad(plain.square().sum(), inputs, allow_unused=True)
-                for a, b in zip(left, right, strict=True):
-                    assert (a is None) == (b is None)
-                    if a is not None:
-                        torch.testing.assert_close(a, b)
-    with pytest.raises(ValueError, match="0 <= k <= n.*k=9 with n=5"):
-        with_tensors(normal(2, 5), torch.tensor([1.0, 9.0]), torch.tensor(1.0))
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        for batch, n in ((2, 5), (3, 7)):
+            inputs = normal(batch, n), torch.full((batch,), 1.5), torch.tensor(0.7)
+            for leaf in inputs:
+                leaf.requires_grad_()
+            check_equal_with_gradients(compiled(*inputs), function(*inputs), inputs)
+        with pytest.raises(ValueError, match="0 <= k <= n.*k=9 with n=5"):
+            compiled(normal(2, 5), torch.tensor([1.0, 9.0]), torch.tensor(1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [RELAXATIONS[0], ODD_MAPS[0]], ids=lambda case: case.name)
+def test_compiles_with_numbers_and_under_vmap(case: RelaxationCase):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, k: case.map(x, k, 0.5), backend="aot_eager", fullgraph=True, dynamic=True)
+    for shape, k in (((2, 5), 2), ((3, 7), 3)):
+        x = normal(*shape).requires_grad_()
+        check_equal_with_gradients(compiled(x, k), case.map(x, k, 0.5), (x,))
     batched = torch.compile(vmap(lambda x, k: case.map(x, k, 0.5)), backend="aot_eager", fullgraph=True)
     x, k = normal(3, 5), torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(batched(x, k), case.map(x, k, 0.5))
+
+
+def check_equal_with_gradients(actual, expected, inputs):
+    torch.testing.assert_close(actual, expected)
+    left, right = (torch.autograd.grad(y.square().sum(), inputs, allow_unused=True) for y in (actual, expected))
+    for a, b in zip(left, right, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
 
 
 def scaled_softmax(x, k, temperature=1.0, dim=-1):

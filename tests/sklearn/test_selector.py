@@ -66,7 +66,7 @@ def test_finds_planted_features():
 
 @pytest.mark.slow
 def test_finds_planted_features_in_nearly_all_seeds():
-    assert sum(map(finds, range(100))) >= 95
+    assert sum(map(finds, range(40))) >= 38
 
 
 @pytest.mark.slow

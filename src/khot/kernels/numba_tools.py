@@ -24,11 +24,13 @@ from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
 from .numba_cache import kept_on_disk
+from .numba_parts import PartCompiler
 
 FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+WITH_CALLER: Any = {"pipeline_class": PartCompiler}
 ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
 
 _names = threading.local()
@@ -59,16 +61,16 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compiles what is done to an item."""
-    return njit(fastmath=FUSED, forceinline=True, **PART)(_named(function))
+    return njit(fastmath=FUSED, forceinline=True, **PART, **WITH_CALLER)(_named(function))
 
 
 def per_row(function: Callable[..., Any]) -> Any:
     """Compiles what is done to a row, in the order that is written down."""
-    return njit(fastmath=FUSED, **PART)(_named(function))
+    return njit(fastmath=FUSED, **PART, **WITH_CALLER)(_named(function))
 
 
 def summed(function: Callable[..., Any]) -> Any:
-    """Compiles sums over the items of a row, in any order."""
+    """Compiles sums over the items of a row, in any order; before its caller is, or some loops are not vectorised."""
     return njit(fastmath=ANY_ORDER, **PART)(_named(function))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from khot._tracing import one_operation
 
 MAX_RANK = torch.iinfo(torch.long).max
+MAX_SHORT_RANK = torch.iinfo(torch.int).max
 
 
 def k_hot_vectors(n: int, k: int, start: int, stop: int, like: Tensor) -> Tensor:
@@ -29,23 +30,26 @@ def k_hot_vectors_of_rank(n: int, k: int | Tensor, rank: Tensor, like: Tensor) -
 
     A tensor k broadcasts to the shape of ``rank``, and its sizes may differ.
     """
-    values = torch.zeros(*rank.shape, n, dtype=like.dtype, device=like.device)
+    shape, number = rank.shape, torch.long
     if isinstance(k, Tensor):
-        largest, left = n, k.expand(rank.shape)
+        largest, left = n, k.expand(shape)
     elif 2 * k > n:  # complements come in the opposite order
         return 1 - k_hot_vectors_of_rank(n, n - k, math.comb(n, k) - 1 - rank, like)
     else:
         largest, left = k, torch.full_like(rank, k)
-    if largest == 0:
-        return values
-    containing_unit = _vectors_with_unit(n, largest, like.device)
-    for i in range(n):
-        containing = containing_unit[i][left]
+        if math.comb(n, k) <= MAX_SHORT_RANK:
+            number = torch.int  # half the bytes to read and write for each unit
+    if largest == 0 or n == 0:
+        return torch.zeros(*shape, n, dtype=like.dtype, device=like.device)
+    rank, left = rank.flatten().to(number), left.flatten().to(number)
+    unit_is_in = []
+    for containing_unit in _vectors_with_unit(n, largest, like.device).to(number).unbind():
+        containing = containing_unit.index_select(0, left)
         inside = rank < containing
-        values[..., i] = inside
+        unit_is_in.append(inside)
         rank = rank - containing.masked_fill_(inside, 0)
-        left = left - inside.long()
-    return values
+        left = left - inside.to(number)
+    return torch.stack(unit_is_in, -1).to(like.dtype).view(*shape, n)
 
 
 @one_operation

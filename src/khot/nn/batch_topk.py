@@ -25,7 +25,14 @@ class BatchTopK(Masking):
 
     Training: of x ``(..., n)`` with B rows, the :math:`\mathrm{round}(kB)` largest entries of all are kept; a relaxed
     mask has the sum :math:`kB`. Evaluation: what exceeds ``threshold`` is kept, so that rows do not depend on each
-    other; it is the moving average, over the batches of training, of the smallest entry that was kept, a buffer.
+    other; it is the moving average, over the batches of training, of the smallest entry that was kept, a buffer. Rows
+    like those of training exceed it k times on average, once x has come to rest: the average lags ``1 / momentum``
+    batches behind, so let the learning rate fall at the end. Rows that the encoder was not fitted to may exceed it more
+    often. For these, calls in training mode without gradient, on some held-out batches, move the threshold to k::
+
+        with torch.no_grad():
+            for batch in held_out:
+                topk(encoder(batch))
 
     With ``n`` it knows, too, for how many batches each unit has not been kept; :meth:`auxiliary_loss` revives those
     that are dead.

@@ -247,7 +247,8 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         if x.shape[0] >= 4 * SAMPLE_SIZE and finite == x.shape[0]:
             stride = x.shape[0] // SAMPLE_SIZE
             part = sample[: (x.shape[0] + stride - 1) // stride]
-            part[:] = x[::stride]
+            for i in range(part.shape[0]):  # a slice assigned to a slice would compile numba's strings, for its error
+                part[i] = x[i * stride]
             size = share * part.shape[0]
             start, _, _ = search_from(np.nan, part, look(part, compact), size, scale, q, centre, spread, known)
         t, rest, how = search_from(start, x, span, k, scale, q, centre, spread, known)
