@@ -18,11 +18,19 @@ help:  ## this list
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python experiments/feature_selection.py --out demo-output
 
-EXPERIMENTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
+# DATA=mnist DATA_DIR=folder: those experiments alone that know this data set, on it. That takes days on two cores. What
+# is finished is kept in demo-output/runs, and the same command goes on from there; after a change of the code, delete it.
+DATA ?=
+DATA_DIR ?=
+SCRIPTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
+EXPERIMENTS = $(if $(DATA),$(shell grep -l 'experiment_parser.*"$(DATA)"' $(SCRIPTS)),$(SCRIPTS))
+RESULTS = experiments/results$(if $(DATA),/$(DATA))
 
 experiments: $(READY)  ## the papers' comparisons, and experiments/README.md made of their results; takes an hour
 	@for script in $(EXPERIMENTS); do \
-		echo "$$script" && $(BIN)/python $$script --out experiments/results || exit 1; \
+		set -- --out $(RESULTS) $(if $(DATA),--data $(DATA) --data-dir "$(DATA_DIR)"); \
+		if test "$(DATA)" && grep -q run_grid $$script; then set -- "$$@" --runs "demo-output/runs/$(DATA)"; fi; \
+		echo "$$script" && $(BIN)/python $$script "$$@" || exit 1; \
 	done
 	$(BIN)/python experiments/build_readme.py
 

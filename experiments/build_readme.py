@@ -3,7 +3,7 @@
     python experiments/build_readme.py --results experiments/results
 
 `make experiments` runs every one before. A result belongs to the experiment whose name it starts with:
-vae_ten_exact.md, .json and .png are of vae.py.
+vae_ten_exact.md, .json and .png are of vae.py, and so is mnist/vae_ten_exact.md.
 """
 
 import argparse
@@ -40,11 +40,13 @@ VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Experiments
 
 The papers' comparisons again, to be read; scripts to copy are in [`examples/`](../examples). Each is a script with
-`--help`, seeds and a progress bar; `--smoke` takes seconds, to see that it works. `make experiments` runs all with
-their defaults, on data that ship with scikit-learn or are generated, and builds this page from the tables and figures
-that they write as Markdown, JSON and PNG to [`results/`](results). All rows of a table have the same data, optimiser
-and budget. The findings were stated before the runs that test them: one holds, or does not hold, where Student's 95 %
-interval of the paired difference over the seeds lies on one side of zero, and is open otherwise.
+`--help` and seeds that says how far it has come; `--smoke` takes seconds on every data set, to see that it works. `make
+experiments` runs all with their defaults, on data that ship with scikit-learn or are generated, and builds this page
+from the tables and figures that they write as Markdown, JSON and PNG to [`results/`](results). `make experiments
+DATA=mnist DATA_DIR=folder` runs those that know MNIST on its standard files, can be cut and resumed, and writes to
+`results/mnist`. All rows of a table have the same data, optimiser and budget. The findings were stated before the runs
+that test them: one holds, or does not hold, where Student's 95 % interval of the paired difference over the seeds lies
+on one side of zero, and is open otherwise.
 """
 
 
@@ -65,6 +67,7 @@ SOURCES = {
     "moe_router": Source(f"the router of {SANDER}", ("photographs",)),
     "polynomial_programming": Source(f"figure 9 of {K_HOT}"),
     "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
+    "simple_slopes": Source(f"the code of {SIMPLE}", ("mnist",)),
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
     "topk_attention": Source(f"figure 6 of {SOFT}", (FRENCH,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
@@ -101,8 +104,9 @@ def read_experiment(name: str, names: list[str], folder: Path, results: Path) ->
     doc = ast.get_docstring(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))) or ""
     summary, _, rest = doc.partition("\n")
     usage = next((line.split("  ")[0] for line in map(str.strip, rest.splitlines()) if line.startswith("python ")), "")
-    mine = [path for path in results.glob("*") if owner(path.stem, names) == name]
-    mine.sort(key=lambda path: (path.stem, path.suffix != ".png"))
+    mine = [path for path in (*results.glob("*"), *results.glob("*/*")) if owner(path.stem, names) == name]
+    # Those of a data set of its own lie in a folder of its name, and come after the others.
+    mine.sort(key=lambda path: (path.parent, path.stem, path.suffix != ".png"))
     shown = [path for path in mine if path.suffix in (".png", ".md")]
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in mine if path.suffix == ".json"]
     return Experiment(name, summary, usage, shown, documents)
@@ -117,14 +121,14 @@ def provenance(experiment: Experiment) -> str:
     used = sorted(
         {str(document["settings"]["data"]) for document in experiment.documents if "data" in document["settings"]}
     )
-    ours = ", ".join(NAMES.get(name, name) for name in used) or "generated"
     theirs = " and ".join(NAMES.get(name, name) for name in source.data)
-    if used and set(used) <= set(source.data):
-        sentences.append(f"Data: {ours}, as in the paper.")
-    elif experiment.documents and source.data:
+    if same := [NAMES[name] for name in used if name in source.data]:
+        sentences.append(f"Data: {', '.join(same)}, as in the paper.")
+    other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
+    if experiment.documents and source.data and other:
         sentences.append(
-            f"**The data differ**: {ours} here, {theirs} in the paper, so that the numbers cannot be compared, only "
-            "what they say of the methods."
+            f"**The data differ**: {', '.join(other)} here, {theirs} in the paper, so that the numbers cannot be "
+            "compared, only what they say of the methods."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
     if experiment.documents and not has_numbers:
@@ -132,14 +136,18 @@ def provenance(experiment: Experiment) -> str:
     return " ".join(sentences)
 
 
-def section(experiment: Experiment, relative: str) -> str:
+def section(experiment: Experiment, folder: Path, results: Path) -> str:
     parts = [f"## [{experiment.name}.py]({experiment.name}.py)", experiment.summary]
     if experiment.usage:
         parts.append(f"    {experiment.usage}")
     parts.append(provenance(experiment))
+    place = results
     for path in experiment.shown:
+        if path.parent != place:
+            place = path.parent
+            parts.append(f"### {NAMES.get(place.name, place.name)}")
         if path.suffix == ".png":
-            parts.append(f"![{path.stem}]({relative}/{path.name})")
+            parts.append(f"![{path.stem}]({Path(os.path.relpath(path, folder)).as_posix()})")
         else:
             parts.append(path.read_text(encoding="utf-8").strip())
     if not experiment.shown:
@@ -162,9 +170,8 @@ def build(folder: Path, results: Path) -> str:
     """The text of the page about the experiments in ``folder``."""
     names = experiment_names(folder)
     experiments = [read_experiment(name, names, folder, results) for name in names]
-    relative = Path(os.path.relpath(results, folder)).as_posix()
     papers = "\n".join(f"- {name}: {reference}" for name, reference in PAPERS.items())
-    sections = [section(one, relative) for one in experiments]
+    sections = [section(one, folder, results) for one in experiments]
     return "\n\n".join([HEADER.strip(), overview(experiments), *sections, f"## Papers\n\n{papers}"]) + "\n"
 
 

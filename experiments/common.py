@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +38,8 @@ from scipy.stats import t as student
 from torch import Tensor
 from tqdm import tqdm
 
+SMOKE = {"images": 300, "processes": 1}
+
 
 def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Arguments of all experiments; ``doc`` is the module docstring, ``data`` its data sets, default first."""
@@ -48,19 +51,36 @@ def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentPa
     if data:
         parser.add_argument("--data", choices=data, default=data[0], help="data set (default: %(default)s)")
         parser.add_argument("--data-dir", type=Path, help="folder with the standard files of the data set")
+        parser.add_argument("--images", type=int, help="to train on, and to validate and to test with (default: all)")
     return parser
 
 
 def parse(
     parser: argparse.ArgumentParser, arguments: list[str] | None, smoke: Mapping[str, object]
 ) -> argparse.Namespace:
-    """Parses; under ``--smoke`` the values in ``smoke`` are the defaults."""
-    if parser.parse_known_args(arguments)[0].smoke:
-        parser.set_defaults(**smoke)
+    """Parses; under ``--smoke`` the values in ``smoke`` are the defaults, with few images and one process."""
+    known = parser.parse_known_args(arguments)[0]
+    if known.smoke:
+        small = {name: value for name, value in SMOKE.items() if name in known}
+        parser.set_defaults(**small | dict(smoke))
     args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, but is {args.seeds}")
+    for name in ("seeds", "images", "processes", "patience"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, but is {getattr(args, name)}")
+    if arguments is None:
+        args.command = shown_command(sys.argv)
     return args
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """The command without the folders of this machine."""
+    shown = ["python", f"experiments/{Path(words[0]).name}"]
+    for before, word in pairwise(" ".join(words).replace("=", " ").split(" ")):
+        if before == "--data-dir":
+            shown.append("DIR")
+        elif before not in ("--out", "--runs", "--processes") and word not in ("--out", "--runs", "--processes"):
+            shown.append(word)
+    return " ".join(shown)
 
 
 class Progress(tqdm):
@@ -112,14 +132,18 @@ class Table:
         columns: The scores of a row, each with its number format, as in ``{"accuracy, %": ".1f"}``.
         reference: The row that the others are compared with; None for no such column.
         paper: Columns of numbers from papers: heading to row to text.
+        compared: The columns with differences to the reference; None for all.
+        notes: Sentences below the table, such as what differs from the paper.
     """
 
     title: str
     columns: Mapping[str, str]
     reference: str | None = None
     paper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    compared: Sequence[str] | None = None
+    notes: Sequence[str] = ()
     scores: dict[str, list[Mapping[str, float]]] = field(default_factory=dict, init=False)
-    claims: list[tuple[str, str, str, str, bool]] = field(default_factory=list, init=False)
+    claims: list[tuple[str, str, str, str, bool, float]] = field(default_factory=list, init=False)
 
     def add(self, row: str, scores: Mapping[str, float]) -> None:
         """Adds the scores of one seed."""
@@ -127,9 +151,27 @@ class Table:
             raise ValueError(f"the scores of {row!r} are {list(scores)}, the columns {list(self.columns)}")
         self.scores.setdefault(row, []).append(scores)
 
-    def find(self, claim: str, better: str, worse: str, column: str | None = None, lower: bool = False) -> None:
-        """States that row ``better`` scores higher (``lower``: lower) in ``column``, the first one by default."""
-        self.claims.append((claim, better, worse, column or next(iter(self.columns)), lower))
+    def add_all(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Adds the "scores" of all rows and seeds, as `run_grid` returns them."""
+        for row, of_seeds in results.items():
+            for result in of_seeds:
+                self.add(row, result["scores"])
+
+    def find(
+        self,
+        claim: str,
+        better: str,
+        worse: str,
+        column: str | None = None,
+        *,
+        lower: bool = False,
+        margin: float = 0.0,
+    ) -> None:
+        """States that row ``better`` scores higher (``lower``: lower) in ``column``, the first one by default.
+
+        ``margin``: how much worse it may be for that. Nothing is found where only other rows were run.
+        """
+        self.claims.append((claim, better, worse, column or next(iter(self.columns)), lower, margin))
 
     def values(self, row: str, column: str) -> np.ndarray:
         return np.array([scores[column] for scores in self.scores[row]])
@@ -138,46 +180,51 @@ class Table:
         """Mean over the seeds of ``row - other``, and its standard error (NaN for a single seed)."""
         return _mean_and_sd(self.values(row, column) - self.values(other, column), of_mean=True)
 
-    def verdict(self, better: str, worse: str, column: str, lower: bool) -> str:
+    def verdict(self, better: str, worse: str, column: str, lower: bool, margin: float = 0.0) -> str:
         difference, error = self.paired(better, worse, column)
         seeds = len(self.scores[better])
         if seeds < 2:
             return "open (one seed)"
         half_width = float(student.ppf(0.975, seeds - 1)) * error
-        gain = -difference if lower else difference
+        gain = margin + (-difference if lower else difference)
         return "holds" if gain > half_width else "does not hold" if gain < -half_width else "open"
 
     def markdown(self) -> str:
         seeds = len(next(iter(self.scores.values())))
         lines = [f"{self.title}. Mean ± sd over {seeds} seeds." if seeds > 1 else f"{self.title}. One seed."]
-        if self.reference:
+        if self.reference in self.scores:
             lines[0] += f" Δ: paired difference to “{self.reference}” ± its standard error."
         headings = [""]
         for column in self.columns:
-            headings += [column] + (["Δ"] if self.reference else [])
+            headings += [column] + (["Δ"] if self._has_differences(column) else [])
         headings += self.paper
         lines += ["", _line(headings), _line(["---"] + ["---:"] * (len(headings) - 1))]
         for row in self.scores:
             cells = [row]
             for column, digits in self.columns.items():
                 cells.append(_plus_minus(*_mean_and_sd(self.values(row, column)), digits))
-                if self.reference:
-                    compared = row != self.reference
-                    cells.append(
-                        _plus_minus(*self.paired(row, self.reference, column), f"+{digits}") if compared else ""
-                    )
+                if self._has_differences(column):
+                    other = row != self.reference
+                    cells.append(_plus_minus(*self.paired(row, self.reference, column), f"+{digits}") if other else "")
             lines.append(_line(cells + [texts.get(row, "") for texts in self.paper.values()]))
+        for note in self.notes:
+            lines += ["", note]
         for finding in self._findings():
             digits = self.columns[finding["column"]]
             difference = _plus_minus(finding["difference"], finding["standard error"], f"+{digits}")
             lines += ["", f"Finding: {finding['claim']}: **{finding['verdict']}**, {difference} ({finding['column']})."]
         return "\n".join(lines) + "\n"
 
+    def _has_differences(self, column: str) -> bool:
+        return self.reference in self.scores and (self.compared is None or column in self.compared)
+
     def _findings(self) -> list[dict[str, Any]]:
         findings = []
-        for claim, better, worse, column, lower in self.claims:
+        for claim, better, worse, column, lower, margin in self.claims:
+            if not {better, worse} <= self.scores.keys():
+                continue
             difference, error = self.paired(better, worse, column)
-            verdict = self.verdict(better, worse, column, lower)
+            verdict = self.verdict(better, worse, column, lower, margin)
             findings.append({"claim": claim, "better": better, "worse": worse, "column": column})
             findings[-1] |= {"difference": difference, "standard error": error, "verdict": verdict}
         return findings
@@ -189,7 +236,7 @@ class Table:
             for column in self.columns:
                 mean, sd = _mean_and_sd(self.values(row, column))
                 rows[row][column] = {"mean": mean, "sd": sd, "by seed": self.values(row, column).tolist()}
-                if self.reference:
+                if self.reference in self.scores:
                     difference, error = self.paired(row, self.reference, column)
                     rows[row][column] |= {"difference": difference, "standard error": error}
         return {"title": self.title, "reference": self.reference, "rows": rows, "findings": self._findings()}
@@ -197,8 +244,13 @@ class Table:
     def save(self, args: argparse.Namespace, name: str) -> None:
         """Prints the table with its settings; writes it as ``<out>/<name>.md`` and ``.json``."""
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        shown = ", ".join(f"{key} {value}" for key, value in settings.items() if key not in ("out", "data_dir"))
+        hidden = "out", "data_dir", "runs", "processes", "command"
+        shown = ", ".join(
+            f"{key} {value}" for key, value in settings.items() if key not in hidden and value is not None
+        )
         text = f"{self.markdown()}\nSettings: {shown}.\n"
+        if "command" in settings:
+            text += f"\nCommand: `{settings['command']}`\n"
         document = {"settings": settings, **self.as_dict()}
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{name}.md").write_text(text, encoding="utf-8")

@@ -20,8 +20,9 @@ The same mask by six methods: feature_selection_methods.py. With a learned numbe
 """
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -64,8 +65,13 @@ def centred(split: Split) -> Split:
     return Split(*(Labelled(part.images.flatten(1) - mean, part.labels) for part in split))
 
 
-def make_classifier(pixels: int = PIXELS) -> nn.Module:
-    return nn.Sequential(nn.Linear(pixels, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+def make_classifier(pixels: int = PIXELS, hidden: Sequence[int] = (HIDDEN,)) -> nn.Module:
+    """A perceptron with ReLU, from the pixels to the logits of the classes."""
+    sizes = (pixels, *hidden)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], CLASSES))
 
 
 def mask_guide(logits: Tensor, k: int, design: str) -> StraightThrough:

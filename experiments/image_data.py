@@ -50,15 +50,15 @@ class Split(NamedTuple):
     test: Labelled
 
 
-def load_split(name: str, seed: int, data_dir: Path | None = None) -> Split:
-    """The data set ``name``, split for ``seed``, every class in proportion."""
+def load_split(name: str, seed: int, data_dir: Path | None = None, images: int | None = None) -> Split:
+    """The data set ``name``, split for ``seed``, every class in proportion; at most ``images`` of each part."""
     if name == "digits":
         rest, test = load_digits_fixed()
         train, validation = _stratified(rest, VALIDATION_OF_DIGITS, seed)
     else:
         rest, test = load_standard(name, data_dir)
         train, validation = _stratified(rest, VALIDATION, seed)
-    return Split(train, validation, test)
+    return Split(*(part.take(torch.arange(len(part.labels))[:images]) for part in (train, validation, test)))
 
 
 def load_digits_fixed() -> tuple[Labelled, Labelled]:

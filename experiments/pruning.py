@@ -14,12 +14,13 @@ weights that the sparsity leaves. The rows differ in the pruning alone:
 Sparsity is the final one from the first step on, or, in the rows marked "rising", grows to it over the first half of
 training as 1 - (1 - t)^3. Whatever the row, every network is pruned to exactly k weights per matrix before it is
 tested, so that sparsities are equal. This is the experiment of figure 5 of Sander et al. (2023), who prune a perceptron
-on MNIST; their finding is that the relaxed operator loses less accuracy than the hard one.
+on MNIST; their finding is that the relaxed operator loses less accuracy than the hard one. On MNIST the settings are
+theirs: 90 % pruned, SGD with a learning rate of 1e-2, minibatches of 128, 30 epochs; two hidden layers of 128 are ours.
 
-Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row. The strengths were
-chosen by validation accuracy at 98 % with seeds 100 and 101, from 0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p = 4/3). A
-quarter of the digits, the same for every seed, serves for the table alone; 20 % of the others (10 % of larger data
-sets) were set aside for that choice.
+Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row, and the network after
+the last epoch is tested. The strengths were chosen on digits by validation accuracy at 98 %, seeds 100 and 101, from
+0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p = 4/3). The test images are the same for every seed; 20 % of the others (10 % of
+larger data sets) were set aside for that choice.
 """
 
 from argparse import Namespace
@@ -28,23 +29,36 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import pyro
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure
-from image_data import Labelled, load_split
+from common import Table, experiment_parser, minibatches, parse, save_figure
+from image_data import Labelled, Split, load_split
 from khot import sparse_topk_magnitude, topk_mask
+from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
-CLASSES, HIDDEN = 10, 128
-BATCH_SIZE, LEARNING_RATE = 128, 5e-3
-SPARSITIES = (0.9, 0.98)
+CLASSES, HIDDEN, BATCH_SIZE = 10, 128, 128
 DENSE, HARD, STRAIGHT, RELAXED = "dense", "hard", "hard, straight-through", "relaxed, p = 2"
 
 Prune = Callable[[Tensor, int], Tensor]  # (weights, k) -> weights of which about k are not 0
+
+
+class Settings(NamedTuple):
+    """Of a data set."""
+
+    sparsities: tuple[float, ...]
+    optimizer: Callable[..., torch.optim.Optimizer]
+
+
+DIGITS = Settings((0.9, 0.98), partial(torch.optim.Adam, lr=5e-3))
+SANDERS = Settings((0.9,), partial(torch.optim.SGD, lr=1e-2))
+
+
+def settings_of(data: str) -> Settings:
+    return DIGITS if data == "digits" else SANDERS
 
 
 class Method(NamedTuple):
@@ -98,23 +112,34 @@ def pruned(network: nn.Module, prune: Prune, sparsity: float) -> dict[str, Tenso
 
 
 def train(
-    data: Labelled, method: Method, sparsity: float, epochs: int, after_epoch: Callable[[], object]
-) -> tuple[nn.Module, dict[str, Tensor]]:
+    run: Run, split: Split, method: Method, sparsity: float, settings: Settings, epochs: int
+) -> tuple[nn.Module, dict[str, Tensor], Fitted]:
     """Trains with pruning; returns the network and the parameters to test it with, exactly k per weight matrix."""
-    network = make_network(data.images[0].numel())
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-    ramp, step = method.ramp * epochs * (len(data.labels) // BATCH_SIZE), 0
-    for _ in range(epochs):
-        for images, labels in minibatches(BATCH_SIZE, *data):
+    network = make_network(split.train.images[0].numel())
+    optimizer = settings.optimizer(network.parameters())
+    steps = len(split.train.labels) // BATCH_SIZE
+    ramp = method.ramp * epochs * steps
+
+    def train_epoch(epoch: int) -> None:
+        for i, (images, labels) in enumerate(minibatches(BATCH_SIZE, *split.train)):
+            step = epoch * steps + i
             reached = sparsity * (1 - (1 - step / ramp) ** 3) if step < ramp else sparsity
             logits = functional_call(network, pruned(network, method.prune, reached), images)
             loss = cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            step += 1
-        after_epoch()
-    return network, pruned(network, lambda weights, k: hard(method.prune(weights, k), k), sparsity)
+
+    def exactly_pruned() -> dict[str, Tensor]:
+        return pruned(network, lambda weights, k: hard(method.prune(weights, k), k), sparsity)
+
+    @torch.no_grad()
+    def validate() -> float:
+        logits = functional_call(network, exactly_pruned(), split.validation.images)
+        return cross_entropy(logits, split.validation.labels).item()
+
+    fitted = run.fit(network, optimizer, train_epoch, validate, epochs, patience=None)
+    return network, exactly_pruned(), fitted
 
 
 @torch.no_grad()
@@ -127,26 +152,37 @@ def column(sparsity: float) -> str:
     return f"{100 * sparsity:g} % pruned"
 
 
-def run_seed(seed: int, args: Namespace, table: Table, after_epoch: Callable[[], object]) -> dict[str, Tensor]:
-    """Adds a row for each pruning, every score from a network of its own; returns the sparsest first matrices."""
-    split = load_split(args.data, seed, args.data_dir)
-    pyro.set_rng_seed(seed)
-    network, parameters = train(split.train, DENSE_METHOD, 0.0, args.epochs, after_epoch)
-    table.add(DENSE, dict.fromkeys(table.columns, accuracy(network, parameters, split.test)))
-    matrices = {}
-    for row, method in METHODS.items():
-        scores = {}
-        for sparsity in SPARSITIES:
-            pyro.set_rng_seed(seed)
-            network, parameters = train(split.train, method, sparsity, args.epochs, after_epoch)
-            scores[column(sparsity)] = accuracy(network, parameters, split.test)
-        table.add(row, scores)
-        matrices[row] = parameters["1.weight"].detach()
-    return matrices
+def trainings(data: str) -> dict[str, tuple[str, float]]:
+    """Row and sparsity of each training by its name."""
+    pairs = [(row, sparsity) for row in METHODS for sparsity in settings_of(data).sparsities]
+    return {DENSE: (DENSE, 0.0)} | {f"{row}, {column(sparsity)}": (row, sparsity) for row, sparsity in pairs}
 
 
-def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
-    """Accuracy of every row at every sparsity, and how many weights each pixel has left at the highest one."""
+def run_row(run: Run, args: Namespace) -> Result:
+    """Accuracy, and how many weights each pixel has left in the first matrix."""
+    row, sparsity = trainings(args.data)[run.row]
+    method = DENSE_METHOD if row == DENSE else METHODS[row]
+    split = load_split(args.data, run.seed, args.data_dir, args.images)
+    network, parameters, fitted = train(run, split, method, sparsity, settings_of(args.data), args.epochs)
+    left_over = (parameters["1.weight"] != 0).sum(0)
+    return {
+        "accuracy": accuracy(network, parameters, split.test),
+        "left over": left_over.tolist(),
+        "seconds": sum(fitted.seconds),
+    }
+
+
+def fill(table: Table, results: dict[str, list[Result]], sparsities: tuple[float, ...]) -> None:
+    """The dense network has one accuracy for all sparsities."""
+    for row in (DENSE, *METHODS):
+        names = [DENSE if row == DENSE else f"{row}, {column(sparsity)}" for sparsity in sparsities]
+        for of_seed in zip(*(results.get(name, []) for name in names), strict=True):
+            values = [result["accuracy"] for result in of_seed]
+            table.add(row, dict(zip(table.columns, values, strict=True)))
+
+
+def draw_figure(table: Table, results: dict[str, list[Result]], sparsity: float) -> Figure:
+    """Accuracy of every row at every sparsity, and how many weights each pixel has left at ``sparsity``, first seed."""
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     left, right = figure.subfigures(1, 2)
     axes = left.subplots()
@@ -159,8 +195,9 @@ def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
     axes.set(xlabel="test accuracy, % (mean and sd)")
     left.legend(loc="outside lower center", ncols=len(table.columns))
     panels = right.subplots(2, 4).flat
-    right.suptitle(f"first matrix, {column(SPARSITIES[-1])}: weights left per pixel")
-    left_over = {row: (weights != 0).sum(0) for row, weights in matrices.items()}
+    right.suptitle(f"first matrix, {column(sparsity)}: weights left per pixel")
+    counted = {row: results.get(f"{row}, {column(sparsity)}") for row in METHODS}
+    left_over = {row: torch.tensor(of_seeds[0]["left over"]) for row, of_seeds in counted.items() if of_seeds}
     most = max(int(counts.max()) for counts in left_over.values())
     for panel, (row, counts) in zip(panels, left_over.items(), strict=False):
         side = round(len(counts) ** 0.5)
@@ -174,21 +211,23 @@ def draw_figure(table: Table, matrices: dict[str, Tensor]) -> Figure:
 
 def main(arguments: list[str] | None = None) -> Table:
     parser = experiment_parser(__doc__, data=("digits", "mnist", "fashion-mnist"))
+    add_run_arguments(parser)
     parser.add_argument("--epochs", type=int, default=30, help="of training (default: %(default)s)")
     args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
 
-    columns = {column(sparsity): ".1f" for sparsity in SPARSITIES}
+    sparsities = settings_of(args.data).sparsities
+    columns = {column(sparsity): ".1f" if args.data == "digits" else ".2f" for sparsity in sparsities}
     table = Table(f"Test accuracy in % after pruning, {args.data}", columns, reference=HARD)
-    matrices: dict[str, Tensor] = {}
-    for seed, progress in each_seed(args, steps=(1 + len(METHODS) * len(SPARSITIES)) * args.epochs):
-        result = run_seed(seed, args, table, progress.update)
-        matrices = matrices or result  # the first seed's
+    if args.data == "mnist":
+        table.notes = ["The paper shows its accuracies as a figure; width and depth of its perceptron may differ."]
+    results = run_grid(args, "pruning", list(trainings(args.data)), run_row)
+    fill(table, results, sparsities)
     for name in columns:
         table.find(f"{name}: relaxed beats hard pruning (Sander et al., figure 5)", RELAXED, HARD, name)
         table.find(f"{name}: relaxed beats straight-through hard pruning", RELAXED, STRAIGHT, name)
         table.find(f"{name}, rising: relaxed beats hard pruning", f"{RELAXED}, rising", f"{HARD}, rising", name)
     table.save(args, "pruning")
-    save_figure(draw_figure(table, matrices), args, "pruning")
+    save_figure(draw_figure(table, results, sparsities[-1]), args, "pruning")
     return table
 
 

@@ -169,7 +169,7 @@ def error_of_sweep(scores: dict[str, Scores], size: float) -> float:
 
 def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> tuple[Split, dict[str, tuple]]:
     """Adds a row for each mask; returns the data, the models and their masks."""
-    split = load_split(args.data, seed, args.data_dir)
+    split = load_split(args.data, seed, args.data_dir, args.images)
     masks: dict[str, nn.Module] = {f"k = {k}": Fixed(k) for k in SWEEP}
     masks |= {learned(start): Learned(start) for start in STARTS}
     masks |= {learned_per_image(start): LearnedPerImage(start) for start in STARTS}

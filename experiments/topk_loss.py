@@ -117,7 +117,7 @@ def within(scores: Tensor, labels: Tensor, sizes: tuple[int, ...]) -> dict[str, 
 
 
 def run_seed(seed: int, args: Namespace, after_epoch: Callable[[], object]) -> dict[str, dict[str, float]]:
-    split = load_split(args.data, seed, args.data_dir)
+    split = load_split(args.data, seed, args.data_dir, args.images)
     pyro.set_rng_seed(seed)
     training, test = show(split.train, TRAINING, args.data), show(split.test, TESTED, args.data)
     scores = {}

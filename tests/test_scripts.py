@@ -20,13 +20,14 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "feature_selector_comparison": "test_feature_selector_comparison.py",
     "learned_k": "test_feature_selection_methods.py",
     "moe_router": "test_moe_router.py",
+    "simple_slopes": "test_simple_slopes.py",
     "sparse_autoencoder": "test_sparse_autoencoder.py",
     "spike_and_slab": "test_spike_and_slab.py",
     "topk_attention": "test_topk_attention.py",
     "vae": "test_vae.py",
     "variable_selection": "test_variable_selection.py",
 }
-HELPERS = {"build_readme", "common", "generated_language", "image_data"}  # no experiments; tested by what they return
+HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # tested by what they return
 
 
 def scripts(folder: str) -> list[Path]:

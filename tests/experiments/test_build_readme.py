@@ -65,7 +65,21 @@ def test_where_data_differ_is_said(folder):
     assert "Data: MNIST, as in the paper." in page and "data differ" not in page and "own numbers" not in page
 
 
+def test_results_on_another_data_set_come_after_the_others_in_a_folder_of_its_name(folder):
+    (folder / "results" / "mnist").mkdir()
+    result(folder / "results", "vae_ten")
+    result(folder / "results" / "mnist", "vae_ten", data="mnist", verdict="open", paper={"paper": "12.3"})
+    overview, section, _, _ = build(folder).split("\n## ")
+    assert "holds: 1, open: 1" in overview
+    assert (
+        "Data: MNIST, as in the paper. **The data differ**: scikit-learn's digits here, MNIST in the paper" in section
+    )
+    first, second = section.split("\n\n### MNIST\n\n")
+    assert "](results/vae_ten.png)" in first and "](results/mnist/vae_ten.png)" not in first
+    assert "](results/mnist/vae_ten.png)\n\ntable of vae_ten" in second
+
+
 def test_sources_are_of_experiments_that_exist():
     names = build_readme.experiment_names(EXPERIMENTS)
     assert set(build_readme.SOURCES) <= set(names)
-    assert not {"build_readme", "common", "generated_language", "image_data"} & set(names)
+    assert not {"build_readme", "common", "generated_language", "image_data", "runs"} & set(names)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure
+from common import Table, each_seed, experiment_parser, minibatches, parse, save_figure, shown_command
 
 
 def arguments(*words, data=("digits", "mnist")):
@@ -18,13 +18,14 @@ def arguments(*words, data=("digits", "mnist")):
 def test_smoke_replaces_defaults_but_not_what_is_asked_for():
     assert (arguments().seeds, arguments().epochs, arguments().data) == (5, 60, "digits")
     smoke = arguments("--smoke", "--epochs", "3")
-    assert (smoke.seeds, smoke.epochs) == (2, 3)
+    assert (smoke.seeds, smoke.epochs, smoke.images) == (2, 3, 300)
 
 
 def test_bad_arguments_end_with_usage(capsys):
-    with pytest.raises(SystemExit):
-        arguments("--seeds", "0")
-    assert "--seeds must be at least 1" in capsys.readouterr().err
+    for name in ("--seeds", "--images"):
+        with pytest.raises(SystemExit):
+            arguments(name, "0")
+        assert f"{name} must be at least 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         arguments("--data-dir", "x", data=())
 
@@ -137,3 +138,38 @@ def test_a_score_that_a_row_does_not_have():
 def test_wrong_columns():
     with pytest.raises(ValueError, match=r"the scores of 'a' are \['loss'\], the columns \['accuracy'\]"):
         Table("Toy", {"accuracy": ".1f"}).add("a", {"loss": 1.0})
+
+
+def test_columns_without_differences_and_notes():
+    columns = {"accuracy": ".1f", "epochs": ".0f"}
+    table = Table("Toy", columns, "a", compared=["accuracy"], notes=["Less data than there."])
+    table.add_all(
+        {"a": [{"scores": {"accuracy": 1.0, "epochs": 3}}], "b": [{"scores": {"accuracy": 3.0, "epochs": 4}}]}
+    )
+    assert table.markdown().splitlines()[2:] == [
+        "|  | accuracy | Δ | epochs |",
+        "| --- | ---: | ---: | ---: |",
+        "| a | 1.0 |  | 3 |",
+        "| b | 3.0 | +2.0 | 4 |",
+        "",
+        "Less data than there.",
+    ]
+
+
+def test_a_margin_for_what_is_to_be_as_good():
+    table = Table("Toy", {"loss": ".2f"})
+    for noise in (-0.01, 0.0, 0.01):
+        table.add("a", {"loss": 1.0})
+        table.add("b", {"loss": 1.1 + noise})
+    for margin, verdict in ((0.0, "does not hold"), (0.1, "open"), (0.2, "holds")):
+        table.find(f"b is as good as a, {margin}", "b", "a", lower=True, margin=margin)
+        assert f", {margin}: **{verdict}**, +0.10 ± 0.01 (loss)" in table.markdown()
+    table.find("b beats c", "b", "c")
+    assert "b beats c" not in table.markdown()  # which was not run
+
+
+def test_command_without_folders_of_this_machine():
+    words = "/here/experiments/vae.py", "--data", "mnist", "--data-dir=/here", "--processes", "2", "--seeds", "3"
+    assert (
+        shown_command([*words, "--out", "/there"]) == "python experiments/vae.py --data mnist --data-dir DIR --seeds 3"
+    )

@@ -1,6 +1,7 @@
 """Both comparisons run from end to end; every method draws k-hot masks with a gradient; NCPSS's sampler samples."""
 
 import json
+from argparse import Namespace
 
 import pyro
 import pytest
@@ -8,7 +9,9 @@ import torch
 
 import feature_selection_methods as methods
 import learned_k
-from image_data import Labelled
+from image_data import Labelled, Split
+from runs import Run
+from tests.experiments.test_image_data import write_mnist
 
 
 @pytest.mark.slow
@@ -27,7 +30,7 @@ def test_runs(experiment, tmp_path, capsys):
 def test_masks_are_k_hot_and_carry_a_gradient(row):
     pyro.set_rng_seed(0)
     logits = torch.linspace(-1, 1, 7).requires_grad_()
-    masks = methods.METHODS[row](logits, 3, 50)
+    masks = methods.METHODS[row](logits, 3, 50, 0.5)
     assert masks.shape == (50, 7) and masks.detach().round().sum(-1).eq(3).all()
     assert (masks - masks.round()).abs().max() < 1e-6
     gradient = torch.autograd.grad(masks[..., -1].mean(), logits)[0]
@@ -52,16 +55,31 @@ def test_the_informative_pixels_are_found_and_priced():
     data = Labelled(images, (images[:, 2] > 0).long() + 2 * (images[:, 4] > 0).long())
 
     def mask(logits, draws):
-        return methods.METHODS[methods.FIRST](logits, 2, draws)
+        return methods.METHODS[methods.FIRST](logits, 2, draws, 1.0)
 
-    selection = methods.train(data, mask, torch.zeros(6), 8, lambda logits: None)
+    args = Namespace(data="digits", epochs=8, patience=8)
+    run = Run(methods.FIRST, 0, {})
+    selection, fitted = methods.train(run, args, Split(data, data, data), torch.zeros(6), mask)
     assert selection.logits.topk(2).indices.sort().values.tolist() == [2, 4]
-    scores = learned_k.scores(selection, 2, 3.0, data)
+    assert fitted.losses[-1] < fitted.losses[0]
+    scores = learned_k.scores(selection, 2, 0.5, data)
     assert scores[methods.ACCURACY] > 90
-    expected = methods.evaluate(selection, 2, data)[methods.LOSS] + 1
+    expected = methods.largest_scores(selection, 2, data)[methods.LARGEST] + 1
     assert scores[learned_k.OBJECTIVE] == pytest.approx(expected)
+    assert abs(methods.sampled_score(selection, mask, data) - fitted.losses[fitted.best]) < 0.05
 
 
 def test_best_of_the_sweep():
-    runs = [learned_k.Run({"fixed, 3": a, "fixed, 6": b}, {}) for a, b in ((1.0, 2.0), (4.0, 2.0))]
-    assert learned_k.best_fixed(runs) == "fixed, 6"
+    objectives = {"fixed, 3": (1.0, 4.0), "fixed, 6": (2.0, 2.0), "learned, from 3": (0.0, 0.0)}
+    results = {row: [{"validation": value} for value in values] for row, values in objectives.items()}
+    assert learned_k.best_fixed(results) == "fixed, 6"
+
+
+def test_mnist_has_the_settings_of_the_paper_and_a_smoke_test_few_images(tmp_path, capsys):
+    write_mnist(tmp_path, 1000, sides=(28, 28))
+    words = "--data", "mnist", "--data-dir", str(tmp_path), "--smoke", "--seeds", "1", "--out", str(tmp_path)
+    table = methods.main(list(words))
+    assert table.paper and "with 50 pixels" in table.title
+    assert len(methods.Selection(torch.zeros(784), methods.settings_of("mnist").hidden).classifier) == 5
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines if " epoch 1, " in line] == ["seed 0"] * len(methods.METHODS)

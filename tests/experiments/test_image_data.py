@@ -15,12 +15,12 @@ def idx(array):
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def write_mnist(folder, train=60, test=20, zipped=False):
+def write_mnist(folder, train=60, test=20, zipped=False, sides=(4, 5)):
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for part, size in {"train": train, "t10k": test}.items():
-        arrays[part] = rng.integers(0, 256, (size, 4, 5), np.uint8), np.arange(size, dtype=np.uint8) % 3
+        arrays[part] = rng.integers(0, 256, (size, *sides), np.uint8), np.arange(size, dtype=np.uint8) % 3
         for array, name in zip(arrays[part], ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
             content = gzip.compress(idx(array)) if zipped else idx(array)
             (folder / f"{part}-{name}{'.gz' if zipped else ''}").write_bytes(content)

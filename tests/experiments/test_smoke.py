@@ -13,7 +13,8 @@ import knn
 import permutation
 import pruning
 import topk_loss
-from image_data import Labelled
+from image_data import Labelled, Split
+from runs import Run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PERCENT = ("custom_loop", "feature_selection", "knn", "permutation", "pruning", "topk_loss")  # scores in [0, 100]
@@ -64,7 +65,7 @@ def test_evaluation_of_sorting():
 @pytest.mark.parametrize("method", pruning.METHODS.values(), ids=pruning.METHODS)
 def test_networks_are_tested_with_exactly_k_weights(method):
     data = Labelled(torch.rand(128, 1, 8, 8), torch.arange(128) % 10)
-    _, parameters = pruning.train(data, method, 0.95, 4, lambda: None)
+    _, parameters, _ = pruning.train(Run("a", 0, {}), Split(data, data, data), method, 0.95, pruning.DIGITS, 4)
     for weights in parameters.values():
         if weights.dim() == 2:
             assert int((weights != 0).sum()) == round(0.05 * weights.numel())
@@ -89,3 +90,24 @@ def test_top_k_losses_prefer_the_label(loss):
 def test_ranks_of_labels():
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1]])
     assert topk_loss.within(scores, torch.tensor([2, 0]), (1, 2)) == {"top 1, %": 50.0, "top 2, %": 100.0}
+
+
+def test_sparsity_rises_with_the_steps_of_all_epochs(monkeypatch):
+    data = Labelled(torch.rand(256, 1, 8, 8), torch.arange(256) % 10)
+    kept = []
+
+    def note(weights, k):
+        kept.append(k / weights.numel())
+        return pruning.hard(weights, k)
+
+    pruning.train(Run("a", 0, {}), Split(data, data, data), pruning.Method(note, ramp=0.5), 0.9, pruning.DIGITS, 4)
+    first_matrix = kept[::3]  # of three; each epoch prunes twice in training and, at the end, once in validation
+    assert first_matrix[:-1] == pytest.approx([1, 0.4797, 0.1, 0.2125, 0.1141, 0.1] + [0.1] * 6, abs=1e-3)
+
+
+def test_rows_with_several_trainings_are_put_together():
+    results = {name: [{"accuracy": 100 * sparsity}] for name, (_, sparsity) in pruning.trainings("digits").items()}
+    table = pruning.Table("Toy", {"a": ".1f", "b": ".1f"})
+    pruning.fill(table, results, (0.9, 0.98))
+    assert table.scores[pruning.DENSE] == [{"a": 0, "b": 0}] and table.scores[pruning.HARD] == [{"a": 90, "b": 98}]
+    assert list(table.scores) == [pruning.DENSE, *pruning.METHODS]
