@@ -252,10 +252,14 @@ def _flat(gradient: Any, design: SamplingDesign) -> Tensor:
 
 
 def _exact_gradient(design: SamplingDesign, f: Loss) -> Tensor:
-    n, k = design.event_shape[0], int(design.k.max()) if design.k.numel() else 0
-    if math.comb(n, k) > MAX_SUPPORT:
+    n, sizes = design.event_shape[0], range(0)
+    if design.k.numel():
+        sizes = range(int(design.k.max()), int(design.largest_k.max()) + 1)
+    count = sum(math.comb(n, k) for k in sizes)
+    if count > MAX_SUPPORT:
+        terms = " + ".join(f"C({n}, {k})" for k in sizes)
         raise NotImplementedError(
-            f"C({n}, {k}) = {math.comb(n, k)} vectors are too many to enumerate. Give the exact gradient as `exact`"
+            f"{terms} = {count} vectors are too many to enumerate. Give the exact gradient as `exact`"
         )
     try:
         return _gradient(design, f, enumerated, 1)[0]

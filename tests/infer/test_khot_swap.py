@@ -58,7 +58,6 @@ def check_means(means, expected):
 # Variable selection: y = X diag(x) b + 2 noise with b ~ N(0, 1) summed out, so that y ~ N(0, X diag(x) Xᵀ + 4 I).
 COVARIATES = normal(12, 12)
 RESPONSE = COVARIATES[:, :3] @ torch.tensor([1.2, -0.9, 0.7]).double() + 2 * normal(12, seed=1)
-SUBSETS = k_hot_vectors(12, 3)
 
 
 def likelihood(x):
@@ -66,31 +65,33 @@ def likelihood(x):
     return dist.MultivariateNormal(ZEROS(12), covariance)
 
 
-def selection(chains):
+def selection(k, chains):
     with pyro.plate("chains", chains):
-        x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=3))
+        x = pyro.sample("x", ConditionalPoisson(logits=normal(12, seed=2), k=k))
         pyro.sample("y", likelihood(x), obs=RESPONSE.expand(chains, 12))
 
 
-def check_selection(means_of):
+def check_selection(k, means_of):
     """Inclusion, pairs, and the most probable subsets, ratios of whose probabilities are those of evidences."""
-    prior = ConditionalPoisson(logits=normal(12, seed=2), k=3).log_prob(SUBSETS)
-    posterior = (prior + likelihood(SUBSETS).log_prob(RESPONSE)).softmax(0)
+    prior = ConditionalPoisson(logits=normal(12, seed=2), k=k)
+    subsets = prior.enumerate_support()
+    posterior = (prior.log_prob(subsets) + likelihood(subsets).log_prob(RESPONSE)).softmax(0)
     best = posterior.topk(3)
-    check_means(means_of(lambda x: x), posterior @ SUBSETS)
-    check_means(means_of(lambda x: x[..., :, None] * x[..., None, :]), SUBSETS.mT @ (posterior[:, None] * SUBSETS))
-    check_means(means_of(lambda x: (x[..., None, :] == SUBSETS[best.indices]).all(-1).double()), best.values)
+    check_means(means_of(lambda x: x), posterior @ subsets)
+    check_means(means_of(lambda x: x[..., :, None] * x[..., None, :]), subsets.mT @ (posterior[:, None] * subsets))
+    check_means(means_of(lambda x: (x[..., None, :] == subsets[best.indices]).all(-1).double()), best.values)
 
 
-def test_variable_selection_against_enumeration():
-    x = run(partial(selection, 100), num_samples=30, warmup_steps=80).get_samples()["x"]
-    check_selection(lambda f: f(x).mean(0))
+@pytest.mark.parametrize("k", [3, (0, 4)], ids=["three", "at most four"])
+def test_variable_selection_against_enumeration(k):
+    x = run(partial(selection, k, 100), num_samples=30, warmup_steps=80).get_samples()["x"]
+    check_selection(k, lambda f: f(x).mean(0))
 
 
 @pytest.mark.slow
 def test_one_long_chain_against_enumeration():
-    x = run(partial(selection, 1), num_samples=1000, warmup_steps=100).get_samples()["x"]
-    check_selection(lambda f: f(x.view(20, 50, 12)).mean(1))
+    x = run(partial(selection, 3, 1), num_samples=1000, warmup_steps=100).get_samples()["x"]
+    check_selection(3, lambda f: f(x.view(20, 50, 12)).mean(1))
 
 
 COUPLING = normal(5, 5, seed=3)
@@ -99,6 +100,7 @@ DESIGNS = {
     "brewer": lambda: Brewer(logits=normal(5), k=2),
     "pareto": lambda: ParetoSampling(logits=normal(5), k=2),
     "pivotal_fixed": lambda: Pivotal(logits=normal(5), k=2, order="fixed"),
+    "at_most_three": lambda: ConditionalPoisson(logits=normal(5), k=(0, 3)),
 }
 
 
@@ -118,6 +120,8 @@ def quadratic(design, chains):
         ("brewer", 0.1, 2000),
         ("pareto", 0.1, 500),
         ("pivotal_fixed", 0.1, 2000),
+        ("at_most_three", 0.1, 10_000),
+        ("at_most_three", 1.0, 2000),
     ],
 )
 def test_law_stays(name, share, chains):

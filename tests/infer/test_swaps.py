@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson
-from khot.infer.swaps import Point, Swap, can_swap, draw_swap, log_proposal, log_ratio
+from khot.infer.swaps import Point, Sizes, Swap, can_swap, draw_swap, log_proposal, log_ratio
 from tests.gof import check_subsets
 from tests.inputs import normal
+
+
+def limits_of(rows):
+    """Of one block whose rows have these sizes, numbers or ranges."""
+    ends = [(row, row) if isinstance(row, int) else row for row in rows]
+    low, high = torch.tensor(ends)[None].unbind(-1)
+    return Sizes(low, high)
 
 
 def states_of(sizes, n):
@@ -18,32 +25,36 @@ def states_of(sizes, n):
     return torch.stack([torch.stack(block) for block in itertools.product(*rows)])
 
 
-def all_swaps(block):
-    """Every swap in a block (rows, n), each as a batch of one."""
+def all_swaps(block, sizes):
+    """Every swap in a block (rows, n), each as a batch of one; with unit n, none, those that change a size."""
     for row, x in enumerate(block):
-        for i, j in itertools.product(x.nonzero()[:, 0].tolist(), (1 - x).nonzero()[:, 0].tolist()):
-            yield Swap(*(torch.tensor([index]) for index in (row, i, j)))
+        low, high = (int(end[0, row]) for end in sizes)
+        leaving = x.nonzero()[:, 0].tolist() + [len(x)] * bool(x.sum() < high)
+        entering = (1 - x).nonzero()[:, 0].tolist() + [len(x)] * bool(x.sum() > low)
+        for i, j in itertools.product(leaving, entering):
+            if i != j:
+                yield Swap(*(torch.tensor([index]) for index in (row, i, j)))
 
 
 def number_of(block, states):
     return int((states == block).all(-1).all(-1).nonzero())
 
 
-def proposals(states, slope, log_joint, share):
+def proposals(states, sizes, slope, log_joint, share):
     """Every swap of every state: the state's number, the new one's, the probability of the proposal, the log-ratio."""
     for number, block in enumerate(states):
         here = Point(block[None], slope[number][None], log_joint[number][None])
-        for swap in all_swaps(block):
+        for swap in all_swaps(block, sizes):
             new = number_of(swap.of(here.value)[0], states)
             there = Point(states[new][None], slope[new][None], log_joint[new][None])
-            probability = log_proposal(swap, here.value, here.slope, share).exp().item()
-            yield number, new, probability, log_ratio(swap, here, there, share).item()
+            probability = log_proposal(swap, here.value, here.slope, sizes, share).exp().item()
+            yield number, new, probability, log_ratio(swap, here, there, sizes, share).item()
 
 
-def transitions(states, slope, log_joint, share):
+def transitions(states, sizes, slope, log_joint, share):
     """The matrix of the chain: proposals that are accepted, and what stays."""
     matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
-    for number, new, probability, ratio in proposals(states, slope, log_joint, share):
+    for number, new, probability, ratio in proposals(states, sizes, slope, log_joint, share):
         matrix[number, new] += probability * math.exp(min(ratio, 0.0))
     return matrix + torch.diag(1 - matrix.sum(-1))
 
@@ -59,20 +70,22 @@ SLOPES = {
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("slope_of", SLOPES.values(), ids=SLOPES)
-@pytest.mark.parametrize(("sizes", "n"), [((2,), 5), ((1, 2), 3), ((0, 1), 3)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "n"), [((2,), 5), ((1, 2), 3), ((0, 1), 3), (((1, 3),), 5), (((0, 5),), 5), (((0, 1), 2), 3)], ids=str
+)
 def test_chain_is_reversible(sizes, n, slope_of, share):
     """Detailed balance, and with it stationarity, on the full transition matrix."""
-    states = states_of(sizes, n)
+    states, limits = states_of(sizes, n), limits_of(sizes)
     h, coupling = normal(len(sizes), n), normal(len(sizes) * n, len(sizes) * n, seed=1)
     coupling = (coupling + coupling.mT) / 2
     flat = states.flatten(1)
     log_joint = flat @ h.flatten() + (flat @ coupling * flat).sum(-1)
     law, slope = log_joint.softmax(0), slope_of(states, h, coupling)
     total = torch.zeros_like(law)
-    for number, _, probability, _ in proposals(states, slope, log_joint, share):
+    for number, _, probability, _ in proposals(states, limits, slope, log_joint, share):
         total[number] += probability
     torch.testing.assert_close(total, torch.ones_like(law), rtol=0, atol=1e-12)
-    matrix = transitions(states, slope, log_joint, share)
+    matrix = transitions(states, limits, slope, log_joint, share)
     flow = law[:, None] * matrix
     assert (matrix >= -1e-12).all()
     torch.testing.assert_close(flow, flow.mT, rtol=0, atol=1e-12)
@@ -84,27 +97,31 @@ def test_a_linear_law_accepts_by_the_normalisers_alone():
     states, h = states_of((2,), 5), normal(1, 5)
     log_joint = (states * h).sum((-2, -1))
     z = [((-h / 2).exp() * x).sum() * ((h / 2).exp() * (1 - x)).sum() for x in states]
-    for number, new, _, ratio in proposals(states, h.expand_as(states), log_joint, 0.0):
+    for number, new, _, ratio in proposals(states, limits_of((2,)), h.expand_as(states), log_joint, 0.0):
         assert ratio == pytest.approx(float((z[number] / z[new]).log()), abs=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_draws_follow_the_probabilities(share):
+@pytest.mark.parametrize("sizes", [(1, 2), ((1, 2), (0, 3))], ids=str)
+def test_draws_follow_the_probabilities(sizes, share):
     """Chi-square of the swaps of one block with two rows, level 1e-6."""
     torch.manual_seed(0)
     value, slope = states_of((1, 2), 4)[3], normal(2, 4)
-    swaps = list(all_swaps(value))
-    drawn = draw_swap(value.expand(20_000, 2, 4), slope.expand(20_000, 2, 4), share)
+    limits = limits_of(sizes)
+    swaps = list(all_swaps(value, limits))
+    drawn = draw_swap(value.expand(20_000, 2, 4), slope.expand(20_000, 2, 4), limits, share)
     support = torch.stack([swap.of(value[None])[0] for swap in swaps]).flatten(1)
-    pmf = torch.cat([log_proposal(swap, value[None], slope[None], share) for swap in swaps]).exp()
+    pmf = torch.cat([log_proposal(swap, value[None], slope[None], limits, share) for swap in swaps]).exp()
     check_subsets(drawn.of(value.expand(20_000, 2, 4)).flatten(1), support, pmf)
 
 
 def test_where_there_is_nothing_to_swap():
     rows = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0]])
-    assert can_swap(rows[:, None]).tolist() == [False, False, True]
-    assert can_swap(rows[None]).tolist() == [True]
-    assert draw_swap(rows[None], torch.zeros(1, 3, 3), 0.5).row.tolist() == [2]
+    fixed = Sizes(rows.sum(-1), rows.sum(-1))
+    assert can_swap(rows[:, None], Sizes(*(end[:, None] for end in fixed))).tolist() == [False, False, True]
+    assert can_swap(rows[None], fixed).tolist() == [True]
+    assert draw_swap(rows[None], torch.zeros(1, 3, 3), fixed, 0.5).row.tolist() == [2]
+    assert can_swap(rows[:, None], Sizes(torch.tensor([[2], [0], [1]]), torch.tensor([[3], [0], [1]])))[0]
 
 
 def test_ratios_of_what_has_no_probability():
@@ -113,4 +130,4 @@ def test_ratios_of_what_has_no_probability():
     here = Point(value, torch.zeros_like(value), torch.zeros(1))
     for log_joint in (torch.nan, -torch.inf):
         there = Point(swap.of(value), torch.zeros_like(value), torch.tensor([log_joint]))
-        assert log_ratio(swap, here, there, 0.1).item() == -torch.inf
+        assert log_ratio(swap, here, there, limits_of((1,)), 0.1).item() == -torch.inf

@@ -11,6 +11,8 @@ from torch.types import _size as SizeLike
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
 from khot._validation import can_look, check_choice
 
+RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
+
 
 class Vector(constraints.Constraint):
     """``constraints.independent(base, 1)``, which fails on empty batches."""
@@ -48,16 +50,35 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
     """An int as a tensor of the batch shape of ``param``, or a tensor of whatever shape on its device."""
     shape = shape_of(param)
     n = shape[-1]
-    if isinstance(k, Tensor):
-        if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
-            raise TypeError(f"`k` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
-    elif isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}")
-    elif not 0 <= k <= n:
-        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
+    if isinstance(k, tuple):
+        raise TypeError(f"`k` must be an int or an integer tensor, but got k={k!r}; {RANGE_ADVICE}")
+    _check_integers("k", k)
     if isinstance(k, Tensor):
         return k.to(param.device, torch.long)
+    if not 0 <= k <= n:
+        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     return torch.full(shape[:-1], operator.index(k), device=param.device)  # no copy from the host to wait for
+
+
+def _check_integers(name: str, k: Any) -> None:
+    if isinstance(k, Tensor):
+        if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
+            raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
+    elif isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise TypeError(f"`{name}` must be an int or an integer tensor, but got {name}={k!r}")
+
+
+def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tensor]:
+    """The smallest and the largest of a range of sizes; of ints ``0 <= low <= high <= n`` holds."""
+    if len(k) != 2:
+        raise ValueError(f"a range of sizes must be k=(low, high), but got k={k!r}")
+    for i, end in enumerate(k):
+        _check_integers(f"k[{i}]", end)
+    low, high = (end if isinstance(end, Tensor) else operator.index(end) for end in k)
+    ints = [end for end in (low, high) if isinstance(end, int)]
+    if ints != sorted(ints) or not all(0 <= end <= n for end in ints):
+        raise ValueError(f"`k` must satisfy 0 <= low <= high <= n, but got k={k!r} with n={n}")
+    return low, high
 
 
 def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,4 +111,6 @@ def in_short(value: Any) -> Any:
     """A setting as ``repr`` shows it: numbers, names, and shapes of tensors."""
     if isinstance(value, Tensor) and (value.numel() != 1 or not can_look(value)):
         return tuple(value.shape)
+    if isinstance(value, tuple):
+        return tuple(map(in_short, value))
     return getattr(value, "__name__", value)

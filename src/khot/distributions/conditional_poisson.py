@@ -1,16 +1,25 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import check_generator, checked_shape
+from khot._tracing import one_operation, shape_of
+from khot._validation import can_look, check_generator, checked_shape, is_finite
+from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws.inverse import largest_entropy, solve_logits
+from khot.laws.size_range import SizeRange
+from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
-from .design import SamplingDesign
+from ._arguments import broadcast_with_k, checked_range, checked_size
+from .design import MAX_SUPPORT, SamplingDesign
 
 
 class ConditionalPoisson(SamplingDesign):
@@ -31,15 +40,23 @@ class ConditionalPoisson(SamplingDesign):
     to two float64 numbers a unit, of which a gradient needs the cotangents too, 50 times the logits at n = 262144.
     With numba, rows of at most 16384 units need no tree: of them a few numbers a unit are kept.
 
+    **A range of sizes**, ``k=(low, high)`` with logits: the Bernoulli units given :math:`low \le \sum_i x_i \le
+    high`, ``(0, k)`` for at most k of them. All of the above holds, from the same tree. The size of a draw is random,
+    with the law ``size_probs``, and a constant added to the logits shifts it; ``k`` and ``largest_k`` are its ends.
+    ``enumerate_support`` lists the vectors by size, then in lexicographic order, and ``sample_indices`` needs one size.
+
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Natural parameters ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
-        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``.
+        k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``,
+            with which it may be a range ``(low, high)`` of such.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
-        ValueError: If both or neither of ``probs`` and ``logits`` are given, or shapes or values are out of range.
+        ValueError: If both or neither of ``probs`` and ``logits`` are given, a range of sizes is given with ``probs``,
+            or shapes or values are out of range.
+        NotImplementedError: If a range of sizes is given and ``logits`` are a DTensor.
 
     References:
         [1] Chen, Dempster, Liu (1994), "Weighted finite population sampling to maximize entropy", Biometrika 81(3).
@@ -50,21 +67,64 @@ class ConditionalPoisson(SamplingDesign):
         >>> design = ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=2)
         >>> design.mean
         tensor([0.5777, 0.5777, 0.8446])
+        >>> at_most_two = ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=(0, 2))
+        >>> at_most_two.size_probs
+        tensor([0.0823, 0.3882, 0.5295, 0.0000])
     """
+
+    _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
 
     def __init__(
         self,
         probs: Tensor | None = None,
         logits: Tensor | None = None,
-        k: int | Tensor | None = None,
+        k: int | Tensor | tuple[int | Tensor, int | Tensor] | None = None,
         *,
         validate_args: bool | None = None,
     ) -> None:
-        super().__init__(probs, logits, k, validate_args=validate_args)
+        size: Any = k
+        if isinstance(k, tuple) and [type(end) for end in k] == [int, int] and k[0] == k[1]:
+            size = k[0] if probs is None else k
+        super().__init__(probs, logits, size, validate_args=validate_args)
+
+    def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if not isinstance(k, tuple):
+            return super()._sized(param, k)
+        if self.parameter_name == "probs":
+            raise ValueError(f"a range of sizes needs `logits`, but got `probs` with k={k!r}")
+        if self.spread is not None:
+            raise NotImplementedError(f"`logits` that are a DTensor need one `k`, but got the range k={k!r}")
+        low, high = checked_range(k, shape_of(param)[-1])
+        if isinstance(low, int) and isinstance(high, int):
+            self._shared_ends = low, high
+        self.size_varies = True
+        param, largest = broadcast_with_k("logits", param, checked_size(high, param))
+        param, smallest = broadcast_with_k("logits", param, checked_size(low, param))
+        return param, smallest, largest.expand(smallest.shape)
+
+    @property
+    def size(self) -> Any:
+        """``k`` as an int where it is known to be the same in all rows, else as a tensor; a range as a pair of such."""
+        if not self.size_varies:
+            return super().size
+        return SizeRange(self.k, self.largest_k) if self._shared_ends is None else SizeRange(*self._shared_ends)
+
+    def _fits(self) -> bool:
+        return super()._fits() or (self._shared_ends is not None and is_finite(self.parameter))
 
     def _validate_contents(self) -> None:
+        low, high, n = self.k, self.largest_k, self.event_shape[0]
+        if self.size_varies and not ((low >= 0) & (low <= high) & (high <= n)).all():
+            raise ValueError(
+                f"`k` must satisfy 0 <= low <= high <= n, but got low from {low.min()} to {low.max()} and high from "
+                f"{high.min()} to {high.max()} with n={n}"
+            )
         super()._validate_contents()
         self._validate_infinite_logits()
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return k_hot(*self.size) if self.size_varies else k_hot(self.size)
 
     @lazy_property
     def logits(self) -> Tensor:
@@ -86,9 +146,66 @@ class ConditionalPoisson(SamplingDesign):
         return law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
+    def size_probs(self) -> Tensor:
+        """P(|x| = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` where the size is fixed."""
+        if not self.size_varies:
+            size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
+            return (size == self.k.unsqueeze(-1)).to(self.parameter.dtype)
+        return law.size_probabilities(self.logits, self.size).to(self.parameter.dtype)
+
+    @property
     def mode(self) -> Tensor:
-        """The k-hot vector of the k largest logits."""
-        return topk_mask(self.parameter, self.size)
+        """The k-hot vector of the k largest logits; of a range k is the number of positive ones, or the nearest end."""
+        if not self.size_varies:
+            return topk_mask(self.parameter, self.size)
+        positive = (self.parameter.detach() > 0).sum(-1)
+        return topk_mask(self.parameter, positive.maximum(self.k).minimum(self.largest_k))
+
+    def sizes(self, wanted: str) -> list[int]:
+        if self.size_varies:
+            ends = self.k, self.largest_k
+            if not can_look(*ends) or not torch.equal(*ends):
+                raise NotImplementedError(
+                    f"{wanted} needs draws of one size, but those of this design have a range of sizes, {self.support}"
+                )
+        return super().sizes(wanted)
+
+    @one_operation
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All k-hot vectors along a new first dimension: by size, those of a size in lexicographic order of positions.
+
+        Raises:
+            NotImplementedError: If rows differ in ``k``.
+            ValueError: If there are more than ``MAX_SUPPORT`` of them.
+        """
+        if not self.size_varies:
+            return super().enumerate_support(expand)
+        n, (low, high) = self.event_shape[0], self.shared_ends("enumerate_support")
+        counts = {size: math.comb(n, size) for size in range(low, high + 1)}
+        if (count := sum(counts.values())) > MAX_SUPPORT:
+            raise ValueError(
+                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but those of {low} to {high} ones out "
+                f"of {n} units are {count}"
+            )
+        like, batch_shape = self.parameter.detach(), self.batch_shape
+        values = torch.cat([k_hot_vectors(n, size, 0, number, like) for size, number in counts.items()])
+        values = values.view(count, *(1,) * len(batch_shape), n)
+        return values.expand(count, *batch_shape, n) if expand else values
+
+    def shared_ends(self, wanted: str) -> tuple[int, int]:
+        """The range of sizes that all rows have.
+
+        Raises:
+            NotImplementedError: For what is wanted, if rows differ or nobody can look at the contents of k.
+        """
+        if self._shared_ends is None:
+            if not can_look(self.k, self.largest_k):
+                raise NotImplementedError(f"{wanted} needs `k` as ints where contents of tensors cannot be looked at")
+            ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
+            if len(ends) != 1:
+                raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
+            self._shared_ends = ends[0][0], ends[0][1]
+        return self._shared_ends
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)

@@ -143,6 +143,7 @@ class SamplingDesign(KHotDistribution):
         cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
 
     spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
+    size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
     _has_own_probs: ClassVar[bool] = False
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
@@ -170,14 +171,12 @@ class SamplingDesign(KHotDistribution):
             raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
-        self.k = self._sums_of(param) if k is None else checked_size(k, param)
-        if isinstance(k, Tensor):
-            param, self.k = broadcast_with_k(self.parameter_name, param, self.k)
+        param, self.k, self.largest_k = self._sized(param, k)
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self.parameter_name] = param
         self.kept = Kept()
-        self._shared_k = None if k is None or isinstance(k, Tensor) else operator.index(k)
+        self._shared_k = None if k is None or isinstance(k, Tensor | tuple) else operator.index(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)
@@ -192,6 +191,13 @@ class SamplingDesign(KHotDistribution):
         shown = {self.parameter_name: self.parameter, "k": self.size}
         shown |= {name: getattr(self, name) for name in self._settings}
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"
+
+    def _sized(self, param: Tensor, k: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The parameter with all dimensions of the batch, and the smallest and the largest number of ones of rows."""
+        size = self._sums_of(param) if k is None else checked_size(k, param)
+        if isinstance(k, Tensor):
+            param, size = broadcast_with_k(self.parameter_name, param, size)
+        return param, size, size
 
     @property
     def parameter(self) -> Tensor:
@@ -250,11 +256,12 @@ class SamplingDesign(KHotDistribution):
         if self.parameter_name == "probs":
             return
         included, possible = (self.parameter == torch.inf).sum(-1), (self.parameter > -torch.inf).sum(-1)
-        wrong = (included > self.k) | (possible < self.k)
+        wrong = (included > self.largest_k) | (possible < self.k)
         if wrong.any():
+            low, high = self.k[wrong][0], self.largest_k[wrong][0]
             raise ValueError(
                 f"`k` must lie between the number of infinite `logits`, {included[wrong][0]}, "
-                f"and of those above -inf, {possible[wrong][0]}, but got k={self.k[wrong][0]}"
+                f"and of those above -inf, {possible[wrong][0]}, but got k={low if low == high else (low, high)}"
             )
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":

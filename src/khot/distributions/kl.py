@@ -1,6 +1,7 @@
 """Exact divergences, registered for ``torch.distributions.kl_divergence``; TraceMeanField_ELBO uses them.
 
-From a design that has an entropy to ``ConditionalPoisson``, of which the uniform law is one: at any size. Between any
+From a design that has an entropy to ``ConditionalPoisson``, of which the uniform law is one: at any size, and infinite
+unless the sizes of the second, which may be a range, contain those of the first. Between any
 two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors; above that NotImplementedError is
 raised, on which TraceMeanField_ELBO falls back on the log-probabilities of its samples. Between two ``PhantomUnit``
 designs: as between those that they wrap. From and to ``OneHotCategorical``: as between laws of a single unit, which
@@ -28,7 +29,7 @@ MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled diverg
 @register_kl(SamplingDesign, ConditionalPoisson)
 @one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
-    """E_p[log p - log q], at the mean of p because log q is linear in its value; infinite where the sizes differ."""
+    """E_p[log p - log q], at the mean of p as log q is linear there; infinite where p has a size that q has not."""
     if p.event_shape != q.event_shape:
         return _enumerated(p, q)  # which says so
     try:
@@ -36,8 +37,11 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
     except NotImplementedError:
         return _enumerated(p, q)
     cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(entropy.dtype)
-    largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
-    return torch.where((p.k == q.k) & (largest_k == q.k), cross_entropy - entropy, torch.inf)
+    smallest, largest = p.k, p.largest_k
+    if isinstance(p, ConditionalPoisson) and p.size_varies:  # infinite logits may leave it fewer sizes
+        smallest = smallest.maximum((p.logits == torch.inf).sum(-1))
+        largest = largest.minimum((p.logits > -torch.inf).sum(-1))
+    return torch.where((smallest >= q.k) & (largest <= q.largest_k), cross_entropy - entropy, torch.inf)
 
 
 @register_kl(PhantomUnit, PhantomUnit)
@@ -60,8 +64,7 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 @register_kl(SamplingDesign, SamplingDesign)
 @one_operation
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
-    fixed = p.wrapped if isinstance(p, PhantomUnit) else p
-    terms = max((math.comb(fixed.event_shape[0], k) for k in fixed.sizes("a divergence by enumeration")), default=0)
+    terms = _number_of_vectors(p)
     if terms > MAX_TERMS:
         raise NotImplementedError(
             f"the divergence of {type(p).__name__} from {type(q).__name__} is enumerated, up to {MAX_TERMS} vectors, "
@@ -80,12 +83,21 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     return (log_p.exp() * ratio).sum(0)
 
 
+def _number_of_vectors(design: SamplingDesign) -> int:
+    """In the support of the row that has most."""
+    fixed = design.wrapped if isinstance(design, PhantomUnit) else design
+    n = fixed.event_shape[0]
+    if fixed.size_varies:
+        low, high = fixed.shared_ends("a divergence by enumeration")
+        return sum(math.comb(n, size) for size in range(low, high + 1))
+    return max((math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")), default=0)
+
+
 @register_kl(SamplingDesign, OneHotCategorical)
 @one_operation
 def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
     divergence = _of_single_units(_log_prob_of_single_units(p, q), _log_probs(q))
-    largest_k = p.largest_k if isinstance(p, PhantomUnit) else p.k
-    return torch.where((p.k == 1) & (largest_k == 1), divergence, torch.inf)
+    return torch.where((p.k == 1) & (p.largest_k == 1), divergence, torch.inf)
 
 
 @register_kl(OneHotCategorical, SamplingDesign)

@@ -38,7 +38,7 @@ from khot.kernels.random_numbers import uniform
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
-from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
+from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
 from .base import KHotDistribution, column
 from .design import Relaxation
 
@@ -321,7 +321,8 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
         return k
     if isinstance(k, bool) or not isinstance(k, Real):
-        raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}")
+        advice = f"; {RANGE_ADVICE}" if isinstance(k, tuple) else ""
+        raise TypeError(f"`k` must be a real number or a tensor, but got {k!r}{advice}")
     if not 0 <= float(k) <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
     return operator.index(k) if isinstance(k, Integral) else float(k)  # some relaxations take integers only

@@ -19,6 +19,7 @@ from khot.kernels.philox import draw_seed
 
 AXES_AFTER_BATCH = {
     "probs": 1,
+    "size_probs": 1,
     "logits": 1,
     "log_odds": 1,
     "mean": 1,

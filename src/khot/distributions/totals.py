@@ -47,6 +47,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or another argument not a floating-point tensor.
         ValueError: If shapes do not match.
+        NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed one.
 
     References:
         [1] Horvitz, Thompson (1952), "A generalization of sampling without replacement from a finite universe".
@@ -62,6 +63,10 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     """
     if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
+    if design.size_varies and not isinstance(design, PhantomUnit):
+        raise NotImplementedError(
+            f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"
+        )
     check_draw("value", value, design)
     _check_observed(y, value)
     dtype = torch.promote_types(value.dtype, y.dtype)

@@ -205,6 +205,11 @@ def _conditional_poisson(design: Distribution) -> ConditionalPoisson:
             f"finite_difference needs a ConditionalPoisson, but got {type(law).__name__}; "
             "ConditionalPoisson(probs=design.mean) has the same inclusion probabilities"
         )
+    if law.size_varies:
+        raise NotImplementedError(
+            f"finite_difference exchanges units, which a range of sizes, {law.support}, is not all of; score_function "
+            "is for every size"
+        )
     return law
 
 

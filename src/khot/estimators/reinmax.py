@@ -17,7 +17,7 @@ from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import solve_logits
+from khot.laws.inverse import sizes_around, solve_logits, solve_range_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
@@ -46,7 +46,8 @@ class ReinMax(DesignWrapper):
 
     On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design of
     inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` is that of other logits for every draw, which are solved for:
-    exact, but several times the cost of a draw.
+    exact, but several times the cost of a draw. With a range of sizes it is the covariance of the law of these sizes,
+    and the size is learned too; third derivatives are not there.
 
     On :class:`~khot.PhantomUnit` x and :math:`\pi` include the phantom, which keeps their sum fixed, and the size is
     learned too; where their sum is an integer, the change of the size has the straight-through gradient. Its logits are
@@ -122,7 +123,8 @@ class ReinMax(DesignWrapper):
         unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
         shifted = (value + softened) / 2
-        doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, self.design.k)
+        sizes = (self.design.k, self.design.largest_k) if self.design.size_varies else (self.design.k,)
+        doubled = substitute_gradient(value, tangent.scores, tangent.pull_back, shifted, *sizes)
         return doubled - (tangent.probs - tangent.probs.detach()) / 2
 
     def _attach_to_rows_here(self, spread: SpreadBatch, value: Tensor) -> Tensor:
@@ -159,11 +161,11 @@ class _Tangent(NamedTuple):
     scores: Tensor  # in which J is a derivative
     probs: Tensor  # value of the map
     softened: Callable[[float | Tensor], Tensor]  # its value at a temperature
-    pull_back: Callable[[Tensor, Tensor, Tensor], Tensor]  # (g, probs, k) -> 2 J(probs) g
+    pull_back: Callable[..., Tensor]  # (g, probs, k), with the ends of a range for k, -> 2 J(probs) g
 
 
 def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
-    logits, k = design.logits, design.k
+    logits, k = design.logits, design.size
 
     def softened(temperature: float | Tensor) -> Tensor:
         return inclusion_probabilities(logits / column(temperature), k).to(logits.dtype)
@@ -171,7 +173,10 @@ def _covariance_tangent(design: ConditionalPoisson) -> _Tangent:
     return _Tangent(logits, design.mean, softened, _pull_back_covariance)
 
 
-def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor) -> Tensor:
+def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor, largest_k: Tensor | None = None) -> Tensor:
+    if largest_k is not None:
+        sizes = sizes_around(probs, k, largest_k)
+        return 2 * times_covariance(g.double(), solve_range_logits(probs, sizes), sizes).to(g.dtype)
     return 2 * times_covariance(g.double(), solve_logits(probs, k), k).to(g.dtype)
 
 

@@ -30,7 +30,8 @@ class KHotSwap(MCMCKernel):
     each it proposes to take one unit out of a k-hot vector and another one in, with probabilities that favour, by the
     derivative of the log joint density with respect to the vector, swaps to more probable vectors, mixed with uniform
     ones (``khot.infer.swaps`` has the formulas). It costs one evaluation of the log joint density and its gradient, and
-    O(n) beside it::
+    O(n) beside it. Under a :class:`~khot.ConditionalPoisson` with a range of sizes, some of the moves add a unit or
+    remove one::
 
         mcmc = MCMC(KHotSwap(model), num_samples=2000, warmup_steps=500)
         mcmc.run(data)
@@ -51,9 +52,9 @@ class KHotSwap(MCMCKernel):
     none) all swaps are uniform. It predicts swaps best where the vector enters linearly: ``X @ x`` or ``X diag(x) Xᵀ``
     rather than ``A Aᵀ`` with ``A = X * x``.
 
-    Any design of a fixed size that has a ``log_prob`` is a prior. Chains reach what swaps through vectors of positive
-    probability reach, which may not be all of a design with few vectors, as ``Systematic``. Sizes that are random, as
-    those of ``PhantomUnit``, need moves that add and remove units, which there are none of.
+    Any design of a fixed size that has a ``log_prob`` is a prior, and so is ConditionalPoisson with a range of sizes;
+    ``PhantomUnit``, whose sizes may change with its probabilities, is not. Chains reach what swaps through vectors of
+    positive probability reach, which may not be all of a design with few vectors, as ``Systematic``.
 
     Args:
         model: Pyro model with at least one latent k-hot site, of an unchanging set of sites.
@@ -195,8 +196,8 @@ class KHotSwap(MCMCKernel):
         return len(value) == 1 or all(self._swaps_stay_apart(site, params, value) for _ in range(TRIALS))
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
-        swapped = draw_swap(value, torch.zeros_like(value), 1.0).of(value)
-        swapped = torch.where(can_swap(value)[:, None, None], swapped, value)
+        swapped = draw_swap(value, torch.zeros_like(value), site.sizes, 1.0).of(value)
+        swapped = torch.where(can_swap(value, site.sizes)[:, None, None], swapped, value)
         half = torch.rand(len(value), device=value.device) < 0.5
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
@@ -246,14 +247,15 @@ class KHotSwap(MCMCKernel):
 
     def _swap(self, site: KHotSite, params: Values) -> Values:
         """Proposes a swap in each block of a site."""
-        here = self._at(params).point(site)
-        possible = can_swap(here.value)
+        here, sizes = self._at(params).point(site), site.sizes
+        possible = can_swap(here.value, sizes)
         if not possible.any():
             return params
-        swap = draw_swap(here.value, here.slope, self.uniform_share)
+        swap = draw_swap(here.value, here.slope, sizes, self.uniform_share)
         value = torch.where(possible[:, None, None], swap.of(here.value), here.value)
         proposed = self._evaluate({**params, site.name: site.unblocked(value)})
-        ratio = log_ratio(swap, here, proposed.point(site), self.uniform_share).masked_fill(~possible, -torch.inf)
+        ratio = log_ratio(swap, here, proposed.point(site), sizes, self.uniform_share)
+        ratio = ratio.masked_fill(~possible, -torch.inf)
         accepted = torch.rand_like(ratio).log() < ratio
         self._acceptance[site.name].add(ratio[possible].clamp(max=0).exp().mean().item())
         if not accepted.any():

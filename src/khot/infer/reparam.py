@@ -103,6 +103,8 @@ class KHotReparam(Reparam):
             return self.estimator(fn)
         if isinstance(fn, PhantomUnit):
             raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} is a PhantomUnit")
+        if fn.size_varies:
+            raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} has the support {fn.support}")
         return RelaxedKHot(self.temperature, logits=_log_weights(fn), k=fn.k)
 
 

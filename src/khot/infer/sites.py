@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Size, Tensor
 from torch.distributions import Independent
 
 from khot.distributions import PhantomUnit, SamplingDesign
+
+from .swaps import Sizes
 
 Values = dict[str, Tensor]
 
@@ -27,12 +29,16 @@ class KHotSite:
         shape: Of its value, ``(*batch_shape, *event_shape)``.
         event_dim: Number of dimensions of ``event_shape``: 1, and more after ``to_event``.
         plates: Names of the plates whose rows are blocks, with their dimensions among those of the batch: -1, -2, ...
+        smallest: How many ones each row has at least, ``shape[:-1]``.
+        largest: How many it has at most.
     """
 
     name: str
     shape: Size
     event_dim: int
     plates: tuple[tuple[int, str], ...]
+    smallest: Tensor
+    largest: Tensor
 
     @classmethod
     def of(cls, trace: Any, name: str) -> "KHotSite":
@@ -44,11 +50,21 @@ class KHotSite:
             for frame in node["cond_indep_stack"]
             if frame.vectorized and all(_has_rows(term, frame) for term in later)
         ]
-        return cls(name, node["value"].shape, node["fn"].event_dim, tuple(sorted(plates)))
+        shape, design = node["value"].shape, _base(node["fn"])
+        ends = (end.expand(shape[:-1]) for end in (design.k, design.largest_k))
+        return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
     def whole(self) -> "KHotSite":
         """All of it as one block."""
-        return KHotSite(self.name, self.shape, self.event_dim, ())
+        return replace(self, plates=())
+
+    @property
+    def sizes(self) -> Sizes:
+        """How many ones the rows of each block may have, ``(blocks, rows)``."""
+        smallest, largest = (
+            self.blocks(end.unsqueeze(-1).expand(self.shape))[..., 0] for end in (self.smallest, self.largest)
+        )
+        return Sizes(smallest, largest)
 
     @property
     def _order(self) -> list[int]:

@@ -8,11 +8,20 @@ balanced, since g(t) = t g(1/t), and factorise [1, 2]:
 .. math:: q_d(i, j \mid x) = \frac{e^{-d_i / 2} e^{d_j / 2}}{Z_d(x)}, \qquad
     Z_d(x) = \sum_{\text{rows}} \sum_{i: x_i = 1} e^{-d_i / 2} \sum_{j: x_j = 0} e^{d_j / 2}
 
-A zero slope makes all swaps equally probable. Proposals are drawn from :math:`u q_0 + (1 - u) q_d`, whose ratio between
+A zero slope makes all swaps equally probable.
+
+Where the size of a row may be anything from low to high, a swap may also take a unit out and none in, or one in and
+none out: "none" is the unit n, of slope 0, which can be left while the size is below high and entered while it is above
+low. Each of these moves has the additional weight c, a constant of the row, so that of equally probable ones about half
+are such: without it they would be one in k + 1. (None for none is no move.) Where low = high they have no probability,
+and at the ends of a range those that would leave it: Z(x') differs from Z(x) by that, too.
+
+Proposals are drawn from :math:`u q_0 + (1 - u) q_d`, whose ratio between
 the two directions of a swap is computed of the whole mixture. Any slope that is a function of x gives a right ratio;
 how good it is decides only how often a swap is accepted. Everything is O(rows n), in float64.
 
-Shapes: ``value`` and ``slope`` are ``(blocks, rows, n)``; results have one number for each block.
+Shapes: ``value`` and ``slope`` are ``(blocks, rows, n)``, ``sizes`` a pair of ``(blocks, rows)``; results have one
+number for each block.
 
 References:
     [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530), section 2.
@@ -27,7 +36,7 @@ from torch import Tensor
 
 
 class Swap(NamedTuple):
-    """In each block the row in which units are swapped, the one that leaves and the one that enters; long."""
+    """In each block the row in which units are swapped, the one that leaves and the one that enters; n for none."""
 
     row: Tensor
     leaving: Tensor
@@ -40,10 +49,22 @@ class Swap(NamedTuple):
     def of(self, value: Tensor) -> Tensor:
         """The values after the swap."""
         block = torch.arange(len(value), device=value.device)
-        value = value.clone()
+        value = torch.nn.functional.pad(value, (0, 1))
         value[block, self.row, self.leaving] = 0
         value[block, self.row, self.entering] = 1
-        return value
+        return value[..., :-1].contiguous()
+
+
+class Sizes(NamedTuple):
+    """The smallest and the largest number of ones that each row may have; integers."""
+
+    low: Tensor
+    high: Tensor
+
+    def log_weight(self, n: int) -> Tensor:
+        """log c: with it as many moves change the size as do not, where that is in the middle of its range."""
+        middle = (self.low + self.high).double() / 2
+        return (middle * (n - middle) / n).clamp(min=1.0).log()
 
 
 class Point(NamedTuple):
@@ -54,49 +75,68 @@ class Point(NamedTuple):
     log_joint: Tensor
 
 
-def can_swap(value: Tensor) -> Tensor:
-    """Whether a block has a row with zeros and ones in it."""
-    ones = value.sum(-1)
-    return ((ones > 0) & (ones < value.shape[-1])).any(-1)
+class _Weights(NamedTuple):
+    """Logarithms of the weights of all swaps, ``leaving[i] + entering[j]`` of i for j, -inf where impossible."""
+
+    leaving: Tensor  # (blocks, rows, n + 1)
+    entering: Tensor
+    first: Tensor  # of the units that leave with whatever enters for them
+
+    @classmethod
+    def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "_Weights":
+        half, ones, size = slope.double() / 2, value == 1, value.sum(-1)
+        none = sizes.log_weight(value.shape[-1])
+        none_leaves = none.masked_fill(size >= sizes.high, -torch.inf).unsqueeze(-1)
+        none_enters = none.masked_fill(size <= sizes.low, -torch.inf).unsqueeze(-1)
+        leaving = torch.cat(((-half).masked_fill(~ones, -torch.inf), none_leaves), -1)
+        entering = torch.cat((half.masked_fill(ones, -torch.inf), none_enters), -1)
+        for_unit = entering.logsumexp(-1, keepdim=True).expand_as(leaving[..., :-1])
+        for_none = entering[..., :-1].logsumexp(-1, keepdim=True)
+        return cls(leaving, entering, leaving + torch.cat((for_unit, for_none), -1))
+
+    @property
+    def total(self) -> Tensor:
+        """log Z of each block."""
+        return self.first.flatten(1).logsumexp(-1)
 
 
-def draw_swap(value: Tensor, slope: Tensor, uniform_share: float) -> Swap:
+def can_swap(value: Tensor, sizes: Sizes) -> Tensor:
+    """Whether there is any swap in a block."""
+    return _Weights.of(value, torch.zeros_like(value), sizes).total > -torch.inf
+
+
+def draw_swap(value: Tensor, slope: Tensor, sizes: Sizes, uniform_share: float) -> Swap:
     """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
     uniform = torch.rand(len(value), device=value.device) < uniform_share
-    leaving, entering = _log_weights(value, slope.masked_fill(uniform[:, None, None], 0))
-    block = torch.arange(len(value), device=value.device)
-    row = _pick(leaving.logsumexp(-1) + entering.logsumexp(-1))
-    return Swap(row, _pick(leaving[block, row]), _pick(entering[block, row]))
+    weights = _Weights.of(value, slope.masked_fill(uniform[:, None, None], 0), sizes)
+    block, none = torch.arange(len(value), device=value.device), value.shape[-1]
+    row = _pick(weights.first.logsumexp(-1))
+    leaving = _pick(weights.first[block, row])
+    entering = weights.entering[block, row]
+    entering[leaving == none, none] = -torch.inf
+    return Swap(row, leaving, _pick(entering))
 
 
-def log_proposal(swap: Swap, value: Tensor, slope: Tensor, uniform_share: float) -> Tensor:
+def log_proposal(swap: Swap, value: Tensor, slope: Tensor, sizes: Sizes, uniform_share: float) -> Tensor:
     """Log-probability with which the mixture proposes these swaps at ``value``."""
     uniform = math.log(uniform_share) if uniform_share > 0 else -math.inf
     informed = math.log1p(-uniform_share) if uniform_share < 1 else -math.inf
-    return torch.logaddexp(
-        uniform + _log_component(swap, value, torch.zeros_like(slope)), informed + _log_component(swap, value, slope)
-    )
+    equal = _log_component(swap, _Weights.of(value, torch.zeros_like(slope), sizes))
+    return torch.logaddexp(uniform + equal, informed + _log_component(swap, _Weights.of(value, slope, sizes)))
 
 
-def log_ratio(swap: Swap, here: Point, there: Point, uniform_share: float) -> Tensor:
+def log_ratio(swap: Swap, here: Point, there: Point, sizes: Sizes, uniform_share: float) -> Tensor:
     """Logarithm of p(x') q(x | x') / (p(x) q(x' | x)), of Metropolis and Hastings; -inf where it is undefined."""
-    back = log_proposal(swap.reverse, there.value, there.slope, uniform_share)
-    forth = log_proposal(swap, here.value, here.slope, uniform_share)
+    back = log_proposal(swap.reverse, there.value, there.slope, sizes, uniform_share)
+    forth = log_proposal(swap, here.value, here.slope, sizes, uniform_share)
     ratio = there.log_joint.double() - here.log_joint.double() + back - forth
     return ratio.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _log_weights(value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each unit to leave, and to enter; -inf where it cannot."""
-    half, ones = slope.double() / 2, value == 1
-    return (-half).masked_fill(~ones, -torch.inf), half.masked_fill(ones, -torch.inf)
-
-
-def _log_component(swap: Swap, value: Tensor, slope: Tensor) -> Tensor:
-    leaving, entering = _log_weights(value, slope)
-    block = torch.arange(len(value), device=value.device)
-    chosen = leaving[block, swap.row, swap.leaving] + entering[block, swap.row, swap.entering]
-    return chosen - (leaving.logsumexp(-1) + entering.logsumexp(-1)).logsumexp(-1)
+def _log_component(swap: Swap, weights: _Weights) -> Tensor:
+    block = torch.arange(len(swap.row), device=swap.row.device)
+    chosen = weights.leaving[block, swap.row, swap.leaving] + weights.entering[block, swap.row, swap.entering]
+    return chosen - weights.total
 
 
 def _pick(log_weight: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ For independent units of log-odds z, with probabilities :math:`p_i` and :math:`q
 The integrand is periodic, so that N equidistant nodes are exact but for counts that differ from k by N or more; and it
 decays as :math:`|\prod_l \varphi_l| \le \exp(-2 s^2 \sin^2(t / 2))`, with s the standard deviation of the count. With z
 such that the expected count is k, ``NODES`` nodes are therefore enough for rows of any length, and all pairs are one
-product of matrices: O(n²). Its terms are of the order of the result, so that the relative error is some eps, unless
-what the two units do leaves to the others a count far from what is expected.
+product of matrices: O(n²). For several totals, :math:`e^{-ikt}` gives way to the sum of theirs with their weights, and
+the nodes are twice as many, so that none of the counts stands for another one. Its terms are of the order of the
+result, so that the relative error is some eps, unless what the two units do leaves to the others a count far from what
+is expected.
 """
 
 import math
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from khot._validation import can_look
 from khot.kernels.capped_simplex import solve_threshold
+from khot.kernels.product_tree.size_range import Totals
 
 DEPTH = -math.log(1e-18)  # what nodes leave out is e^-DEPTH
 NODES = 31  # with t >= 0 that are enough whatever the deviation: about 15 + 20 / s, or all of them in rows with s < 5
@@ -43,20 +46,34 @@ class _Nodes(NamedTuple):
     weight: _Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for nodes without use
 
 
-def _nodes(variance: Tensor, k: Tensor, n: int) -> _Nodes:
+def _nodes(variance: Tensor, k: Tensor, n: int, totals: Totals | None) -> _Nodes:
     """Nodes on the half circle, which stand for their conjugates too, for counts of n units with this variance."""
     radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| beyond has e^-DEPTH
-    last = (radius.minimum(torch.maximum(k, n - k)) / 2).ceil()[..., None]
+    radius = radius.minimum(torch.maximum(k, n - k))
+    last = (radius / 2 if totals is None else radius).ceil()[..., None]
     step = 2 * math.pi / (2 * last + 1)  # an odd number of them: t = pi, where phi may vanish, is no node
-    nodes = min(NODES, n // 2 + 1)
+    nodes = min(NODES, n // 2 + 1) if totals is None else min(2 * NODES, n + 1)
     if variance.numel() and can_look(variance):
         end = 2 * (0.5 * DEPTH / variance).sqrt().clamp(max=1.0).asin()[..., None]  # where the integrand has decayed
         nodes = min(nodes, 1 + int((end / step).ceil().minimum(last).max()))
     index = torch.arange(nodes, device=k.device)
     t = index * step
-    turn = (index * k[..., None]).remainder(2 * last + 1) * step
     size = torch.where(index == 0, 1.0, 2.0) * (index <= last) / (2 * last + 1)
-    return _Nodes(t.cos()[..., None, :], t.sin()[..., None, :], _Complex(size * turn.cos(), -size * turn.sin()))
+    if totals is None:
+        turn = (index * k[..., None]).remainder(2 * last + 1) * step
+        weight = _Complex(size * turn.cos(), -size * turn.sin())
+    else:
+        weight = _Complex(*(size * part for part in _sum_of_totals(index, k, last, step, totals, n)))
+    return _Nodes(t.cos()[..., None, :], t.sin()[..., None, :], weight)
+
+
+def _sum_of_totals(index: Tensor, k: Tensor, last: Tensor, step: Tensor, totals: Totals, n: int) -> _Complex:
+    """The sum of ``w_c exp(-ict)`` over the totals c that are no further from k than ``last``, ``(*batch, nodes)``."""
+    widest = int(last.max()) if last.numel() and can_look(last) else n
+    away = torch.arange(-widest, widest + 1, device=k.device).view(-1, *(1,) * k.dim())
+    weight = totals.weights(k + away, k).masked_fill(away.abs() > last.squeeze(-1), 0.0)[..., None]
+    turn = (index * (k + away)[..., None]).remainder(2 * last + 1) * step  # (2 widest + 1, *batch, nodes)
+    return _Complex((weight * turn.cos()).sum(0), -(weight * turn.sin()).sum(0))
 
 
 def _product(x: _Complex) -> _Complex:
@@ -93,7 +110,9 @@ class Factors(NamedTuple):
         return (self.left @ (self.right.mT @ v[..., None])).squeeze(-1) + own * v
 
 
-def factors(logits: Tensor, k: Tensor, log_odds: Tensor, balanced: bool = False) -> Factors:
+def factors(
+    logits: Tensor, k: Tensor, log_odds: Tensor, balanced: bool = False, totals: Totals | None = None
+) -> Factors:
     """Covariance of the k-hot vector, differentiable in the logits to any order.
 
     Args:
@@ -101,15 +120,21 @@ def factors(logits: Tensor, k: Tensor, log_odds: Tensor, balanced: bool = False)
         k: Integers ``(*batch,)``.
         log_odds: Those of the inclusion probabilities; only their values are used.
         balanced: Whether the expected count is about k for the logits as they are.
+        totals: The counts given which the covariance is wanted, ``(*batch,)``, if there are more than k.
     """
     n, certain = logits.shape[-1], (logits == torch.inf).sum(-1)
-    choice = ((k > certain) & (k < n - (logits == -torch.inf).sum(-1)))[..., None]
+    low, high = (k, k) if totals is None else (totals.first, totals.last)
+    choice = ((high > certain) & (low < n - (logits == -torch.inf).sum(-1)))[..., None]
+    if totals is not None:
+        totals = Totals(
+            *(torch.where(choice[..., 0], x, y) for x, y in zip(totals, (n // 2, n // 2, 0.0), strict=True))
+        )
     z, k = logits.masked_fill(~choice, 0.0), torch.where(choice[..., 0], k, n // 2)
     z = z if balanced else z - solve_threshold(z.detach(), k)[..., None]
     mean, rest = torch.sigmoid(log_odds.detach()), torch.sigmoid(-log_odds.detach())
     p, q = torch.sigmoid(z)[..., None], torch.sigmoid(-z)[..., None]
     pq = p * q
-    nodes = _nodes(pq.detach().sum((-1, -2)), k, n)
+    nodes = _nodes(pq.detach().sum((-1, -2)), k, n, totals)
     law = _product(_Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
     law = _Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
     # E[(x_i - pi_i) e^{it x_i}] / phi_i, times the conjugate of phi_i above and below.

@@ -9,9 +9,9 @@ for whatever c. With c such that the expected number is k, B = k is a likely eve
 lose no digits at any scale of the logits. c is a constant to autograd, since no result depends on it.
 
 All functions take logits ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape, with
-``0 <= k <= n``; calculate and return float64; and are differentiable in the logits to any order. A logit of ``-inf``
-excludes its unit, ``+inf`` includes it, both with zero gradient; at most k units may be included and at least k must
-not be excluded. Arguments are not checked here.
+``0 <= k <= n``, or a :class:`~khot.laws.size_range.SizeRange` of such; calculate and return float64; and are
+differentiable in the logits to any order. A logit of ``-inf`` excludes its unit, ``+inf`` includes it, both with zero
+gradient; at most k units may be included and at least k must not be excluded. Arguments are not checked here.
 
 Behind each of them is a product tree; behind what is asked for most, of rows that are not long, a recursion over the
 units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
@@ -20,7 +20,7 @@ k and ``kept`` share what is made.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
+from khot.kernels.product_tree.size_range import RangeTree, Totals
 from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
@@ -40,6 +41,9 @@ from khot.kernels.small_numbers import TINY, log_of_small
 from . import unit_by_unit
 from .characteristic import Factors, factors
 from .kept import Kept, is_plain
+from .size_range import SizeRange, centred
+
+Size = int | Tensor | SizeRange
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
 FAR = 200.0  # e^-100 is nothing beside 1
@@ -53,13 +57,13 @@ COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 class _Tilted(NamedTuple):
     z: Tensor  # (*batch, n), theta + c
     shift: Tensor  # (*batch,), c
-    k: Tensor  # (*batch,)
+    k: Tensor  # (*batch,), of a range the k_0 of its weights
     flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
     leaf: Tensor  # (2, n, rows), probabilities of what the tree does not count and of what it counts
     tree: ProductTree
 
     def log_probability(self) -> Tensor:
-        """log P(B = k)."""
+        """log P(B = k), of a range the logarithm of the weighted sum."""
         return probability(self.leaf, self.tree).log().view(self.k.shape)
 
 
@@ -92,7 +96,7 @@ def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
 
 
-def _tilt(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> _Tilted:
+def _tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> _Tilted:
     """Bernoulli units among which B = k is likely, and their tree, differentiable in the logits.
 
     ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
@@ -100,22 +104,25 @@ def _tilt(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: b
     """
     if forest_roots.is_fused(logits) or not is_plain(logits):
         return _planted(logits, k, balanced, ProductTree)
+    ends = k if isinstance(k, SizeRange) else (k,)
     if kept is None:
         with torch.no_grad():
-            tilted = _kept_tree(logits, k, balanced)
+            tilted = _kept_tree(logits, balanced, *ends)
     else:
-        tilted = kept.result(_kept_tree, logits, k, balanced)
+        tilted = kept.result(_kept_tree, logits, balanced, *ends)
     if not has_derivative(logits, torch.is_grad_enabled()):
         return tilted
-    z = _expand(logits, k)[0] + tilted.shift[..., None]
+    z = _expand(logits, tilted.k)[0] + tilted.shift[..., None]
     return tilted._replace(z=z, leaf=_leaf(z, tilted.flip))
 
 
-def _kept_tree(logits: Tensor, k: int | Tensor, balanced: bool) -> _Tilted:
-    return _planted(logits, k, balanced, KeptTree)
+def _kept_tree(logits: Tensor, balanced: bool, *ends: int | Tensor) -> _Tilted:
+    return _planted(logits, ends[0] if len(ends) == 1 else SizeRange(*ends), balanced, KeptTree)
 
 
-def _planted(logits: Tensor, k: int | Tensor, balanced: bool, plant: type[ProductTree]) -> _Tilted:
+def _planted(logits: Tensor, k: Size, balanced: bool, plant: type[ProductTree]) -> _Tilted:
+    if isinstance(k, SizeRange):
+        return _planted_range(logits, k)
     n = logits.shape[-1]
     bound = _bound(k, n)
     logits, size = _expand(logits, k)
@@ -127,6 +134,30 @@ def _planted(logits: Tensor, k: int | Tensor, balanced: bool, plant: type[Produc
     return _Tilted(z, shift, size, flip, leaf, tree)
 
 
+def _planted_range(logits: Tensor, sizes: SizeRange) -> _Tilted:
+    n = logits.shape[-1]
+    logits, low, high = _expand_range(logits, sizes)
+    shift, size, first, last = centred(logits, low, high)
+    z = logits + shift[..., None]
+    flip = low + high > n
+    leaf = _leaf(z, flip)
+    counted = torch.where(flip, n - size, size)
+    totals = Totals(
+        torch.where(flip, n - last, first).reshape(-1),
+        torch.where(flip, n - first, last).reshape(-1),
+        torch.where(flip, shift, -shift).reshape(-1),
+    )
+    tree = RangeTree(leaf, counted.reshape(-1), sizes.bound(n), totals)
+    return _Tilted(z, shift, size, flip, leaf, tree)
+
+
+def _expand_range(logits: Tensor, sizes: SizeRange) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in float64 and the ends of the ranges as tensors, expanded to the shape of the batch."""
+    logits, high = _expand(logits, sizes.high)
+    logits, low = _expand(logits, sizes.low)
+    return logits, low, high.expand(low.shape)
+
+
 def _leaf(z: Tensor, flip: Tensor) -> Tensor:
     minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, z.shape[-1]).T.contiguous()
     return torch.sigmoid(torch.stack((-minority, minority)))
@@ -135,20 +166,22 @@ def _leaf(z: Tensor, flip: Tensor) -> Tensor:
 def _by_rows(
     function: Callable[[_Tilted], Tensors],
     logits: Tensor,
-    k: int | Tensor,
+    k: Size,
     kept: Kept | None = None,
     balanced: bool = False,
 ) -> Tensors:
     """``function(_tilt(logits, k))``, of many rows on a CPU by slabs: a tree takes a hundred times its logits."""
     if forest_roots.is_fused(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
         return function(_tilt(logits, k, kept, balanced))
-    if not isinstance(k, Tensor):
-        return by_rows(lambda t: function(_tilt(t, k, None, balanced)), SLAB, logits, most=SLABS)
+    ends = k if isinstance(k, SizeRange) else (k,)
+    tensors = [end.unsqueeze(-1) for end in ends if isinstance(end, Tensor)]
 
-    def of_rows(logits: Tensor, k: Tensor) -> Tensors:
-        return function(_tilt(logits, k.squeeze(-1), None, balanced))
+    def of_rows(logits: Tensor, *ends: Tensor) -> Tensors:
+        rows = [end.squeeze(-1) for end in ends]
+        size = k if not rows else SizeRange(*rows) if isinstance(k, SizeRange) else rows[0]
+        return function(_tilt(logits, size, None, balanced))
 
-    return by_rows(of_rows, SLAB, logits, k.unsqueeze(-1), most=SLABS)
+    return by_rows(of_rows, SLAB, logits, *tensors, most=SLABS)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -177,14 +210,14 @@ def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     return by_rows(function, SLAB, logits, shift, value)[0]
 
 
-def log_partition(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
-    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``.
+def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
+    """Log of the elementary symmetric polynomial of order k at ``exp(logits)``, of a range the log of their sum.
 
     Its gradient are the inclusion probabilities, its Hessian is the covariance.
 
     Args:
         logits: Log-odds ``(*batch, n)``.
-        k: Size of the subsets, int or integer tensor.
+        k: Size of the subsets, int or integer tensor, or a range.
         kept: Where the tree of these logits is kept, or is to be.
 
     Returns:
@@ -198,15 +231,14 @@ def log_partition(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> 
     return terms.sum(-1) + (positive.sum(-1) - tilted.k) * tilted.shift + tilted.log_probability()
 
 
-def log_prob(
-    logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None, balanced: bool = False
-) -> Tensor:
+def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-probability of k-hot values.
 
     Args:
         logits: Log-odds ``(*batch, n)``.
-        k: Size of the subsets, int or integer tensor.
-        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``.
+        k: Size of the subsets, int or integer tensor, or a range.
+        value: k-hot ``(*sample, *batch, n)``. Between k-hot vectors the result is linear in ``value``; of a range its
+            derivative there are the logits, of one k the logits and a constant.
         kept: Where the tree of these logits is kept, or is to be.
         balanced: Whether they are the log-odds of independent units k of which are expected to be ones, so that there
             is nothing to solve for.
@@ -214,6 +246,11 @@ def log_prob(
     Returns:
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
+    if isinstance(k, SizeRange):
+        log_sum, shift, size = _by_rows(
+            lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
+        )
+        return _shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
 
     def by_tree(logits: Tensor, value: Tensor) -> Tensor:
         log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
@@ -238,13 +275,13 @@ def _inclusion(tilted: _Tilted) -> Tensor:
     return included / (out + included)
 
 
-def inclusion_probabilities(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
+def inclusion_probabilities(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
 
     def by_tree(logits: Tensor) -> Tensor:
         return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
 
-    if unit_by_unit.takes(logits, k):
+    if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, kept, False, by_tree)
     return by_tree(logits)
 
@@ -257,13 +294,13 @@ def _log_odds(tilted: _Tilted) -> Tensor:
     return log_odds.masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
-def inclusion_log_odds(logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False) -> Tensor:
+def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tensor:
     """Log-odds of the inclusion probabilities, which keep the digits that those lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
         return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
 
-    if unit_by_unit.takes(logits, k):
+    if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
     return by_tree(logits)
 
@@ -279,7 +316,7 @@ def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_back(
-    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+    function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """``function(logits, k)`` and the linear map from its cotangents to those of the logits."""
     value, vjp = torch.func.vjp(lambda t: function(t, k), logits)[:2]
@@ -287,7 +324,7 @@ def pull_back(
 
 
 def slopes(
-    function: Callable[[Tensor, int | Tensor], Tensor], logits: Tensor, k: int | Tensor
+    function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
     if torch.is_grad_enabled() or not is_plain(logits) or has_derivative(logits, False):
@@ -298,32 +335,37 @@ def slopes(
     return value.detach(), lambda v: torch.autograd.grad(value, theta, v, retain_graph=True)[0]
 
 
-def times_covariance(v: Tensor, logits: Tensor, k: int | Tensor) -> Tensor:
+def times_covariance(v: Tensor, logits: Tensor, k: Size) -> Tensor:
     """The covariance of the k-hot vector times v, ``(*batch, n)``, differentiable in both."""
     derivative = pull_back if has_derivative(v, False) else slopes
     return derivative(inclusion_probabilities, logits, k)[1](v)
 
 
-def covariance(logits: Tensor, k: int | Tensor) -> Tensor:
+def covariance(logits: Tensor, k: Size) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time."""
     return covariance_factors(logits, k).dense()
 
 
-def covariance_factors(logits: Tensor, k: int | Tensor) -> Factors:
+def covariance_factors(logits: Tensor, k: Size) -> Factors:
     """The covariance in another form, which takes O(n) numbers."""
+    if isinstance(k, SizeRange):
+        log_odds = inclusion_log_odds(logits.detach(), k)
+        logits, low, high = _expand_range(logits, k)
+        shift, size, low, high = centred(logits, low, high)
+        return factors(logits + shift[..., None], size, log_odds, balanced=True, totals=Totals(low, high, -shift))
     logits, size = _expand(logits, k)
     log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
     return factors(logits, size, log_odds)
 
 
-def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
+def pairwise_inclusion(logits: Tensor, k: Size, mean: Tensor) -> Tensor:
     """P(i and j in S), ``(*batch, n, n)``, in O(n²) time; on the diagonal the inclusion probabilities ``mean``.
 
     Where contents can be looked at, small entries have as many digits as others. Of rows that a few units dominate, the
     designs that include a unit are needed for that, each in O(n log² n) time.
     """
     found = covariance_factors(logits, k)
-    logits, size = _expand(logits, k)
+    logits, size = _expand(logits, k.high if isinstance(k, SizeRange) else k)
     pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
     value, given = pairs.detach(), mean.detach()
     free = logits.isfinite()
@@ -334,28 +376,49 @@ def pairwise_inclusion(logits: Tensor, k: int | Tensor, mean: Tensor) -> Tensor:
     if can_look(value):
         bound = found.scale + given
         lost = others & ~single & (value < RELIABLE * bound[..., :, None] * bound[..., None, :])
-        exact = _without_differences(exact, lost.any(-1), logits.detach(), size, given)
+        rows = SizeRange(k.low, size) if isinstance(k, SizeRange) else size
+        exact = _without_differences(exact, lost.any(-1), logits.detach(), rows, given)
     return pairs + (exact - value)
 
 
-def _without_differences(pairs: Tensor, lost: Tensor, logits: Tensor, k: Tensor, mean: Tensor) -> Tensor:
+def _without_differences(pairs: Tensor, lost: Tensor, logits: Tensor, k: Tensor | SizeRange, mean: Tensor) -> Tensor:
     """Pairs with the values of some rows from the designs that include their unit."""
     at = lost.nonzero(as_tuple=True)
     if not len(at[0]):
         return pairs
     included = logits[..., None, :].expand_as(pairs)[at].scatter(-1, at[-1][:, None], torch.inf)
-    row = inclusion_probabilities(included, k[..., None].expand_as(lost)[at]) * mean[at][:, None]
+    ends = [
+        torch.as_tensor(end, device=lost.device)[..., None].expand_as(lost)[at]
+        for end in (k if isinstance(k, SizeRange) else (k,))
+    ]
+    row = inclusion_probabilities(included, ends[0] if len(ends) == 1 else SizeRange(*ends)) * mean[at][:, None]
     return pairs.index_put(at, row)
 
 
-def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
+def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
+    """P(|x| = s) of all s from 0 to n, ``(*batch, n + 1)``, each to about 1e-16."""
+
+    def function(tilted: _Tilted) -> Tensors:
+        tree = cast(RangeTree, tilted.tree)
+        tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # whose root has derivatives
+        counts = tree.law_of_total().T.reshape(*tilted.flip.shape, -1)
+        return (torch.where(tilted.flip[..., None], counts.flip(-1), counts),)
+
+    return _by_rows(function, logits, k)[0]
+
+
+def entropy(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     """Entropy in nats, ``(*batch,)``."""
     # log_prob is linear in its value, so that its expectation is taken at the mean.
-    if unit_by_unit.takes(logits, k):
+    if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         return -log_prob(logits, k, inclusion_probabilities(logits, k, kept), kept)
 
     def function(tilted: _Tilted) -> Tensors:
-        return (tilted.log_probability() - _bernoulli_log_prob(tilted.z, _inclusion(tilted)),)
+        mean = _inclusion(tilted)
+        surprise = tilted.log_probability() - _bernoulli_log_prob(tilted.z, mean)
+        if isinstance(k, SizeRange):
+            surprise = surprise + tilted.shift * (mean.sum(-1) - tilted.k)
+        return (surprise,)
 
     return _by_rows(function, logits, k, kept)[0]
 
@@ -363,7 +426,7 @@ def entropy(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor
 @torch.no_grad()
 def sample(
     logits: Tensor,
-    k: int | Tensor,
+    k: Size,
     sample_shape: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
     kept: Kept | None = None,
@@ -372,18 +435,19 @@ def sample(
 
     Args:
         logits: Log-odds ``(*batch, n)``.
-        k: Size of the subsets, int or integer tensor.
+        k: Size of the subsets, int or integer tensor, or a range.
         sample_shape: Leading shape of independent draws.
         generator: Source of randomness, torch's default one if None.
         kept: Where the tree of these logits is kept, or is to be.
 
     Returns:
-        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones.
+        Bool ``(*sample_shape, *batch, n)``, every row with exactly k ones, or with a number in the range.
     """
     count, n = math.prod(sample_shape), logits.shape[-1]
-    drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
-    if drawn is not None:
-        return drawn.view(*sample_shape, *drawn.shape[1:])
+    if not isinstance(k, SizeRange):
+        drawn = unit_by_unit.sample(bernoulli_count_draw, logits, k, count, generator)
+        if drawn is not None:
+            return drawn.view(*sample_shape, *drawn.shape[1:])
 
     def function(tilted: _Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)

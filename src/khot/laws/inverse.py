@@ -17,7 +17,8 @@ by the inverse square of :math:`\operatorname{tr} D`, and the iteration
 gains as much with every step; for other families M is the identity. Its derivative is a preconditioner of C.
 
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
-another scale in the place of the log-odds, and D its slope.
+another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
+constant: all of this holds without the projections that take constants off.
 """
 
 import math
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.bernoulli_count import bernoulli_count_inverse
@@ -43,12 +45,15 @@ from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import sigmoid
 
 from .characteristic import Factors, factors
-from .conditional_poisson import SLAB, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
+from .conditional_poisson import SLAB, Size, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
 from .kept import Kept
+from .size_range import SizeRange
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with what it leaves to others underflow
+SUM_ROUNDING = 1e-12  # of a sum of probabilities
+NO_VARIANCE = 1e-30  # a probability below this counts as 0 where the size varies: nothing else depends on its unit
 WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MARGIN = 100.0  # by which a predicted error has to be small enough
@@ -61,17 +66,26 @@ RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion dif
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
 
+def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
+    weight = interior.double() if weight is None else weight
+    x = x.masked_fill(~interior, 0.0)
+    mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x - mean).masked_fill(~interior, 0.0)
+
+
 class Family(NamedTuple):
     """Designs with one parameter per unit, by what the solution needs to know about them."""
 
     name: str  # by which graphs call them
-    mean: Callable[[Tensor, int | Tensor], Tensor]  # inclusion probabilities at (logits, k)
-    scores: Callable[[Tensor, int | Tensor], Tensor]  # these on a scale on which they are nearly linear in the logits
+    mean: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k)
+    scores: Callable[[Tensor, Any], Tensor]  # these on a scale on which they are nearly linear in the logits
     from_log_odds: Callable[[Tensor], Tensor]  # to that scale
     slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
     guess: Callable[[Tensor], Tensor] = lambda scores: scores  # about the logits of these scores
     factors: Callable[..., Factors] | None = None  # the covariance, of (logits, k, scores)
     goal: float = 1e-14  # error of the scores, relative to the largest logit
+    centre: Callable[..., Tensor] = _centre  # takes off what C takes to 0
 
 
 def _logistic_slope(log_odds: Tensor) -> Tensor:
@@ -140,6 +154,80 @@ def solve_logits(
     if log_odds is None:
         return cast(Tensor, _apply_solve(probs.double(), k, family.name, goal, None))
     return cast(Tensor, _apply_solve(sigmoid(log_odds), k, family.name, goal, log_odds.detach()))
+
+
+def sizes_around(probs: Tensor, low: Tensor, high: Tensor) -> SizeRange:
+    """The range of sizes that a law of these inclusion probabilities has: one end, where their sum rounds to it.
+
+    No logits have a mean at the end of a wider range; those of the end alone have it.
+    """
+    total = probs.detach().double().sum(-1)
+    rounding = SUM_ROUNDING * total.clamp(min=1.0)
+    at_low, at_high = total <= low + rounding, total >= high - rounding
+    return SizeRange(torch.where(at_high & ~at_low, high, low), torch.where(at_low, low, high))
+
+
+def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
+    """Logits of the law of several sizes whose inclusion probabilities are ``probs``, once differentiable in these.
+
+    Args:
+        probs: ``(*batch, n)`` in [0, 1], each row a mean of vectors of these sizes.
+        sizes: Integer tensors that broadcast with the batch shape, as :func:`sizes_around` returns them.
+
+    Returns:
+        ``(*batch, n)`` float64; infinite where a probability is 1 or 0 (or below 1e-30), without gradient.
+
+    Raises:
+        RuntimeError: If the iteration does not converge.
+    """
+    low, high = (torch.as_tensor(end, device=probs.device).expand(probs.shape[:-1]) for end in sizes)
+    return cast(Tensor, _RangeLogits.apply(probs.double(), low, high))
+
+
+def _interior(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Zero elsewhere; constants stay, which C does not take to 0 where the size varies."""
+    return x.masked_fill(~interior, 0.0)
+
+
+RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, factors=None, centre=_interior)
+
+
+class _RangeLogits(Function):
+    """Rows of a single size are solved as such: the systems of the others have no constants to leave out."""
+
+    @staticmethod
+    def forward(probs: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        target = probs.log() - torch.log1p(-probs)
+        target = target.masked_fill(probs < NO_VARIANCE, -torch.inf)
+        single, logits = low == high, torch.empty_like(probs)
+        if single.any():
+            logits[single] = solve_logits(probs[single], low[single])
+        if not single.all():
+            logits[~single] = _newton(target[~single], SizeRange(low[~single], high[~single]), RANGE)
+        return logits
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output, *inputs[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        logits, low, high = ctx.saved_tensors
+        single, v = low == high, torch.zeros_like(logits)
+        if single.any():
+            v[single] = _apply_covariance_solve(
+                logits[single], grad_output[single], low[single], CONDITIONAL_POISSON.name, CONDITIONAL_POISSON.goal
+            )
+        if not single.all():
+            rows, b = logits[~single], grad_output[~single]
+            sizes = SizeRange(low[~single], high[~single])
+            v[~single] = _solve_system(rows, _interior(b, rows.isfinite()), sizes, RANGE, CG_TOLERANCE, None)
+        return v, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        return cast(Tensor, _RangeLogits.apply(*_batch_first(info, in_dims, args))), 0
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
@@ -256,19 +344,11 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _products(logits: Tensor, k: int | Tensor, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The slopes D, to the relative accuracy of every entry, and the products with C."""
     scores, pulled_back = slopes(family.scores, logits, k)
     weight = family.slope(scores)
     return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
-
-
-def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
-    weight = interior.double() if weight is None else weight
-    x = x.masked_fill(~interior, 0.0)
-    mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return (x - mean).masked_fill(~interior, 0.0)
 
 
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
@@ -388,7 +468,7 @@ def _either(k: Tensor | None, size: int | None) -> int | Tensor:
     return cast(int, size) if k is None else k
 
 
-def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
+def _newton(target: Tensor, k: Size, family: Family) -> Tensor:
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
 
@@ -414,7 +494,7 @@ def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
                 continue
         scores = target - r
         weight = family.slope(scores)
-        step = _solve_system(logits, weight * _centre(r, interior, weight), k, family, CG_FORCING, scores)
+        step = _solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING, scores)
         for _ in range(MAX_HALVINGS):
             new_r, new_error = residual(logits + step)
             worse = ~(new_error < error)
@@ -427,12 +507,10 @@ def _newton(target: Tensor, k: int | Tensor, family: Family) -> Tensor:
         r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
     if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
-    return torch.where(interior, _centre(logits, interior), target)
+    return torch.where(interior, family.centre(logits, interior), target)
 
 
-def _solve_system(
-    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor | None
-) -> Tensor:
+def _solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
     """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
     if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
         v = _solve_factored(logits, b, k, family, tolerance, scores)
@@ -442,7 +520,7 @@ def _solve_system(
             v[lost] = _solve_system(logits[lost], b[lost], size, family, tolerance, None)
         return v
     weight, product = _products(logits, k, family)
-    return _conjugate_gradients(product, b, weight, tolerance)
+    return _conjugate_gradients(product, b, weight, tolerance, family.centre)
 
 
 def _solve_factored(
@@ -473,7 +551,13 @@ def _solve_factored(
     return _centre(v + _centre(left / root.square(), interior, weight), interior).masked_fill(lost, torch.nan)
 
 
-def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+def _conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    b: Tensor,
+    weight: Tensor,
+    tolerance: float,
+    centre: Callable[..., Tensor] = _centre,
+) -> Tensor:
     """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
 
     The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
@@ -483,7 +567,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
     inverse = torch.where(interior, 1 / weight, 0.0)
 
     def preconditioned(r: Tensor) -> Tensor:
-        return _centre(inverse * r, interior, weight)
+        return centre(inverse * r, interior, weight)
 
     v, r = torch.zeros_like(b), b
     z = preconditioned(r)
@@ -493,7 +577,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, weight:
         active = rz > goal
         if not active.any():
             # A sweep of Jacobi's method for units too improbable for the norm to see: no other unit depends on them.
-            return _centre(v + z, interior)
+            return centre(v + z, interior)
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c

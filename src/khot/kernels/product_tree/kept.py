@@ -27,10 +27,14 @@ from .tree import ProductTree, _pad_even, _shift
 class KeptTree(ProductTree):
     """A :class:`~khot.kernels.product_tree.tree.ProductTree` that remembers the outside of its leaves."""
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int) -> None:
-        super().__init__(leaf, k, bound, with_forest=False)
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int, wide_root: bool = False) -> None:
+        super().__init__(leaf, k, bound, with_forest=False, wide_root=wide_root)
         self._of_leaves: Tensor | None = None
         self._of_levels: list[Tensor] | None = None
+
+    def anew(self, leaf: Tensor) -> "KeptTree":
+        """The same tree, whose results are differentiable in the leaf."""
+        return KeptTree(leaf, self.k, self.bound)
 
     def leaf_outside(self) -> Tensor:
         """As of any tree; not to be written into."""
@@ -70,11 +74,6 @@ class KeptTree(ProductTree):
         return torch.zeros_like(self.leaf) if v is None else v.narrow(1, 0, self.leaf.shape[1])
 
 
-def _made_anew(leaf: Tensor, tree: KeptTree) -> KeptTree:
-    """The same tree, whose results are differentiable in the leaf."""
-    return KeptTree(leaf, tree.k, tree.bound)
-
-
 class _Probability(Function):
     @staticmethod
     def forward(leaf: Tensor, tree: KeptTree) -> Tensor:
@@ -92,7 +91,7 @@ class _Probability(Function):
         if not torch.is_grad_enabled():
             return grad_output * ctx.tree.leaf_outside(), None
         if is_transformed():
-            return grad_output * _made_anew(leaf, ctx.tree).leaf_outside(), None
+            return grad_output * ctx.tree.anew(leaf).leaf_outside(), None
         return grad_output * leaf_outside(leaf, ctx.tree), None
 
 
@@ -111,16 +110,16 @@ class _LeafOutside(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (leaf,) = ctx.saved_tensors
-        tree = _made_anew(leaf, ctx.tree) if torch.is_grad_enabled() else ctx.tree
+        tree = ctx.tree.anew(leaf) if torch.is_grad_enabled() else ctx.tree
         return tree.bend(grad_output), None
 
 
 def _probability_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
-    return (_made_anew(saved[0], ctx.tree).leaf_outside() * u).sum((0, 1))
+    return (ctx.tree.anew(saved[0]).leaf_outside() * u).sum((0, 1))
 
 
 def _leaf_outside_jvp(ctx: Any, saved: list[Tensor], u: Tensor, *_: None) -> Tensor:
-    return _made_anew(saved[0], ctx.tree).bend(u)
+    return ctx.tree.anew(saved[0]).bend(u)
 
 
 _apply_probability = with_forward_mode(_Probability, _probability_jvp)

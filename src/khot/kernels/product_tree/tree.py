@@ -57,19 +57,20 @@ class _Level(NamedTuple):
 def _radius(size: int, n: int, bound: int) -> int:
     """Distance from its mean that a node of ``size`` of the n units exceeds with probability below TAIL."""
     deviation = -math.log(TAIL / 2)
-    variance = bound * (1 - bound / n)  # of the total, when its mean is at most bound <= n / 2
+    most = min(bound, n / 2)
+    variance = most * (1 - most / n)  # of the total at most, when its mean is at most bound
     hoeffding = math.sqrt(size * deviation / 2)
     bernstein = deviation / 3 + math.sqrt(deviation**2 / 9 + 2 * deviation * variance)
     return math.ceil(min(hoeffding, bernstein)) + 2  # the centre is rounded
 
 
-def _plan(n: int, bound: int) -> tuple[_Level, ...]:
+def _plan(n: int, bound: int, wide_root: bool = False) -> tuple[_Level, ...]:
     levels: list[_Level] = []
     nodes, size, width, centred = n, 1, 2, False
     while nodes > 1:
         nodes, size, child = (nodes + 1) // 2, min(2 * size, n), width
         origin = child // 2 if centred else 0
-        radius = min(_radius(size, n, bound), child - 1) if nodes > 1 else 0
+        radius = min(_radius(size, n, bound), child - 1) if nodes > 1 or wide_root else 0
         if centred:
             width = 2 * radius + 1
             levels.append(_Level(child - 1 - radius, width, None, origin))
@@ -110,13 +111,14 @@ class ProductTree:
         leaf: ``(2, n, R)`` float64, the probabilities of 0 and of 1 of every unit.
         k: ``(R,)`` integers, the total that matters. The windows suppose ``sum(leaf[1]) = k`` unless the tree is so
             small that it keeps all counts up to ``bound``.
-        bound: At least ``max(k, 1)`` and at most about ``n / 2``.
+        bound: At least ``max(k, 1)``; at most about ``n / 2`` where only k matters.
         with_forest: Whether the lowest levels may be one operation, where there is a kernel for it.
+        wide_root: Whether the root has a window as other nodes, for totals besides k.
     """
 
-    def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True) -> None:
+    def __init__(self, leaf: Tensor, k: Tensor, bound: int, with_forest: bool = True, wide_root: bool = False) -> None:
         self.leaf, self.k, self.bound = leaf, k, bound
-        self.plan = _plan(leaf.shape[1], bound)
+        self.plan = _plan(leaf.shape[1], bound, wide_root)
         centred = next((at for at, level in enumerate(self.plan, 1) if level.radius is not None), len(self.plan))
         self.low = forest_levels(leaf, centred) if with_forest else 0  # levels made by one operation
         self.pairs: list[Tensor] = []  # of the others: (width, 2, nodes of the level made, R)
@@ -221,6 +223,10 @@ class ProductTree:
         parts = [self._draw_slab(levels, min(slab, num_samples - start), generator, launch) for start in starts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
+    def _root_positions(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Positions in the window of the root of the totals to draw for, ``(1, R, samples)``."""
+        return self._root_index[None, :, None].expand(-1, -1, num_samples)
+
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
@@ -242,7 +248,7 @@ class ProductTree:
         generator: torch.Generator | None,
         launch: Callable[..., Tensor] | None,
     ) -> Tensor:
-        index = self._root_index[None, :, None].expand(-1, -1, num_samples)  # (nodes, R, samples)
+        index = self._root_positions(num_samples, generator)  # (nodes, R, samples)
         for (x, low, high), level in zip(reversed(levels), reversed(self.plan[self.low :]), strict=True):
             total = self._counts(index[: x.shape[2]], level) + level.start  # of the two children's indices
             left = _draw_left(x, total, generator)
