@@ -105,8 +105,8 @@ class ConditionalPoisson(SamplingDesign):
     @property
     def size(self) -> Any:
         """``k`` as an int where it is known to be the same in all rows, else as a tensor; a range as a pair of such."""
-        if not self.size_varies:
-            return super().size
+        if not self.size_varies:  # without super(), of which torch.compile has no properties
+            return self.k if self._shared_k is None else self._shared_k
         return SizeRange(self.k, self.largest_k) if self._shared_ends is None else SizeRange(*self._shared_ends)
 
     def _fits(self) -> bool:
