@@ -90,8 +90,8 @@ def test_variable_selection_against_enumeration(k):
 
 @pytest.mark.slow
 def test_one_long_chain_against_enumeration():
-    x = run(partial(selection, 3, 1), num_samples=1000, warmup_steps=100).get_samples()["x"]
-    check_selection(3, lambda f: f(x.view(20, 50, 12)).mean(1))
+    x = run(partial(selection, 3, 1), num_samples=2000, warmup_steps=100).get_samples()["x"]
+    check_selection(3, lambda f: f(x.view(40, 50, 12)).mean(1))
 
 
 COUPLING = normal(5, 5, seed=3)
@@ -244,10 +244,10 @@ def test_with_nuts_against_marginal_likelihoods():
     posterior = dist.MultivariateNormal(ZEROS(12), covariance).log_prob(y).softmax(0)
     coefficients = posterior @ (torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support)
     samples = run(
-        spike_and_slab, x_matrix, y, num_samples=400, warmup_steps=100, continuous=NUTS, swaps_per_step=2
+        spike_and_slab, x_matrix, y, num_samples=800, warmup_steps=200, continuous=NUTS, swaps_per_step=2
     ).get_samples()
     for draws, expected in ((samples["x"], posterior @ support), (samples["x"] * samples["slab"], coefficients)):
-        check_means(draws.view(20, -1, 5).mean(1), expected)
+        check_means(draws.view(40, -1, 5).mean(1), expected)
 
 
 def constrained():
