@@ -66,7 +66,8 @@ def designs_made_from_probabilities():
 @case
 def draws_are_those_of_one_process():
     logits = normal(*SHAPE)
-    for backend_name, member in itertools.product(("torch", "auto"), [*DESIGNS, PHANTOM]):
+    cases = [("auto", member) for member in [*DESIGNS, PHANTOM]] + [("torch", member) for member in DESIGNS[::3]]
+    for backend_name, member in cases:
         with backend(backend_name):
             one = draws_of(member, logits, [R])
             assert one.shape == (5, *SHAPE)

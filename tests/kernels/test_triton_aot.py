@@ -23,7 +23,7 @@ def masks(*links: str) -> list[str]:
 # All families on one target, the longest formulas at the largest size, and there of all other cases one size; some of
 # them everywhere. `python -m tests.kernels.aot` takes all kernels at all sizes.
 ALL_SIZES = [
-    *masks("normal", "clip_power", "logistic", "student_t_4_log"),
+    *masks("normal", "clip_power", "student_t_4_log"),
     *("transport_k10", "transport_gradient_k10", "order_log_exponential_draw"),
 ]
 
