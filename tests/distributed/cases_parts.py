@@ -20,7 +20,7 @@ IN_PARTS = [[S(1)], [S(0), S(1)], [S(1), S(1)], [S(1), S(0)], [P, S(1)], [R, S(1
 @case
 def every_mask_of_cut_rows():
     maps = [m for member in RELAXATIONS for m in (member.map, member.log) if m] + [m.map for m in ODD_MAPS]
-    for mask, n in itertools.product(maps, (7, 1000)):
+    for mask, n in itertools.product(maps, (7, 9, 10, 1000)):
         x, k, softness = normal(3, n), torch.tensor([1.5, 2.0, 4.0]).double(), torch.tensor([0.5, 1.0, 0.1]).double()
         for placements in IN_PARTS if n == 7 and mask in maps[::4] else IN_PARTS[:1]:
             everywhere = [R] * len(placements)
