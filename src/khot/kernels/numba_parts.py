@@ -28,7 +28,7 @@ class _PartLibrary(JITCodeLibrary):
         return 0
 
     def _optimize_final_module(self) -> None:
-        pass
+        """That is left to what links it."""
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
