@@ -147,7 +147,7 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def size_probs(self) -> Tensor:
-        """P(|x| = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` where the size is fixed."""
+        """P(sum of x = s) for s = 0, ..., n, ``(..., n + 1)``, differentiable; 1 at ``k`` where the size is fixed."""
         if not self.size_varies:
             size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
             return (size == self.k.unsqueeze(-1)).to(self.parameter.dtype)
