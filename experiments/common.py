@@ -243,8 +243,9 @@ class Table:
 
     def save(self, args: argparse.Namespace, name: str) -> None:
         """Prints the table with its settings; writes it as ``<out>/<name>.md`` and ``.json``."""
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        hidden = "out", "data_dir", "runs", "processes", "command"
+        folders = "out", "data_dir", "runs"  # of this machine, which nobody else has
+        settings = {key: value for key, value in vars(args).items() if key not in folders}
+        hidden = "processes", "command"
         shown = ", ".join(
             f"{key} {value}" for key, value in settings.items() if key not in hidden and value is not None
         )

@@ -112,7 +112,8 @@ def test_files(table, tmp_path, capsys):
     text = (tmp_path / "new" / "toy.md").read_text(encoding="utf-8")
     assert text == table.markdown() + "\nSettings: seeds 5, seed 0, smoke False, data digits, epochs 60.\n"
     document = json.loads((tmp_path / "new" / "toy.json").read_text(encoding="utf-8"))
-    assert document["settings"]["data_dir"] == "somewhere"
+    assert document["settings"]["data"] == "digits" and "somewhere" not in json.dumps(document)  # no folder of ours
+    assert str(tmp_path) not in json.dumps(document)
     assert document["rows"]["b"]["accuracy"]["by seed"] == [3, 5, 7]
     assert document["rows"]["b"]["paper"] == {"paper": "12.3"}
     assert document["findings"][0]["verdict"] == "holds"
