@@ -14,6 +14,8 @@ from tests.inputs import normal
 from tests.kernels.device import mark_interpreted
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 SORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "sorted"]
 
 
@@ -75,7 +77,8 @@ def test_marginals_at_every_epsilon(kind, n, k):
         torch.testing.assert_close(y.sum(-2), torch.ones(3, k).double(), rtol=0, atol=1e-10)
 
 
-def test_steps_are_shortened_where_newton_overshoots(monkeypatch):
+@pytest.mark.parametrize("cpu_backend", ["torch"], indirect=True)  # the loops are compiled with this number
+def test_steps_are_shortened_where_newton_overshoots(monkeypatch, cpu_backend):
     """Without the safeguard some of these rows never get there."""
     x = normal(300, 40).round()
     y = sorted_transport_topk(x, 20, 0.1, max_iter=60)
