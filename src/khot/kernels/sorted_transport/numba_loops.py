@@ -62,6 +62,12 @@ def loops_of(real: Real) -> Loops:
 
 
 @per_row
+def _set(values, number):
+    for i in range(values.shape[0]):
+        values[i] = number
+
+
+@per_row
 def _split_decays(x, threshold, half, after, here, decay):
     """Of one threshold: the products over the places from here on, and what the places after it are multiplied by."""
     for i in range(x.shape[0]):
@@ -99,8 +105,8 @@ def _fill_plan(x, t, half, plan, room):
     """The plan (places, items) of some items x; whether it has all digits. ``room`` is as large and two rows more."""
     places, n = plan.shape[0], x.shape[0]
     above, total = room[places, :n], room[places + 1, :n]
-    above[:] = 1.0
-    total[:] = 0.0
+    _set(above, 1.0)
+    _set(total, 0.0)
     plan[places - 1, :n] = 1.0
     for j in range(places - 2, -1, -1):
         _split_decays(x, t[j], half, plan[j + 1, :n], plan[j, :n], room[j, :n])
@@ -132,8 +138,9 @@ def _dot(left, right):
 
 @per_row
 def _clear(sums):
-    sums.plan[:] = 0.0
-    sums.products[:] = 0.0
+    _set(sums.plan, 0.0)
+    for j in range(sums.products.shape[0]):
+        _set(sums.products[j], 0.0)
 
 
 @per_row
@@ -209,7 +216,7 @@ def _largest(values):
 @per_row
 def _start(x, largest, t):
     """Halfway between neighbours of the sorted row, of which ``largest`` gets the first."""
-    largest[:] = -np.inf
+    _set(largest, -np.inf)
     places = largest.shape[0]
     for v in x:
         if v > largest[places - 1]:
@@ -250,7 +257,8 @@ def _descend(x, half, tol, max_iter, plan, room, sums, t):
                 step[j] *= share
             descent *= share
         else:
-            step[:] = move
+            for j in range(size):  # a slice assigned to a slice would compile numba's strings, for its error
+                step[j] = move[j]
             descent = _dot(residual, move)
         for j in range(size):
             t[j] += half * ((move[j + 1] if j + 1 < size else 0.0) - move[j])
@@ -312,7 +320,7 @@ def _centre(plan, values, n, flow):
     """P (v - <P, v>) of n items; the values (places, items) may lack the last place, where they are 0 then."""
     given = values.shape[0]
     mean = flow[plan.shape[0] - 1, :n]
-    mean[:] = 0.0
+    _set(mean, 0.0)
     for j in range(given):
         for i in range(n):
             mean[i] += plan[j, i] * values[j, i]
@@ -341,11 +349,11 @@ def _flow_through(x, threshold, half, sign, flow, crossing, grad):
 def _pull_back(x, t, half, flow, crossing, grad):
     """T dL/dx of some items, and -T dL/dT."""
     places, n, lever = flow.shape[0], x.shape[0], 0.0
-    grad[:] = 0.0
-    crossing[:] = 0.0
+    _set(grad, 0.0)
+    _set(crossing, 0.0)
     for j in range(places - 1):
         lever += _flow_through(x, t[j], half, -1.0, flow[j, :n], crossing, grad)
-    crossing[:] = 0.0
+    _set(crossing, 0.0)
     for j in range(places - 1, 0, -1):
         lever += _flow_through(x, t[j - 1], half, 1.0, flow[j, :n], crossing, grad)
     return lever
@@ -365,7 +373,7 @@ def _derivative(real: Real) -> Any:
         """The plan of a row, and what its duals' changes are multiplied by; whether all has digits."""
         _clear(sums)
         enough, places = True, flow.shape[0]
-        shift[:] = 0.0
+        _set(shift, 0.0)
         for block, i in enumerate(range(0, row.shape[0], BLOCK)):
             part, plan = row[i : i + BLOCK], plans[block]
             m = part.shape[0]
