@@ -11,9 +11,6 @@ from khot.laws.kept import kept_if_constant
 
 from .design import SamplingDesign
 
-SLAB = 2**11  # units of the values scored at a time, of which there are up to 252 numbers each
-
-
 class Brewer(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
 
@@ -70,7 +67,9 @@ class Brewer(SamplingDesign):
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(balance(probs, k), size, value)
 
-        return self._in_slabs(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
+        if law.is_fused(self.probs, value):
+            return log_prob(self.probs, self.k, value).to(self.probs.dtype)
+        return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""
