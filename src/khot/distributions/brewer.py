@@ -11,6 +11,7 @@ from khot.laws.kept import kept_if_constant
 
 from .design import SamplingDesign
 
+
 class Brewer(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
 

@@ -4,7 +4,8 @@ With f, w and W of :mod:`khot.laws.brewer` and :math:`a(T) = f(T) / W(T)`, the f
 :math:`f(T) = \sum_{j \in T} a(T \setminus j)\, r_j(T \setminus j)`. The derivative goes through the subsets the other
 way. With :math:`v = 1 / (c + m (1 - \pi))` and :math:`A = (m - 1)(m + c)`,
 
-.. math:: r = (1 + A v) / m, \qquad \partial r / \partial \pi = A v^2, \qquad \partial r / \partial c = -(m - 1) \pi v^2.
+.. math:: r = (1 + A v) / m, \qquad \partial r / \partial \pi = A v^2, \qquad
+    \partial r / \partial c = -(m - 1) \pi v^2.
 
 Subsets are numbers whose bits are units of the value.
 """
@@ -194,7 +195,7 @@ def _derivative_rows(first, last, probs, values, g, size, out):
 
 
 def _log_prob(probs: Tensor, values: Tensor, size: int) -> Tensor:
-    draws, rows, n = values.shape
+    draws, rows = values.shape[:2]
     out = probs.new_empty(draws, rows)
     arguments = (x.numpy() for x in (probs, values))
     over_rows(_log_prob_tasks, draws * rows, values.numel() << size, *arguments, size, out.numpy())

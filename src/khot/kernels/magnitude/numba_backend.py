@@ -81,7 +81,7 @@ def _magnitude_derivative(
     before = (v.data_ptr() for v in (items, strengths, anchors, offsets, cotangents))
     after = (v.data_ptr() for v in (grad_x, grad_k, grad_strength, left))
     if over_rows(loops.derivative, rows, rows * n, n, *before, *after, float(Link.find(link).q)):
-        some = (v[left] for v in (items, strengths, anchors, offsets, cotangents))
+        some = items[left], strengths[left], anchors[left], offsets[left], cotangents[left]
         found = torch_backend.odd_map_derivative(*some, link, True, with_strength)
         grad_x[left], grad_k[left], grad_strength[left] = found
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_strength.reshape(batch)

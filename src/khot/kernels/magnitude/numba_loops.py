@@ -28,6 +28,7 @@ Compiled = Any  # a function that numba has compiled
 
 LOST, FOUND, HARD = range(3)  # how a search ends: HARD where all entries may be zero or capped
 STEPS = 24  # usual are 3 to 8; rows that take more are left to others
+WITH_LOOPS_OF_THEIR_OWN = {1.0: "clip", 3.0: "clip_power_3"}  # q of p = 2 and p = 4/3, the usual ones
 WIDE = 4.0  # ratio of the ends of a bracket above which its middle is that of their logarithms
 
 
@@ -65,11 +66,17 @@ class Place(NamedTuple):
 
 @functools.cache
 def loops_of(q: float, real: Real) -> Loops:
-    """The loops for an exponent: p = 2 and p = 4/3, which are the usual ones, have loops of their own."""
-    variant = {1: "clip", 3: "clip_power_3"}.get(q, "clip_power")
+    """The loops for an exponent."""
+    variant = WITH_LOOPS_OF_THEIR_OWN.get(q, "clip_power")
+    with specialised(real.__name__):
+        parts = _looker(real), _splitter(real)
     with specialised(f"{variant} {real.__name__}"):
-        link = numba_link(clipped_power.__name__, variant, real)
-        return Loops(kernel(_odd_map(link, variant, real)), kernel(_derivative(link, variant, real)))
+        link, power = numba_link(clipped_power.__name__, variant, real), power_below(variant, real)
+        shrinker, place = _shrinker(variant, real), _placer(_thresholder(variant), real)
+        fill_roots, search = _root_filler(shrinker, real), _searcher(link, real)
+        solve = _solver(*parts, _shrink(variant), search, _kink_leaver(place, real))
+        odd_map = _odd_map(link, solve, place, fill_roots, shrinker, real)
+        return Loops(kernel(odd_map), kernel(_derivative(link, power, place, fill_roots, real)))
 
 
 @inlined
@@ -91,7 +98,8 @@ def _power(x, exponent):
 
 
 class Shrinker(NamedTuple):
-    """
+    """How u is found.
+
     Attributes:
         start: ``(a, strength, q)``: where Newton's method for u starts.
         step: ``(u, a, strength, q)``: one of its steps.
@@ -150,38 +158,41 @@ def _root_filler(shrinker: Shrinker, real: Real) -> Compiled:
     return fill_roots
 
 
+@functools.cache
 def _shrink(variant: str) -> Compiled:
     """``(a, strength, q)``: y of one number in float64."""
-    start, step, steps, value = _shrinker(variant, np.float64)
+    with specialised(variant):
+        start, step, steps, value = _shrinker(variant, np.float64)
 
-    @per_row
-    def shrink(a, strength, q):
-        u = start(a, strength, q)
-        for _ in range(steps):
-            u = step(u, a, strength, q)
-        return value(u, a, strength, q)
+        @per_row
+        def shrink(a, strength, q):
+            u = start(a, strength, q)
+            for _ in range(steps):
+                u = step(u, a, strength, q)
+            return value(u, a, strength, q)
 
     return shrink
 
 
+@functools.cache
 def _thresholder(variant: str) -> Compiled:
     """``(anchor, offset, strength, q)``: t, and t^(p-1) whose q-th power has all digits of t."""
     shrink = _shrink(variant)
+    with specialised(variant):
 
-    @per_row
-    def threshold(anchor, offset, strength, q):
-        t = shrink(anchor, (0 - offset) * strength, q)
-        if q == 1:
-            return t, t
-        root = t ** (1 / q)
-        return t, root * (1 + (t / root**q - 1) / q)
+        @per_row
+        def threshold(anchor, offset, strength, q):
+            t = shrink(anchor, (0 - offset) * strength, q)
+            if q == 1:
+                return t, t
+            root = t ** (1 / q)
+            return t, root * (1 + (t / root**q - 1) / q)
 
     return threshold
 
 
-def _placer(variant: str, real: Real) -> Compiled:
+def _placer(threshold: Compiled, real: Real) -> Compiled:
     """``(anchor, offset, strength, q)``: t, and its :class:`Place`. At t = 0 every entry but 0 is capped."""
-    threshold = _thresholder(variant)
 
     @per_row
     def place(anchor, offset, strength, q):
@@ -207,6 +218,7 @@ def _chunk_moments(x):
     return nonzero, total, squares
 
 
+@functools.cache
 def _looker(real: Real) -> Compiled:
     nothing = real(np.inf)
 
@@ -323,7 +335,8 @@ def _searcher(link: NumbaLink, real: Real) -> Compiled:
     return search
 
 
-def _split(real: Real) -> Compiled:
+@functools.cache
+def _splitter(real: Real) -> Compiled:
     """``(t, rest, strength, q)``: an anchor next above t, and the offset."""
     infinity = real(np.inf)
 
@@ -367,10 +380,9 @@ def _kink_leaver(place: Compiled, real: Real) -> Compiled:
     return leave_kink
 
 
-def _solver(link: NumbaLink, variant: str, real: Real, place: Compiled) -> Compiled:
+def _solver(look: Compiled, split: Compiled, shrink: Compiled, search: Compiled, leave_kink: Compiled) -> Compiled:
     """``(x, k, strength, q, sample)``: anchor and offset, and whether they are the threshold."""
-    look, search, split, shrink = _looker(real), _searcher(link, real), _split(real), _shrink(variant)
-    leave_kink, tiny = _kink_leaver(place, real), float(np.finfo(np.float64).tiny)
+    tiny = float(np.finfo(np.float64).tiny)
 
     @per_row
     def search_from(start, x, row, k, strength, q):
@@ -419,10 +431,10 @@ def _solver(link: NumbaLink, variant: str, real: Real, place: Compiled) -> Compi
 # ---- Forward
 
 
-def _odd_map(link: NumbaLink, variant: str, real: Real) -> Any:
-    place, shrinker, value = _placer(variant, real), _shrinker(variant, real), link.value
-    solve, fill_roots, kept = _solver(link, variant, real, place), _root_filler(shrinker, real), shrinker.value
-    reals_at, zero, one = REALS_AT[real], real(0), real(1)
+def _odd_map(
+    link: NumbaLink, solve: Compiled, place: Compiled, fill_roots: Compiled, shrinker: Shrinker, real: Real
+) -> Any:
+    value, kept, reals_at, zero, one = link.value, shrinker.value, REALS_AT[real], real(0), real(1)
 
     @per_row
     def fill(x, at, t, strength, q, y):
@@ -457,9 +469,8 @@ def _odd_map(link: NumbaLink, variant: str, real: Real) -> Any:
 # ---- Backward
 
 
-def _derivative(link: NumbaLink, variant: str, real: Real) -> Any:
-    place, fill_roots, terms = _placer(variant, real), _root_filler(_shrinker(variant, real), real), link.terms
-    power, reals_at, zero, one = power_below(variant, real), REALS_AT[real], real(0), real(1)
+def _derivative(link: NumbaLink, power: Compiled, place: Compiled, fill_roots: Compiled, real: Real) -> Any:
+    terms, reals_at, zero, one = link.terms, REALS_AT[real], real(0), real(1)
 
     @inlined
     def inward(x, g):
@@ -479,7 +490,7 @@ def _derivative(link: NumbaLink, variant: str, real: Real) -> Any:
 
     @summed
     def pull_back(x, at, g, u, mean, rate, strength, q, out):
-        """dL/dx in place of the slopes, from the roots u of capped entries; the levers of the entries that follow the threshold, and of capped ones."""
+        """dL/dx in place of the slopes, from the roots u; the levers of entries that follow the threshold, and own."""
         levers = own_levers = zero
         for i in range(x.shape[0]):
             a, push = abs(x[i]), inward(x[i], g[i])

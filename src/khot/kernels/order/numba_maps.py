@@ -1,6 +1,7 @@
-"""Soft ranks, soft sorting and soft permutations of sorted rows as loops over rows on a CPU, in float64 but for what they read and write.
+"""Soft ranks, sorting and permutations of sorted rows as loops over rows on a CPU.
 
-A number in place of the scales is the scale of all rows.
+All in float64 but for what they read and write, and for the exponentials of permutations. A number in place of the
+scales is the scale of all rows.
 """
 
 from collections.abc import Callable

@@ -159,7 +159,7 @@ def _add_up(plan, n, sums):
 
 @per_row
 def _factorise(sums):
-    """Turns the products into Cholesky's factor of the Hessian, as in :func:`.solver.solve_dual`; whether it has one."""
+    """Turns the products into the factor of the Hessian, as in :func:`.solver.solve_dual`; whether there is one."""
     matrix, size = sums.products, sums.products.shape[0]
     raised = 1 + 8 * (size + 1) * EPS
     for j in range(size):
@@ -339,7 +339,7 @@ def _flow_through(x, threshold, half, sign, flow, crossing, grad):
     for i in range(x.shape[0]):
         crossing[i] += flow[i]
         z = (x[i] - threshold) / half
-        outwards = crossing[i] if sign * z > 0 else 0.0
+        outwards = crossing[i] if (z > 0) == (sign > 0) else 0.0
         grad[i] -= sign * outwards
         lever += min(max(z, -FAR), FAR) * outwards
     return -sign * lever
