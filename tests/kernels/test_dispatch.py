@@ -147,7 +147,7 @@ def test_which_transports_have_kernels():
         assert runs(torch.zeros(2, 100).double(), 7) and not runs(torch.zeros(2, 100).double(), 8)
         assert runs(torch.zeros(16, 10**5), 3) and not runs(torch.zeros(2, 10**5), 3)
     with backend("numba"):
-        assert runs(torch.zeros(2, 100), 63) and not runs(torch.zeros(2, 100), 64) and not runs(torch.zeros(2, 1), 1)
+        assert runs(torch.zeros(2, 300), 199) and not runs(torch.zeros(2, 300), 200) and not runs(torch.zeros(2, 1), 1)
     with backend("torch"):
         assert not runs(torch.zeros(2, 100), 3)
 

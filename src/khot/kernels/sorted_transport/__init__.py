@@ -22,7 +22,7 @@ from . import reference
 from .reference import places
 
 MOST_PLACES = {torch.float32: 16, torch.float64: 8}  # k + 1: of more a thread has no room for an item
-MOST_PLACES_ON_HOST = 64  # of more a library multiplies matrices faster than loops
+MOST_PLACES_ON_HOST = 200  # of more a library that multiplies matrices is nearly as fast as loops
 LONE_ROW = 2**15  # entries; a row has one program, so that longer ones want FEW_ROWS of them at least
 FEW_ROWS = 16
 
