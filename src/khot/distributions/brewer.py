@@ -21,7 +21,7 @@ class Brewer(SamplingDesign):
 
     with m units still to draw and a the sum of :math:`\pi_i` over those drawn. ``mean`` is ``probs``. A draw takes
     O(nk) time. ``log_prob`` is exact, in O(2^k n) time and for k up to 10: it sums over the orders in which the units
-    of a vector may be drawn, on a CPU of some vectors at a time, in about 10 MB. For k = 2 the law is that of
+    of a vector may be drawn, on a CPU in about 10 MB besides the vectors. For k = 2 the law is that of
     :class:`~khot.Sampford`, close to it otherwise, whose ``log_prob`` takes any k.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.

@@ -456,6 +456,27 @@ def _distance(near, offset, half, inverse):
     return (near - half) * inverse + offset
 
 
+@per_row
+def _weigh_slices(cuts, inverse, weight):
+    """Half of 1 - exp(-width)."""
+    for j in range(weight.shape[0]):
+        width = _distance(cuts.near[j + 1], cuts.offset[j + 1], cuts.near[j], inverse) - cuts.offset[j]
+        weight[j] = -0.5 * math.expm1(-width)
+
+
+@per_row
+def _own_slice(half, inverse, cuts, j):
+    """How much of an item's law lies in the slice around it, the one before the cut j."""
+    found, last = 0.0, cuts.near.shape[0]
+    for cut, sign in ((j, 1.0), (j - 1, -1.0)):
+        if 0 <= cut < last:
+            distance = sign * _distance(cuts.near[cut], cuts.offset[cut], half, inverse)
+            found -= 0.5 * math.expm1(-distance)
+        else:
+            found += 0.5
+    return found
+
+
 def _permutation(scans: Scans, real: Real) -> Any:
     left_of, right_of, reals_at, exp = scans.left, scans.right, REALS_AT[real], EXP[real]
 
@@ -466,25 +487,6 @@ def _permutation(scans: Scans, real: Real) -> Any:
             beyond = _distance(lower[j], lower_offset[j], half, inverse)
             before = -_distance(upper[j], upper_offset[j], half, inverse)
             y[j] = real(weight[j]) * exp(-real(beyond if beyond > before else before))
-
-    @per_row
-    def weigh(cuts, inverse, weight):
-        """Half of 1 - exp(-width)."""
-        for j in range(weight.shape[0]):
-            width = _distance(cuts.near[j + 1], cuts.offset[j + 1], cuts.near[j], inverse) - cuts.offset[j]
-            weight[j] = -0.5 * math.expm1(-width)
-
-    @per_row
-    def own_slice(half, inverse, cuts, j):
-        """How much of an item's law lies in the slice around it, the one before the cut j."""
-        found, last = 0.0, cuts.near.shape[0]
-        for cut, sign in ((j, 1.0), (j - 1, -1.0)):
-            if 0 <= cut < last:
-                distance = sign * _distance(cuts.near[cut], cuts.offset[cut], half, inverse)
-                found -= 0.5 * math.expm1(-distance)
-            else:
-                found += 0.5
-        return found
 
     @per_row
     def fill_rows(x, places, inverse, cuts, weight, ys, top):
@@ -499,7 +501,7 @@ def _permutation(scans: Scans, real: Real) -> Any:
                 fill(half, inverse, near[: n - 2], offset[: n - 2], near[1:], offset[1:], weight, y[1 : n - 1])
             while around < n - 1 and cuts.below[around] <= i:
                 around += 1
-            y[around] = own_slice(half, inverse, cuts, around)
+            y[around] = _own_slice(half, inverse, cuts, around)
 
     def permutation(first, last, n, values, order, scale, one_scale, result):
         xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last * n, n)
@@ -510,7 +512,7 @@ def _permutation(scans: Scans, real: Real) -> Any:
             left_of(x, x, inverse, decay, left)
             right_of(x, x, inverse, decay, right)
             _find_cuts(x, inverse, left, right, points, cuts)
-            weigh(cuts, inverse, weight)
+            _weigh_slices(cuts, inverse, weight)
             fill_rows(x, places[r], inverse, cuts, weight, ys, r * n)
         return 0
 

@@ -359,52 +359,55 @@ def _pull_back(x, t, half, flow, crossing, grad):
     return lever
 
 
+@per_row
+def _gather(g, first, i, n, values):
+    for j in range(values.shape[0]):
+        for item in range(n):
+            values[j, item] = g[first + j, i + item]
+
+
+@per_row
+def _solve_shift(row, t, half, g, first, plans, room, sums, values, flow, shift):
+    """The plan of a row, and what its duals' changes are multiplied by; whether all has digits."""
+    _clear(sums)
+    enough, places = True, flow.shape[0]
+    _set(shift, 0.0)
+    for block, i in enumerate(range(0, row.shape[0], BLOCK)):
+        part, plan = row[i : i + BLOCK], plans[block]
+        m = part.shape[0]
+        enough &= _fill_plan(part, t, half, plan, room)
+        _add_up(plan, m, sums)
+        _gather(g, first, i, m, values)
+        _centre(plan, values, m, flow)
+        for j in range(places - 1):
+            shift[j] += _sum(flow[j, :m])
+    enough = enough and _factorise(sums)
+    if enough:
+        _solve(sums.products, shift)
+    return enough
+
+
+@per_row
+def _gradient(row, t, half, g, first, plans, room, values, flow, shift, out):
+    """dL/dx of a row in ``out``, and dL/dT."""
+    lever = 0.0
+    for block, i in enumerate(range(0, row.shape[0], BLOCK)):
+        part = row[i : i + BLOCK]
+        m = part.shape[0]
+        _gather(g, first, i, m, values)
+        for j in range(shift.shape[0]):
+            for item in range(m):
+                values[j, item] -= shift[j]
+        _centre(plans[block], values, m, flow)
+        grad = room[0, :m]
+        lever += _pull_back(part, t, half, flow, room[1, :m], grad)
+        for item in range(m):
+            out[i + item] = grad[item] / half
+    return -lever / half
+
+
 def _derivative(real: Real) -> Any:
     reals_at = REALS_AT[real]
-
-    @per_row
-    def gather(g, first, i, n, values):
-        for j in range(values.shape[0]):
-            for item in range(n):
-                values[j, item] = g[first + j, i + item]
-
-    @per_row
-    def solve_shift(row, t, half, g, first, plans, room, sums, values, flow, shift):
-        """The plan of a row, and what its duals' changes are multiplied by; whether all has digits."""
-        _clear(sums)
-        enough, places = True, flow.shape[0]
-        _set(shift, 0.0)
-        for block, i in enumerate(range(0, row.shape[0], BLOCK)):
-            part, plan = row[i : i + BLOCK], plans[block]
-            m = part.shape[0]
-            enough &= _fill_plan(part, t, half, plan, room)
-            _add_up(plan, m, sums)
-            gather(g, first, i, m, values)
-            _centre(plan, values, m, flow)
-            for j in range(places - 1):
-                shift[j] += _sum(flow[j, :m])
-        enough = enough and _factorise(sums)
-        if enough:
-            _solve(sums.products, shift)
-        return enough
-
-    @per_row
-    def gradient(row, t, half, g, first, plans, room, values, flow, shift, out):
-        """dL/dx of a row in ``out``, and dL/dT."""
-        lever = 0.0
-        for block, i in enumerate(range(0, row.shape[0], BLOCK)):
-            part = row[i : i + BLOCK]
-            m = part.shape[0]
-            gather(g, first, i, m, values)
-            for j in range(shift.shape[0]):
-                for item in range(m):
-                    values[j, item] -= shift[j]
-            _centre(plans[block], values, m, flow)
-            grad = room[0, :m]
-            lever += _pull_back(part, t, half, flow, room[1, :m], grad)
-            for item in range(m):
-                out[i + item] = grad[item] / half
-        return -lever / half
 
     def derivative(first, last, n, x, half, t, g, grad_x, grad_half, left, k, places):
         xs, gs, grads = reals_at(x, last, n), reals_at(g, last * k, n), reals_at(grad_x, last, n)
@@ -417,9 +420,9 @@ def _derivative(real: Real) -> Any:
         for r in range(first, last):
             at = ts[r], halves[r], gs, r * k, plans, room
             done = _copy(xs[r], row) and NARROWEST < halves[r] < WIDEST
-            done = done and solve_shift(row, *at, sums, values, flow, shift)
+            done = done and _solve_shift(row, *at, sums, values, flow, shift)
             if done:
-                of_half = gradient(row, *at, values, flow, shift, grads[r])
+                of_half = _gradient(row, *at, values, flow, shift, grads[r])
                 if grad_half != 0:
                     doubles_at(grad_half, 1, last)[0, r] = of_half
                 done = math.isfinite(of_half)
