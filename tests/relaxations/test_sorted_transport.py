@@ -10,6 +10,7 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import sorted_transport_topk, transport_topk
 from khot.kernels.sorted_transport import solver as kernel
+from tests.backends import USUAL
 from tests.inputs import normal
 from tests.kernels.device import mark_interpreted
 from tests.oracle import cases, tensor
@@ -198,7 +199,8 @@ def test_operators():
 
 
 @pytest.mark.slow
-def test_compile():
+@pytest.mark.parametrize("cpu_backend", [USUAL], indirect=True)  # graphs hold the operators, whatever computes them
+def test_compile(cpu_backend):
     torch._dynamo.reset()
     compiled = torch.compile(sorted_transport_topk, backend="aot_eager", fullgraph=True, dynamic=True)
     for batch, n, k in ((2, 5, 2), (3, 7, 3)):

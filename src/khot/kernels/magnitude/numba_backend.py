@@ -60,6 +60,9 @@ def _magnitudes(
     left, loops = sizes.new_empty(rows, dtype=torch.bool), _loops(link, items)
     addresses = (v.data_ptr() for v in (items, sizes, strengths, y, *at, left))
     if over_rows(loops.odd_map, rows, rows * n, n, *addresses, float(Link.find(link).q)):
+        if with_values and left.all():  # without copies of everything
+            del y, items
+            return torch_backend.odd_map(x, k, strength, link, True, check)
         if check:  # of all rows, whose numbers the errors tell
             torch_backend.check_rows(items, sizes, strengths)
         some = items[left], sizes[left], strengths[left], link, True, False
@@ -76,11 +79,14 @@ def _magnitude_derivative(
     batch, n, items = x.shape[:-1], x.shape[-1], _rows(x)
     rows = len(items)
     strengths, anchors, offsets, cotangents = _flat(strength), _flat(at.anchor), _flat(at.offset), _rows(grad, items)
-    grad_x, grad_k, grad_strength = (torch.empty_like(v) for v in (items, strengths, strengths))
+    grad_x, grad_k, grad_strength = torch.empty_like(items), torch.empty_like(strengths), torch.zeros_like(strengths)
     left, loops = strengths.new_empty(rows, dtype=torch.bool), _loops(link, items)
     before = (v.data_ptr() for v in (items, strengths, anchors, offsets, cotangents))
-    after = (v.data_ptr() for v in (grad_x, grad_k, grad_strength, left))
+    after = grad_x.data_ptr(), grad_k.data_ptr(), grad_strength.data_ptr() if with_strength else 0, left.data_ptr()
     if over_rows(loops.derivative, rows, rows * n, n, *before, *after, float(Link.find(link).q)):
+        if left.all():  # without copies of everything
+            del grad_x, items, cotangents
+            return torch_backend.odd_map_derivative(x, strength, *at, grad, link, True, with_strength)
         some = items[left], strengths[left], anchors[left], offsets[left], cotangents[left]
         found = torch_backend.odd_map_derivative(*some, link, True, with_strength)
         grad_x[left], grad_k[left], grad_strength[left] = found
@@ -138,5 +144,6 @@ def _signed_derivative(
         z, column = _free_distances(wide, strength, idle)
         slopes = Link.find(link).slope(z) * cotangents[idle] / column
         grad_x[idle], grad_k[idle] = slopes, 0.0
-        grad_strength[idle] = -(slopes * sign[idle] * z.clamp(max=1)).sum(-1).double()
+        if with_strength:
+            grad_strength[idle] = -(slopes * sign[idle] * z.clamp(max=1)).sum(-1).double()
     return grad_x.to(x.dtype), grad_k, grad_strength

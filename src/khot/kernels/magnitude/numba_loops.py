@@ -536,7 +536,8 @@ def _derivative(link: NumbaLink, power: Compiled, place: Compiled, fill_roots: C
                 t, at = place(a, of_row(offset, 0.0, r), s, q)
                 of_k, of_strength = gradient(xs[r], at, gs[r], t, s, q, roots, grads[r])
                 doubles_at(grad_k, 1, last)[0, r] = of_k
-                doubles_at(grad_strength, 1, last)[0, r] = of_strength
+                if grad_strength != 0:
+                    doubles_at(grad_strength, 1, last)[0, r] = of_strength
                 done = math.isfinite(of_k) and math.isfinite(of_strength)
             is_left[r] = not done
             count += not done
