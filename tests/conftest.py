@@ -16,7 +16,13 @@ torch.set_num_threads(1)  # their tensors are small, and threads that wait for e
 
 # The longest first, or one process would wait for the other; what runs processes of its own last, when loops that are
 # compiled for a CPU lie on disk.
-ORDER = {"test_triton_interpreter.py": -1, "test_triton_aot.py": -1, "test_ranks.py": 1}
+ORDER = {
+    "test_triton_interpreter.py": -1,
+    "test_triton_aot.py": -1,
+    "test_layering.py": 1,
+    "test_export.py": 1,
+    "test_ranks.py": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +55,9 @@ def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
+    """A third of the tests' time would go into looking for garbage among what stays: the tests, compilers, caches."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 10_000)  # the last of these is of collections of everything
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

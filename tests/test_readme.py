@@ -22,7 +22,7 @@ ARRIVES = (  # what each script prints
     torch.full((5,), 16.0),
 )
 SIZE = {"batch": "128", "n": "1000", "k": "500"}
-MASKS, MAPS, RECURSION = "cpu_masks", "relaxations_maps", "distributions_recursion"
+MASKS, MAPS, DESIGNS = "cpu_masks", "relaxations_maps", "cpu_designs"
 COSTS = {  # label to file, line, columns
     "`torch.softmax`": (MASKS, {"operation": "softmax"}, ("ms", "of softmax")),
     "`sigmoid_topk` with numba": (MASKS, {"operation": "sigmoid_topk", "backend": "numba"}, ("ms", "of softmax")),
@@ -34,8 +34,12 @@ COSTS = {  # label to file, line, columns
         {"function": "successive_softmax_topk", "k": "10"},
         ("both_ms",),
     ),
-    "`ConditionalPoisson.log_prob`": (RECURSION, {"function": "ConditionalPoisson"}, ("median_ms",)),
-    "the same by recursion over k": (RECURSION, {"function": "recursion"}, ("median_ms",)),
+    "a step of one-hot straight-through": (DESIGNS, {"design": "one-hot", "k": "50"}, ("ms",)),
+    "a step of `ConditionalPoisson`, k = 50": (
+        DESIGNS,
+        {"design": "ConditionalPoisson", "with": "log_prob", "backend": "numba", "k": "50"},
+        ("ms",),
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Processes that run a list of cases together, each in its rank: spawned once, as starting them takes seconds.
+"""Processes that run a list of cases together, each in its rank: started once, as that takes seconds.
 
 A case is a function that every rank calls. The first one that fails ends the run, since ranks that have parted do not
 meet again; a collective that some rank does not join fails after ``PATIENCE``, and everything after the time limit.
@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -47,34 +49,17 @@ def run_group(ranks: int, modules: list[str], limit: float) -> list[str]:
 
 def _run_once(ranks: int, modules: list[str], limit: float) -> tuple[list[str], list[int]]:
     """What failed, and which ranks died."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-        arguments = [sys.executable, "-m", "tests.distributed.group", folder, str(ranks)]
-        processes = [
-            subprocess.Popen([*arguments, str(rank), *modules], cwd=ROOT, env=environment) for rank in range(ranks)
-        ]
-        late = _wait(processes, limit)
-        died = [rank for rank, process in enumerate(processes) if (process.returncode or 0) < 0 and rank not in late]
+        command = [sys.executable, "-m", "tests.distributed.group", folder, str(ranks), str(limit), *modules]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=limit + PATIENCE)
         reports = [_report(Path(folder), rank) for rank in range(ranks)]
-    failed = [f"rank {rank}, {line}" for rank, lines in enumerate(reports) for line in lines]
-    return failed + [f"rank {rank} did not end within {limit} s" for rank in late], died
-
-
-def _wait(processes: list[subprocess.Popen], limit: float) -> list[int]:
-    late = []
-    for rank, process in enumerate(processes):
-        try:
-            process.wait(0.5 if late else limit)
-        except subprocess.TimeoutExpired:
-            late.append(rank)
-    for process in processes:
-        process.kill()
-        process.wait()
-    return late
+        failed, died = json.loads((Path(folder) / "ends").read_text())
+    return [f"rank {rank}, {line}" for rank, lines in enumerate(reports) for line in lines] + failed, died
 
 
 def _report(folder: Path, rank: int) -> list[str]:
@@ -87,21 +72,53 @@ def _report(folder: Path, rank: int) -> list[str]:
     return failed
 
 
-def _main(folder: str, ranks: str, rank: str, *modules: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        world_size=int(ranks),
-        rank=int(rank),
-        timeout=timedelta(seconds=PATIENCE),
-    )
+def _main(folder: str, ranks: str, limit: str, *modules: str) -> None:
+    """Starts the ranks, and writes which of them were late or ended by a signal.
+
+    Where processes can be forked, the ranks are copies of this one, in which all is imported.
+    """
     group = import_module("tests.distributed.group")  # not this file once more, which runs as __main__
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    if context.get_start_method() == "fork":
+        group._import_cases(modules)
+    started = [
+        context.Process(target=group._run_rank, args=(folder, int(ranks), r, modules)) for r in range(int(ranks))
+    ]
+    for process in started:
+        process.start()
+    late = _wait(started, float(limit))
+    failed = [f"rank {rank} did not end within {limit} s" for rank in late]
+    died = [rank for rank, process in enumerate(started) if (process.exitcode or 0) < 0 and rank not in late]
+    (Path(folder) / "ends").write_text(json.dumps([failed, died]))
+
+
+def _wait(processes: Sequence[BaseProcess], limit: float) -> list[int]:
+    late = []
+    for rank, process in enumerate(processes):
+        process.join(0.5 if late else limit)
+        if process.is_alive():
+            late.append(rank)
+    for process in processes:
+        process.kill()
+        process.join()
+    return late
+
+
+def _import_cases(modules: Sequence[str]) -> None:
+    torch.set_num_threads(1)
     for module in modules:
         import_module(module)
+
+
+def _run_rank(folder: str, ranks: int, rank: int, modules: Sequence[str]) -> None:
+    _import_cases(modules)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(
+        "gloo", init_method=meeting, world_size=ranks, rank=rank, timeout=timedelta(seconds=PATIENCE)
+    )
     only, verbose = os.environ.get("KHOT_DISTRIBUTED_CASES", ""), "KHOT_DISTRIBUTED_CASES" in os.environ
     with open(Path(folder) / f"report{rank}", "w", buffering=1) as report:
-        for name, function in group.CASES.items():
+        for name, function in CASES.items():
             if only not in name:
                 continue
             started = time.monotonic()
@@ -112,7 +129,7 @@ def _main(folder: str, ranks: str, rank: str, *modules: str) -> None:
                 report.write(json.dumps([name, traceback.format_exc()]) + "\n")
                 os._exit(1)  # without waiting for the others
             report.write(json.dumps([name, ""]) + "\n")
-            if verbose and rank == "0":
+            if verbose and rank == 0:
                 sys.stderr.write(f"{time.monotonic() - started:6.1f} s  {name}\n")
         report.write(json.dumps(["all", ""]) + "\n")
     dist.destroy_process_group()

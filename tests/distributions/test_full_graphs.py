@@ -70,7 +70,7 @@ def test_forward_and_backward(case, given):
     check_full_graph(loss(case, given))
 
 
-@pytest.mark.parametrize("case", OF_EACH_KIND, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OF_EACH_KIND[1:3], ids=lambda case: case.name)
 @pytest.mark.slow
 def test_with_a_default_device(case):
     """A mode of torch, under which compilers know less."""
@@ -104,10 +104,9 @@ def test_dynamic_shapes(case):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # which it calls
-@pytest.mark.parametrize("name", ["conditional_poisson", "gumbel_topk", "pareto"])
 @pytest.mark.slow
-def test_inductor(name):
-    case = next(case for case in DESIGNS if case.name == name)
+def test_inductor():
+    case = _NAMED["pareto"]
     with torch._inductor.config.patch(compile_threads=1, fallback_random=True):  # in this process; torch's own numbers
         check_full_graph(loss(case, "logits"), backend="inductor")
 

@@ -80,7 +80,7 @@ def selected(names: list[str], others: list[str]) -> list[KernelCase]:
     return [case for name, case in cases.items() if name not in others and (not names or name in names)]
 
 
-def compiled(targets: list[str], cases: list[KernelCase], one_size: bool) -> Iterator[tuple[str, str, Any, int]]:
+def compiled(cases_of: dict[str, list[KernelCase]], one_size: bool) -> Iterator[tuple[str, str, Any, int]]:
     """Target, case, kernel and warps, each once; an error where a case launches nothing."""
     launched: list[tuple[Any, int]] = []
     run = JITFunction.run
@@ -90,7 +90,7 @@ def compiled(targets: list[str], cases: list[KernelCase], one_size: bool) -> Ite
         return launched[-1][0]
 
     JITFunction.run = compile_only
-    for name in targets:
+    for name, cases in cases_of.items():
         driver.set_active(NoDevice(TARGETS[name]))
         seen = set()
         for case in cases:
@@ -108,16 +108,18 @@ def compiled(targets: list[str], cases: list[KernelCase], one_size: bool) -> Ite
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
-    parser.add_argument("--cases", nargs="*", default=[], help="names of cases (default: all)")
-    parser.add_argument("--others", nargs="*", default=[], help="names of cases to leave out")
+    parser.add_argument("--on", nargs="+", action="append", metavar=("TARGET", "CASE"), help="a target, cases (all)")
+    parser.add_argument("--others", nargs="*", default=[], help="names of cases to leave out where all are taken")
     parser.add_argument("--one-size", action="store_true", help="the first size of each case only")
     options = parser.parse_args()
-    cases = selected(options.cases, options.others)
+    on = options.on or [[target] for target in TARGETS]
+    if unknown := sorted({target for target, *_ in on} - set(TARGETS)):
+        raise SystemExit(f"no such target: {', '.join(unknown)}")
+    cases_of = {target: selected(names, [] if names else options.others) for target, *names in on}
     print(f"triton {triton.__version__}")
     print(f"{'target':7} {'case, n, dtype':36} {'kernel':20} warps registers spills shared")
     spilling = 0
-    for target, case, kernel, warps in compiled(options.targets, cases, options.one_size):
+    for target, case, kernel, warps in compiled(cases_of, options.one_size):
         need = resources(kernel)
         spilling += need.spills > 0
         numbers = f"{warps:5} {need.registers:9} {need.spills:6} {need.shared:6}"

@@ -245,3 +245,22 @@ def test_new_tensors_lie_where_the_scores_do():
 def test_numbers_of_links_reach_the_loops():
     assert link_numbers(LOGISTIC)[0] == 1.0 and variant_of(LAPLACE) == "laplace"
     assert [variant_of(link) for link in POWERS] == ["clip_power_3", "clip_power_4", "clip_power"]
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["values", "logarithms"])
+@pytest.mark.parametrize("dtype", REALS.values(), ids=str)
+def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
+    """Close together, the sums of a row are to be taken in the same order as far apart."""
+    x, cotangent, memory = normal(13, dtype=dtype), normal(13, seed=1, dtype=dtype), torch.empty(2000, dtype=dtype)
+    anchor, offset, grad_k = torch.zeros(3, 1, dtype=torch.float64)
+    loop, size, left = numba_backend._loops(LOGISTIC, x, log).derivative, x.itemsize, torch.zeros(1, dtype=torch.bool)
+    found = []
+    for apart in (13, 16, 24, 40, 1000):
+        starts = [0, 13, 13 + apart]
+        for start, values in zip(starts, (x, cotangent), strict=False):
+            memory[start : start + 13] = values
+        of_x, of_cotangent, of_result = (memory.data_ptr() + start * size for start in starts)
+        others = anchor.data_ptr(), offset.data_ptr(), of_cotangent, of_result, grad_k.data_ptr(), 0, left.data_ptr()
+        loop(0, 1, 13, of_x, 0, 1.0, *others, float(LOGISTIC.q))
+        found.append((memory[starts[2] : starts[2] + 13].tolist(), grad_k.item()))
+    assert found[1:] == found[:1] * 4

@@ -56,9 +56,8 @@ def check_passes(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [OF_KERNELS[:1], OF_KERNELS[1:] + OF_EVERY_BACKEND], ids=["masks", "others"])
-def test_kernels(files):
-    check_passes(*(f"tests/{file}" for file in files))
+def test_kernels():
+    check_passes(*(f"tests/{file}" for file in OF_KERNELS + OF_EVERY_BACKEND))
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ def described(results, device=None):
 @pytest.mark.parametrize("make", quick_first(INPUTS))
 def test_shapes_of_maps_and_gradients(case, make):
     x = make()
-    for i, softness in enumerate(softnesses(x)):
+    kinds = enumerate(softnesses(x)) if make is INPUTS["float32"] else [(2, softnesses(x)[2])]
+    for i, softness in kinds:
         results = outcome(case, x, softness)
         meta = x.to("meta")
         assert described(outcome(case, meta, softnesses(meta)[i])) == described(results, "meta")

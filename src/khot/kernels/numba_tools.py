@@ -6,9 +6,10 @@ rows on one thread pool; as no row knows of another, results do not depend on th
 are not used: they slow down beside other processes, and a child forked after their first use dies.
 
 Within a kernel, what is done to one item is an :func:`inlined` function, which keeps the order of its arithmetic, and
-what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: it may add its terms in any order,
-without which no compiler takes several at once. None of them assumes that there are no infinities or NaN, and none is
-for Python to call: they have no wrapper for it, which would take a third of the time to compile.
+what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: the compiler chooses the order of
+its terms, without which it could not take several at once, and it is the same order each time. None of them assumes
+that there are no infinities or NaN, and none is for Python to call: they have no wrapper for it, which would take a
+third of the time to compile.
 """
 
 import os
@@ -24,13 +25,14 @@ from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
 from .numba_cache import kept_on_disk
-from .numba_parts import PartCompiler
+from .numba_parts import ApartCompiler, PartCompiler
 
 FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 WITH_CALLER: Any = {"pipeline_class": PartCompiler}
+APART: Any = {"pipeline_class": ApartCompiler}
 ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
 
 _names = threading.local()
@@ -70,13 +72,16 @@ def per_row(function: Callable[..., Any]) -> Any:
 
 
 def summed(function: Callable[..., Any]) -> Any:
-    """Compiles sums over the items of a row, in any order; before its caller is, or some loops are not vectorised."""
-    return njit(fastmath=ANY_ORDER, **PART)(_named(function))
+    """Compiles sums over the items of a row, in any order; before its caller is, or some loops are not vectorised.
+
+    What it writes may overlap no other argument.
+    """
+    return njit(fastmath=ANY_ORDER, **PART, **APART)(_named(function))
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into what calls them, which costs less than the call."""
-    return njit(fastmath=ANY_ORDER, forceinline=True, **PART)(_named(function))
+    return njit(fastmath=ANY_ORDER, forceinline=True, **PART, **APART)(_named(function))
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
