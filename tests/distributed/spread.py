@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from khot.kernels import backend
+
 S, R, P = Shard, Replicate(), Partial()
 
 
@@ -59,6 +61,7 @@ def compare(
     arguments: Sequence[Any],
     placements: Sequence[Sequence[Placement] | None],
     differentiable: bool = True,
+    backends: tuple[str, str] = ("auto", "auto"),
     **tolerance: float,
 ) -> tuple[DTensor, list[DTensor]]:
     """The function of spread tensors, compared with that of whole ones; its result and its leaves.
@@ -68,6 +71,7 @@ def compare(
         arguments: Tensors, or anything else.
         placements: Of each argument, None for one that is given as it is.
         differentiable: Whether gradients are compared.
+        backends: That of whole tensors and that of spread ones.
         tolerance: Of the comparison.
     """
     leaves = differentiable and [isinstance(v, Tensor) and v.is_floating_point() for v in arguments]
@@ -82,16 +86,18 @@ def compare(
         for v, where in zip(wholes, placements, strict=True)
     ]
     spread_leaves = [v for v in parts if isinstance(v, DTensor) and v.requires_grad]
-    with first_rank_first():
+    with first_rank_first(), backend(backends[0]):
         expected = function(*wholes)
         cotangent = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
         cotangent = cotangent.to(expected.dtype)
         if spread_leaves:
             (expected * cotangent).sum().backward()
-    actual = function(*parts)
+    with backend(backends[1]):
+        actual = function(*parts)
+        if spread_leaves:
+            (actual * spread(cotangent, [R] * actual.device_mesh.ndim)).sum().backward()
     assert_same(actual, expected, "the value", **tolerance)
     if spread_leaves:
-        (actual * spread(cotangent, [R] * actual.device_mesh.ndim)).sum().backward()
         for i, (part, one) in enumerate(zip(parts, wholes, strict=True)):
             if not isinstance(part, DTensor) or not part.requires_grad:
                 continue

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from khot._distributed.shards import Shards
@@ -20,6 +19,7 @@ from khot.kernels import capped_simplex, magnitude
 from khot.kernels.capped_simplex import parts
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
+from khot.kernels.magnitude.derivative import derivative as differentiable_odd_derivative
 from khot.kernels.rows import Threshold, compute_dtype
 
 
@@ -74,26 +74,31 @@ def mask_of_parts(
 
 
 class _OddMapOfParts(Function):
-    """(x, k, strength) -> y for parts x (..., m) of rows; see :mod:`khot.kernels.magnitude`."""
+    """(x, k, strength) -> (y, A, c) for parts x (..., m) of rows; see :mod:`khot.kernels.magnitude`."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitudes: bool, shards: Shards
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         check = checks_contents(x)
-        y, *at = magnitude.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards)
-        ctx.save_for_backward(x, strength, *at)
+        y, anchor, offset = magnitude.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards)
+        ctx.save_for_backward(x, strength, anchor, offset)
+        ctx.mark_non_differentiable(anchor)
+        ctx.set_materialize_grads(False)
         ctx.link, ctx.magnitudes, ctx.shards = link, magnitudes, shards
-        return y
+        return y, anchor, offset
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
         x, strength, anchor, offset = ctx.saved_tensors
-        with_strength = ctx.needs_input_grad[2]
-        grads = magnitude.odd_map_of_parts_derivative(
-            x, strength, anchor, offset, grad, ctx.link, ctx.magnitudes, with_strength, ctx.shards
-        )
+        if grad_y is not None and grad_offset is None and not torch.is_grad_enabled():
+            options = ctx.link, ctx.magnitudes, ctx.needs_input_grad[2], ctx.shards
+            grads = magnitude.odd_map_of_parts_derivative(x, strength, anchor, offset, grad_y, *options)
+        else:
+            at = Threshold(anchor, offset)
+            grads = differentiable_odd_derivative(
+                x, strength, at, grad_y, grad_offset, ctx.link, ctx.magnitudes, ctx.shards
+            )
         return *grads, *(None,) * 3
 
 
@@ -102,7 +107,7 @@ def odd_map_of_parts(
 ) -> Tensor:
     """The map by absolute value of the items x (..., m) that this process holds."""
     numbers = (_row_numbers(value, x) for value in (k, strength))
-    y: Tensor = _OddMapOfParts.apply(_with_items(x, 0.0), *numbers, link, magnitudes, shards)
+    y, _, _ = _OddMapOfParts.apply(_with_items(x, 0.0), *numbers, link, magnitudes, shards)
     return y[..., : x.shape[-1]]
 
 

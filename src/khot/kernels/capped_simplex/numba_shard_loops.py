@@ -1,8 +1,8 @@
 """The loops for rows of which this process holds a part, one for each step between two reductions.
 
 A loop runs over pieces of rows of a fixed length, so that one long row keeps all threads busy, and what it finds does
-not depend on how many they are. Arithmetic is that of :mod:`khot.kernels.capped_simplex.numba_loops` forward, and float64
-backward, where numbers of a row are sums that no process can centre again without one more reduction.
+not depend on how many they are. Arithmetic is that of :mod:`khot.kernels.capped_simplex.numba_loops` forward. Backward
+it is float64, as no process can centre cotangents a second time without one more reduction.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -35,7 +35,7 @@ def threshold_of_parts(
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
-    ends = None if loops is None else loops.ends(rows)
+    rows, ends = (rows, None) if loops is None else (rows.contiguous(), loops.ends(rows.contiguous()))
     span = row_range(rows, shards, ends)
     if check:
         check_contents(rows, k, scale, softness, span, shards)
