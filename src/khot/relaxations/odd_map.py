@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._validation import check_k, check_scores, check_softness, checks_contents
@@ -23,6 +24,7 @@ from khot.kernels.rows import Threshold, compute_dtype
 
 from .axes import as_axes, as_rows
 from .engine import row_scalar
+from .in_graphs import odd_map_in_graph
 from .in_parts import odd_map_of_parts
 
 
@@ -146,5 +148,7 @@ def apply_odd_map(
     if is_plain_call and x.requires_grad and torch.is_grad_enabled():
         result: Tensor = _OfScores.apply(x, k, strength, link, magnitude)
         return result
+    if torch.compiler.is_compiling() and is_dtensor(x):
+        return odd_map_in_graph(x, k, strength, link, magnitude)
     y, _, _ = _apply(x, k, strength, link, magnitude, checks_contents(x))
     return y
