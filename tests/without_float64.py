@@ -7,9 +7,9 @@ float64 tensor on it. Registering such a device changes a process for good, whic
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from khot import Pivotal, _tracing, sigmoid_topk, topk_mask, topk_threshold
 from khot.nn import BatchTopK, KHotGate, TopK
@@ -94,7 +94,7 @@ def same_draws(gate):
 
 
 def main():
-    _setup_privateuseone_for_python_backend(DEVICE)
+    backend_registration._setup_privateuseone_for_python_backend(DEVICE)
     _tracing.WITHOUT_FLOAT64.add(DEVICE)
     x = normal(3, 6, dtype=torch.float32)
     calls = {case.name: case.call for case in MAPS}

@@ -95,6 +95,15 @@ def test_terms_add_up_to_the_sums_of_the_link(link, real):
 
 
 @each_link
+def test_pieces_have_one_name_whoever_asks_first(link):
+    """Names are part of the machine code on disk."""
+    make = functools.partial(numba_link.__wrapped__, type(link).__module__, variant_of(link), np.float64)
+    with specialised("somebody"):
+        inside = make()
+    assert inside.value.py_func.__qualname__ == make().value.py_func.__qualname__
+
+
+@each_link
 def test_quantile_and_step_are_those_of_the_link(link):
     piece = numba_link(type(link).__module__, variant_of(link), np.float64)
     inner_quantile, inner_step = piece.quantile, piece.newton_step

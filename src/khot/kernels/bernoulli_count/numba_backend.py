@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -200,7 +201,7 @@ def draw_parts(rows: int, draws: int) -> int:
 
 
 def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    logits: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = logits.shape
     rows = math.prod(batch)

@@ -9,6 +9,7 @@ their count, is
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -223,7 +224,7 @@ def _draw_tasks(from_task, to_task, parts, probs, k, seed, first_draw, first_row
 
 
 def marked_count_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     *batch, n = probs.shape
     rows = math.prod(batch)

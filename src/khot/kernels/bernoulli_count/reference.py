@@ -1,6 +1,7 @@
 """The definition: all counts of all first units, and torch's derivatives."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +104,7 @@ def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Te
 
 
 def bernoulli_count_draw(
-    logits: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    logits: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     """Draws the last unit, then the one before it, and so on, each given how many ones are left for the others."""
     *batch, n = logits.shape

@@ -1,6 +1,7 @@
 """Draws with one marked unit: the definition, by all counts of all first units, without a mark and with one."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +75,7 @@ def marked_count_log_prob_derivative(
 
 
 def marked_count_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
     """Draws the last unit, with the mark or without, then the one before it, and so on, given what is left."""
     *batch, n = probs.shape

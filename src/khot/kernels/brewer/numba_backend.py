@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def _draw_tasks(from_task, to_task, probs, k, seed, first_draw, first_row, first
     return 0
 
 
-def brewer_draw(probs: Tensor, k: Tensor, seed: Tensor, first: list[int], draws: int, dtype: torch.dtype) -> Tensor:
+def brewer_draw(probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype) -> Tensor:
     *batch, n = probs.shape
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=probs.device)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..numba_math import Real
-from ..numba_tools import inlined, per_row
+from ..numba_tools import inlined, per_row, specialised
 from .base import Link
 
 Compiled = Any  # a function that numba has compiled
@@ -56,7 +56,8 @@ def variant_of(link: Link) -> str:
 @functools.cache
 def numba_link(module: str, variant: str, real: Real) -> NumbaLink:
     """The record of the link whose class is in this module."""
-    found: NumbaLink = import_module(f"{module}_numba").numba_link(variant, real)
+    with specialised(f"{variant} {real.__name__}"):  # the same names, whichever loop asks first
+        found: NumbaLink = import_module(f"{module}_numba").numba_link(variant, real)
     return found
 
 
