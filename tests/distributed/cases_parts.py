@@ -68,7 +68,8 @@ def masked_items_and_far_ones():
 @case
 def gaps_in_which_all_tails_underflow():
     x = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 5.0, 9.0]]).double()
-    for mask, scale in itertools.product((khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk), (1e-2, 1e-4)):
+    maps = khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk, khot.topk_threshold
+    for mask, scale in itertools.product(maps, (1e-2, 1e-4)):
         k, softness = torch.tensor([2.0, 2.0]).double(), torch.tensor([scale, scale]).double()
         compare(mask, [x, k, softness], [[S(1)], [R], [R]], rtol=1e-7, atol=1e-9)
 
