@@ -1,10 +1,11 @@
 """What k-hot costs on a CPU beside one-hot: masks beside softmax, designs beside a one-hot distribution.
 
-Run `python benchmarks/cpu.py [masks] [designs] [growth]` (default: all parts) on an idle machine.
+Run `python benchmarks/cpu.py [masks] [matrices] [designs] [growth]` (default: all parts) on an idle machine.
 
 masks    every mask, forward and backward, in the numba and the torch backend, in multiples of torch.softmax on the same
          tensor; torch.sort and torch.topk in the same run, soft_rank and soft_sort in multiples of a sort and a
          sigmoid_topk together; and the peak memory of forward and backward.
+matrices the maps whose result is a matrix for each row, likewise.
 designs  construct, draw with StraightThrough, backward, a fresh object each time, in multiples of the same and log_prob
          with OneHotCategoricalStraightThrough; and with log_prob on both sides, where a design has one.
 growth   sigmoid_topk in both backends, softmax, sort and topk over n = 10 ... 10^7, as a table and a plot.
@@ -40,19 +41,30 @@ MASKS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sparse_topk p=1.7": partial(khot.sparse_topk, p=1.7),
     "log_sigmoid_topk": khot.log_sigmoid_topk,
     "log_lapsum_topk": khot.log_lapsum_topk,
+    "sparse_topk_magnitude p=2": khot.sparse_topk_magnitude,
+    "sparse_topk_magnitude p=4/3": partial(khot.sparse_topk_magnitude, p=4 / 3),
+    "sparse_topk_magnitude p=1.7": partial(khot.sparse_topk_magnitude, p=1.7),
+    "sparse_topk_signed p=2": khot.sparse_topk_signed,
     "soft_rank": lambda x, k: khot.soft_rank(x),
     "soft_sort": lambda x, k: khot.soft_sort(x),
+}
+MATRIX_SHAPES = [(1, 10), (128, 10), (16, 1000)]
+MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sorted_transport_topk k=3": lambda x: khot.sorted_transport_topk(x, 3),
+    "sorted_transport_topk k=8": lambda x: khot.sorted_transport_topk(x, 8),
+    "soft_permutation": khot.soft_permutation,
 }
 DESIGN_SHAPES = [(1, 10, 5), (128, 10, 5), (1280, 10, 5), (128, 1000, 50)]
 DESIGNS = {
     "ConditionalPoisson": khot.ConditionalPoisson,
     "Pivotal": khot.Pivotal,
     "Sampford": khot.Sampford,
+    "Brewer": khot.Brewer,
     "ParetoSampling": khot.ParetoSampling,
     "GumbelTopK": khot.GumbelTopK,
     "RelaxedKHot": partial(khot.RelaxedKHot, 1.0),
 }
-WITHOUT_LOG_PROB = ("Pivotal",)
+LARGEST_SCORED = {"Pivotal": 0, "Brewer": 10}  # the largest k with a log_prob
 
 
 def with_backend(name: str, call: Call) -> Call:
@@ -95,6 +107,28 @@ def masks(seconds: float) -> list[Row]:
                     "batch": batch, "n": n, "k": k, "operation": name, "backend": side,
                     "ms": f"{1e3 * timing.median:.4f}", "of softmax": f"{timing.median / softmax:.2f}",
                     **relative(name, side, timing, timings), "peak bytes of x": memory(calls[name, side], x),
+                }
+            )  # fmt: skip
+            print_row(rows[-1])
+    return rows
+
+
+def matrices(seconds: float) -> list[Row]:
+    rows: list[Row] = []
+    for batch, n in MATRIX_SHAPES:
+        x = torch.randn(batch, n, requires_grad=True)
+        calls = {("softmax", ""): forward_backward(lambda x: torch.softmax(x, -1), x, torch.randn(batch, n))}
+        calls["sort", ""] = partial(torch.sort, x.detach(), -1)
+        for name, function in MATRICES.items():
+            run = forward_backward(function, x, torch.randn_like(function(x)))
+            calls.update({(name, side): with_backend(side, run) for side in BACKENDS})
+        timings = interleaved(calls, seconds)
+        softmax = timings["softmax", ""].median
+        for (name, side), timing in timings.items():
+            rows.append(
+                {
+                    "batch": batch, "n": n, "operation": name, "backend": side,
+                    "ms": f"{1e3 * timing.median:.4f}", "of softmax": f"{timing.median / softmax:.2f}",
                 }
             )  # fmt: skip
             print_row(rows[-1])
@@ -157,7 +191,7 @@ def designs(seconds: float) -> list[Row]:
         calls: dict[tuple[str, str, str], Call] = {("one-hot", "log_prob", ""): one_hot(logits, grad)}
         for name, make in DESIGNS.items():
             for kind in ("", "log_prob"):
-                if (kind and name in WITHOUT_LOG_PROB) or (not kind and name == "GumbelTopK"):
+                if (kind and k > LARGEST_SCORED.get(name, k)) or (not kind and name == "GumbelTopK"):
                     continue
                 run = step(make, logits, k, grad, bool(kind))
                 calls.update({(name, kind, side): with_backend(side, run) for side in BACKENDS})
@@ -208,7 +242,7 @@ def growth(seconds: float) -> list[Row]:
 
 
 def main() -> None:
-    run_parts(__doc__, "cpu", {"masks": masks, "designs": designs, "growth": growth})
+    run_parts(__doc__, "cpu", {"masks": masks, "matrices": matrices, "designs": designs, "growth": growth})
 
 
 if __name__ == "__main__":

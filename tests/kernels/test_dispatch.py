@@ -146,7 +146,10 @@ def test_which_transports_have_kernels():
         assert runs(torch.zeros(2, 100), 15) and not runs(torch.zeros(2, 100), 16) and not runs(torch.zeros(2, 1), 1)
         assert runs(torch.zeros(2, 100).double(), 7) and not runs(torch.zeros(2, 100).double(), 8)
         assert runs(torch.zeros(16, 10**5), 3) and not runs(torch.zeros(2, 10**5), 3)
-    assert not runs(torch.zeros(2, 100), 3)  # a CPU
+    with backend("numba"):
+        assert runs(torch.zeros(2, 300), 199) and not runs(torch.zeros(2, 300), 200) and not runs(torch.zeros(2, 1), 1)
+    with backend("torch"):
+        assert not runs(torch.zeros(2, 100), 3)
 
 
 def test_the_fused_operators_are_the_map_and_its_derivative():

@@ -51,10 +51,10 @@ def mask_gradient(log: bool) -> tuple[Any, ...]:
     return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, log, True
 
 
-def odd_gradient(magnitude: bool) -> tuple[Any, ...]:
+def odd_gradient(magnitude: bool, with_strength: bool = True) -> tuple[Any, ...]:
     x, k, strength = rows()
     at = OPERATORS["odd_threshold"].reference(x, k, strength, SPARSE.key, magnitude, True)
-    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, magnitude, True
+    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, magnitude, with_strength
 
 
 def sorted_rows() -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +213,12 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "capped_simplex_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
     "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
-    "odd_map_derivative": [lambda: odd_gradient(False), lambda: odd_gradient(True)],
+    "odd_map_derivative": [
+        lambda: odd_gradient(False),
+        lambda: odd_gradient(True),
+        lambda: odd_gradient(False, with_strength=False),
+        lambda: odd_gradient(True, with_strength=False),
+    ],
     "isotonic": [
         lambda: (*ISOTONIC, 2.0, False, False, 0, "s,w"),
         lambda: (*ISOTONIC, 2.0, True, False, 0, "s,w"),

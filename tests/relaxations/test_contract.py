@@ -430,6 +430,7 @@ CHECKS_OF_ANY_MAP = [
 ]
 
 
+@pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize(("case", "check"), members(ODD_MAPS, CHECKS_OF_ANY_MAP, COSTLY))
 def test_contract_of_odd_maps(case: RelaxationCase, check):
     check(case)

@@ -6,6 +6,8 @@ import torch
 from khot import sparse_topk_magnitude, topk_mask
 from tests.oracle import cases, tensor
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 

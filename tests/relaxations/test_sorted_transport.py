@@ -10,9 +10,12 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import sorted_transport_topk, transport_topk
 from khot.kernels.sorted_transport import solver as kernel
+from tests.backends import USUAL
 from tests.inputs import normal
 from tests.kernels.device import mark_interpreted
 from tests.oracle import cases, tensor
+
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 SORTED = [case for case in cases("transport_topk") if case.values[0]["kind"] == "sorted"]
 
@@ -75,7 +78,8 @@ def test_marginals_at_every_epsilon(kind, n, k):
         torch.testing.assert_close(y.sum(-2), torch.ones(3, k).double(), rtol=0, atol=1e-10)
 
 
-def test_steps_are_shortened_where_newton_overshoots(monkeypatch):
+@pytest.mark.parametrize("cpu_backend", ["torch"], indirect=True)  # the loops are compiled with this number
+def test_steps_are_shortened_where_newton_overshoots(monkeypatch, cpu_backend):
     """Without the safeguard some of these rows never get there."""
     x = normal(300, 40).round()
     y = sorted_transport_topk(x, 20, 0.1, max_iter=60)
@@ -195,7 +199,8 @@ def test_operators():
 
 
 @pytest.mark.slow
-def test_compile():
+@pytest.mark.parametrize("cpu_backend", [USUAL], indirect=True)  # graphs hold the operators, whatever computes them
+def test_compile(cpu_backend):
     torch._dynamo.reset()
     compiled = torch.compile(sorted_transport_topk, backend="aot_eager", fullgraph=True, dynamic=True)
     for batch, n, k in ((2, 5, 2), (3, 7, 3)):

@@ -11,8 +11,6 @@ from khot.laws.kept import kept_if_constant
 
 from .design import SamplingDesign
 
-SLAB = 2**11  # units of the values scored at a time, of which there are up to 252 numbers each
-
 
 class Brewer(SamplingDesign):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities, unit by unit.
@@ -23,7 +21,7 @@ class Brewer(SamplingDesign):
 
     with m units still to draw and a the sum of :math:`\pi_i` over those drawn. ``mean`` is ``probs``. A draw takes
     O(nk) time. ``log_prob`` is exact, in O(2^k n) time and for k up to 10: it sums over the orders in which the units
-    of a vector may be drawn, on a CPU of some vectors at a time, in about 10 MB. For k = 2 the law is that of
+    of a vector may be drawn, on a CPU in about 10 MB besides the vectors. For k = 2 the law is that of
     :class:`~khot.Sampford`, close to it otherwise, whose ``log_prob`` takes any k.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
@@ -70,7 +68,9 @@ class Brewer(SamplingDesign):
         def log_prob(probs: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(balance(probs, k), size, value)
 
-        return self._in_slabs(log_prob, self.probs, value, largest=SLAB).to(self.probs.dtype)
+        if law.is_fused(self.probs, value):
+            return log_prob(self.probs, self.k, value).to(self.probs.dtype)
+        return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""

@@ -24,16 +24,23 @@ References:
 import functools
 import math
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from khot._torch_internals import count_as_constant
-from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio
+from khot._torch_internals import count_as_constant, in_forward_mode
+from khot._tracing import broadcast_shapes
+from khot.kernels.autograd import has_derivative
+from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio, scores
 from khot.kernels.random_numbers import uniform
+from khot.kernels.row_slabs import by_rows
 
 from . import unit_by_unit
+from .kept import is_plain
 
+SLAB = 2**11  # units of the values scored at a time in torch, of which there are up to 252 numbers each
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
@@ -80,6 +87,46 @@ def _listed_subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
     return subsets, [tuple(previous[(*t[:i], *t[i + 1 :])] for i in range(r)) for t in subsets]
 
 
+def is_fused(probs: Tensor, value: Tensor) -> bool:
+    """Whether loops score these values, all at once; they have no derivative in the value."""
+    if in_forward_mode() or not (is_plain(probs, value) and probs.numel() and value.numel()):
+        return False
+    return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
+
+
+class _LogProb(Function):
+    """Of probabilities ``(rows, n)`` and values ``(draws, rows, n)``."""
+
+    @staticmethod
+    def forward(ctx: Any, probs: Tensor, values: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        ctx.save_for_backward(probs, values)
+        result: Tensor = scores.find(probs).log_prob(probs.detach(), values, size)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        probs, values = ctx.saved_tensors
+        further = torch.is_grad_enabled()
+        if further or not is_plain(g):  # to be differentiated again, or one of many that are made at once
+            with torch.enable_grad():
+                probs = probs.view_as(probs) if further else probs.detach().requires_grad_()
+                found = by_rows(lambda p, v: (_log_prob(p, ctx.size, v),), SLAB, probs, values, most=None)[0]
+                return torch.autograd.grad(found, probs, g, create_graph=further)[0], None, None
+        return scores.find(probs).derivative(probs.detach(), values, g.contiguous(), ctx.size), None, None
+
+
+def _fused_log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
+    n, shape = probs.shape[-1], broadcast_shapes(probs.shape, value.shape)
+    rows = probs.expand(*shape[-probs.ndim : -1], n).reshape(-1, n).contiguous()
+    values = (value.expand(shape) > 0).reshape(-1, *rows.shape)
+    if torch.is_grad_enabled() and rows.requires_grad:
+        result: Tensor = _LogProb.apply(rows, values, size)
+    else:
+        result = scores.find(rows).log_prob(rows.detach(), values, size)
+    return result.view(shape[:-1])
+
+
 def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``, O(2^k n) time each; ``-inf`` if impossible.
 
@@ -90,6 +137,10 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
         size: The largest k of any row, at most ``MAX_SIZE``.
         value: k-hot vectors; rows may differ in k.
     """
+    return (_fused_log_prob if is_fused(probs, value) else _log_prob)(probs, size, value)
+
+
+def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     probs, value = torch.broadcast_tensors(probs, value.double())
     certain = probs >= 1
     free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)

@@ -22,7 +22,7 @@ def _newton_step(signed, total, slope, excess, k, q):
     return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else residual) / slope
 
 
-def _power_below(variant: str, real: Real) -> Compiled:
+def power_below(variant: str, real: Real) -> Compiled:
     """z^(q - 1) for 0 < z < 1."""
     exp, log, one = EXP[real], LOG[real], real(1)
     if variant == "clip_power":
@@ -37,11 +37,11 @@ def _power_below(variant: str, real: Real) -> Compiled:
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    power, zero, one = _power_below(variant, real), real(0), real(1)
+    power, zero, one = power_below(variant, real), real(0), real(1)
 
     @inlined
     def terms(z, q):
-        inside = z > zero and z < one
+        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
         rate = power(z if inside else one, q)
         rate = rate if inside else zero
         return zero if z < one else one, rate * z if inside else zero, real(q) * rate
@@ -53,7 +53,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def slope(z, q):
-        inside = z > zero and z < one
+        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
         return real(q) * power(z, q) if inside else zero
 
     return NumbaLink(terms, value, slope, _quantile, _newton_step)

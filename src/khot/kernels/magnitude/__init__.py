@@ -42,10 +42,13 @@ def _like_x_and_rows(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 threshold = Operator("odd_threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
+threshold.backend("numba", module=".numba_backend")
 threshold.backend("torch", module=".torch_backend")
 
 odd_map = Operator("odd_map", reference.odd_map, fake=_like_x_and_rows)
+odd_map.backend("numba", module=".numba_backend")
 odd_map.backend("torch", module=".torch_backend")
 
 odd_map_derivative = Operator("odd_map_derivative", reference.odd_map_derivative, fake=_like_x_and_rows)
+odd_map_derivative.backend("numba", module=".numba_backend")
 odd_map_derivative.backend("torch", module=".torch_backend")

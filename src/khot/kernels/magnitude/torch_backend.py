@@ -10,7 +10,7 @@ from khot._distributed.shards import Shards
 from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..links.clipped_power import ClippedPower
-from ..rows import Threshold, compute_dtype, row_range
+from ..rows import Span, Threshold, compute_dtype, row_range
 from .local_shape import LocalShape, local_shape, over, pullback
 from .search import far_dtype, solve_magnitudes, solve_signed
 
@@ -34,15 +34,24 @@ def _threshold(
     a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
     span = row_range(a, shards)
     if check:
-        if bool((span.selected > 0).any()):
-            row = int((span.selected > 0).nonzero()[0])
-            raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
-        check_contents(x.reshape(-1, n), k, strength, "strength", span, shards)
+        _check_rows(x.reshape(-1, n), k, strength, span, shards)
     if magnitude:
         at = solve_magnitudes(a, k, strength, link, span, shards)
     else:
         at = solve_signed(a, k, strength, link, shards)
     return at.anchor.reshape(batch), at.offset.reshape(batch)
+
+
+def _check_rows(x: Tensor, k: Tensor, strength: Tensor, span: Span, shards: Shards | None) -> None:
+    if bool((span.selected > 0).any()):
+        row = int((span.selected > 0).nonzero()[0])
+        raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
+    check_contents(x, k, strength, "strength", span, shards)
+
+
+def check_rows(x: Tensor, k: Tensor, strength: Tensor) -> None:
+    """ValueError for rows of x (rows, n) that are not finite, or a k or strength (rows,) out of range."""
+    _check_rows(x, k, strength, row_range(x.abs()), None)
 
 
 def odd_map(

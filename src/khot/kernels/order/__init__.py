@@ -130,3 +130,4 @@ soft_sort.backend("torch", module=".torch_tiles", takes=_on_host)
 
 soft_permutation = Backends(__name__, "SOFT_PERMUTATION")
 soft_permutation.backend("triton", module=".triton_maps", takes=_on_chip)
+soft_permutation.backend("numba", module=".numba_maps")

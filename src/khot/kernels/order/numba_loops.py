@@ -15,7 +15,7 @@ import numpy as np
 
 from ..numba_math import EXP, LOG, Real
 from ..numba_rows import REALS_AT, doubles_at, longs_at
-from ..numba_tools import inlined, kernel, per_row, specialised
+from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from .torch_sums import FAR
 
 STRETCH = 128
@@ -28,12 +28,15 @@ class Loops(NamedTuple):
 
     All take the addresses of sorted rows and, but for ``sort``, of the places that they came from; that of the scales,
     or 0 and one scale; then of the result, or of dL/d result, dL/dx and dL/dscale, 0 if that is not wanted.
+    Results are rows, those of ``permutation`` matrices.
     """
 
     rank: Compiled
     rank_derivative: Compiled
     sort: Compiled
     sort_derivative: Compiled
+    permutation: Compiled
+    permutation_derivative: Compiled
 
 
 class Scans(NamedTuple):
@@ -58,6 +61,8 @@ def loops_of(real: Real) -> Loops:
             kernel(_rank_derivative(scans["pull"], real)),
             kernel(_sort(scans["count"], real)),
             kernel(_sort_derivative(scans["count"], scans["whole"], real)),
+            kernel(_permutation(scans["count"], real)),
+            kernel(_permutation_derivative(scans["count"], scans["whole"], real)),
         )
 
 
@@ -230,9 +235,11 @@ def _rank_derivative(scans: Scans, real: Real) -> Any:
 
 # ---- Sorted values
 
+FOLLOWING, BETWEEN = 0.5, 1.0  # the first point of a row: they follow the items at 1/2, 3/2, ..., or cut them apart
+
 
 class Points(NamedTuple):
-    """Some of the points 1/2, 3/2, ... of a row, one entry each, see :mod:`khot.kernels.order`.
+    """Some of the points of a row, each one after the one before, one entry each, see :mod:`khot.kernels.order`.
 
     Attributes:
         excess: d.
@@ -255,8 +262,10 @@ def _room_for_points():
 
 
 @per_row
-def _find_points(left, right, start, stop, below, at):
+def _find_points(left, right, origin, start, stop, below, at):
     """The points [start, stop) from the sums over the left and right of each item; how many items are below the last.
+
+    The first point of the row is ``origin``.
 
     ``below`` is that number for the point before. The anchors are numbers of items. Items are counted at the first
     point above them, which no processor need guess.
@@ -264,16 +273,16 @@ def _find_points(left, right, start, stop, below, at):
     n, size, (excesses, lefts, rights, products, anchors) = left.shape[0], stop - start, at
     excesses[:size] = 0.0
     for item in range(below, n):
-        first = math.ceil(item + 1 + 0.5 * (right[item] - left[item])) - 1
+        first = math.ceil(item + 1.5 - origin + 0.5 * (right[item] - left[item])) - 1
         if first >= stop:
             break
         excesses[max(first - start, 0)] += 1
     for i in range(size):
         below += int(excesses[i])
-        excesses[i] = start + i + 0.5 - below
+        excesses[i] = start + i + origin - below
     for i in range(size):
         excess = excesses[i]
-        count = int(start + i + 0.5 - excess)
+        count = int(start + i + origin - excess)
         lower, upper = max(count - 1, 0), min(count, n - 1)
         to_lower, to_upper, mass_left, mass_right = right[lower], left[upper], 1 + left[lower], 1 + right[upper]
         lefts[i], rights[i] = mass_left, mass_right
@@ -312,7 +321,7 @@ def _sort(scans: Scans, real: Real) -> Any:
             sums_of_right(x, x, inverse, decay, right)
             for start in range(0, n, STRETCH):
                 stop = min(start + STRETCH, n)
-                below = _find_points(left, right, start, stop, below, points)
+                below = _find_points(left, right, FOLLOWING, start, stop, below, points)
                 place(x, points, inverse, y[start:stop])
         return 0
 
@@ -325,10 +334,11 @@ def _weigh(g, at):
     excess, left, right, product, _ = at
     for i in range(g.shape[0]):
         both = math.sqrt(excess[i] * excess[i] + product[i])
-        larger, share = abs(excess[i]) + both, 0.5 * np.float64(g[i]) / both
-        smaller = product[i] / larger
-        left[i] = share * (smaller if excess[i] > 0 else larger) / left[i]
-        right[i] = share * (larger if excess[i] > 0 else smaller) / right[i]
+        larger, half = abs(excess[i]) + both, 0.5 * np.float64(g[i])
+        share, smaller = half / both, product[i] / larger
+        in_middle = excess[i] == 0  # of a gap, across which nothing need reach
+        left[i] = (half if in_middle else share * (smaller if excess[i] > 0 else larger)) / left[i]
+        right[i] = (half if in_middle else share * (larger if excess[i] > 0 else smaller)) / right[i]
 
 
 @per_row
@@ -343,22 +353,22 @@ def _lever(g, at, anchors):
 
 
 @per_row
-def _pull(left, right, g, at, with_scale, anchors):
+def _pull(left, right, g, origin, at, with_scale, anchors):
     """What the points give to their neighbours, to go on to the items on the left and right of these, in their place.
 
     Returns the :func:`_lever`, if asked for.
     """
-    n, below, last, lever = g.shape[0], 0, 0, 0.0
+    n, below, last, lever = left.shape[0], 0, 0, 0.0
     excess, given_left, given_right, _, _ = at
     of_lower = to_left = to_right = 0.0  # what the lower neighbour goes on with to the right; and what comes in now
-    for start in range(0, n, STRETCH):
+    for start in range(0, g.shape[0], STRETCH):
         part = g[start : start + STRETCH]
-        last = _find_points(left, right, start, start + part.shape[0], last, at)
+        last = _find_points(left, right, origin, start, start + part.shape[0], last, at)
         if with_scale:
             lever += _lever(part, at, anchors)
         _weigh(part, at)
         for i in range(part.shape[0]):
-            while below < start + i + 0.5 - excess[i]:
+            while below < start + i + origin - excess[i]:
                 if below > 0:  # no later point looks at the sums of the item below
                     left[below - 1], right[below - 1] = to_left, of_lower
                 of_lower, to_left, to_right = to_right, 0.0, 0.0
@@ -387,7 +397,7 @@ def _sort_derivative(counts: Scans, whole: Scans, real: Real) -> Any:
             ones_of_left(x, x, inverse, decay, left)
             ones_of_right(x, x, inverse, decay, right)
             anchors[:] = 0.0
-            lever = _pull(left, right, gs[r], points, grad_scale != 0, anchors)
+            lever = _pull(left, right, gs[r], FOLLOWING, points, grad_scale != 0, anchors)
             sum_left(x, right, inverse, decay, right)
             sum_right(x, left, inverse, decay, left)
             for i in range(n):
@@ -399,3 +409,163 @@ def _sort_derivative(counts: Scans, whole: Scans, real: Real) -> Any:
         return 0
 
     return sort_derivative
+
+
+# ---- The soft permutation, see :mod:`khot.kernels.order.torch_slices`
+
+
+class Cuts(NamedTuple):
+    """The cuts between the slices of a row, one entry each.
+
+    Attributes:
+        near: Half of an item near to the cut.
+        offset: Of the cut from there, in scales.
+        below: How many items lie at or below the cut.
+    """
+
+    near: Any
+    offset: Any
+    below: Any
+
+
+@per_row
+def _room_for_cuts(n):
+    return Cuts(np.empty(n - 1), np.empty(n - 1), np.empty(n - 1, np.int64))
+
+
+@per_row
+def _find_cuts(x, inverse, left, right, at, cuts):
+    n, last = x.shape[0], 0
+    for start in range(0, n - 1, STRETCH):
+        stop = min(start + STRETCH, n - 1)
+        last = _find_points(left, right, BETWEEN, start, stop, last, at)
+        for i in range(stop - start):
+            excess, anchor, j = at.excess[i], int(at.anchor[i]), start + i
+            if excess == 0:  # however wide the gap is
+                gap = (0.5 * np.float64(x[anchor + 1]) - 0.5 * np.float64(x[anchor])) * inverse
+                cuts.offset[j] = 0.5 * (min(gap, FAR) + _log(at.left[i] / at.right[i]))
+            else:
+                cuts.offset[j] = _offset(excess, at.left[i], at.right[i], at.product[i])
+            cuts.near[j] = 0.5 * np.float64(x[anchor])
+            cuts.below[j] = int(j + BETWEEN - excess)
+
+
+@inlined
+def _distance(near, offset, half, inverse):
+    """Of a cut from an item: t - z."""
+    return (near - half) * inverse + offset
+
+
+@per_row
+def _weigh_slices(cuts, inverse, weight):
+    """Half of 1 - exp(-width)."""
+    for j in range(weight.shape[0]):
+        width = _distance(cuts.near[j + 1], cuts.offset[j + 1], cuts.near[j], inverse) - cuts.offset[j]
+        weight[j] = -0.5 * math.expm1(-width)
+
+
+@per_row
+def _own_slice(half, inverse, cuts, j):
+    """How much of an item's law lies in the slice around it, the one before the cut j."""
+    found, last = 0.0, cuts.near.shape[0]
+    for cut, sign in ((j, 1.0), (j - 1, -1.0)):
+        if 0 <= cut < last:
+            distance = sign * _distance(cuts.near[cut], cuts.offset[cut], half, inverse)
+            found -= 0.5 * math.expm1(-distance)
+        else:
+            found += 0.5
+    return found
+
+
+def _permutation(scans: Scans, real: Real) -> Any:
+    left_of, right_of, reals_at, exp = scans.left, scans.right, REALS_AT[real], EXP[real]
+
+    @per_row
+    def fill(half, inverse, lower, lower_offset, upper, upper_offset, weight, y):
+        """The slices that have two ends, as products."""
+        for j in range(y.shape[0]):
+            beyond = _distance(lower[j], lower_offset[j], half, inverse)
+            before = -_distance(upper[j], upper_offset[j], half, inverse)
+            y[j] = real(weight[j]) * exp(-real(beyond if beyond > before else before))
+
+    @per_row
+    def fill_rows(x, places, inverse, cuts, weight, ys, top):
+        n, around = x.shape[0], 0
+        near, offset, half_mass = cuts.near, cuts.offset, real(0.5)
+        for i in range(n):
+            half, y = 0.5 * np.float64(x[i]), ys[top + places[i]]
+            if n > 1:
+                y[0] = half_mass * exp(real(_distance(near[0], offset[0], half, inverse)))
+                y[n - 1] = half_mass * exp(real(-_distance(near[n - 2], offset[n - 2], half, inverse)))
+            if n > 2:
+                fill(half, inverse, near[: n - 2], offset[: n - 2], near[1:], offset[1:], weight, y[1 : n - 1])
+            while around < n - 1 and cuts.below[around] <= i:
+                around += 1
+            y[around] = _own_slice(half, inverse, cuts, around)
+
+    def permutation(first, last, n, values, order, scale, one_scale, result):
+        xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last * n, n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), _room_for_points()
+        cuts, weight = _room_for_cuts(n), np.empty(max(n - 2, 0))
+        for r in range(first, last):
+            x, inverse = xs[r], inverse_scale(scale, one_scale, r)
+            left_of(x, x, inverse, decay, left)
+            right_of(x, x, inverse, decay, right)
+            _find_cuts(x, inverse, left, right, points, cuts)
+            _weigh_slices(cuts, inverse, weight)
+            fill_rows(x, places[r], inverse, cuts, weight, ys, r * n)
+        return 0
+
+    return permutation
+
+
+def _permutation_derivative(counts: Scans, whole: Scans, real: Real) -> Any:
+    reals_at, exp = REALS_AT[real], EXP[real]
+    ones_of_left, ones_of_right, sum_left, sum_right = counts.left, counts.right, whole.left, whole.right
+
+    @summed
+    def flow_through(half, inverse, near, offset, g, above, of_cuts):
+        """Adds twice what flows through each cut to the derivative in it; the sum is that of the item, but its sign."""
+        total = 0.0
+        for j in range(near.shape[0]):
+            density = exp(-abs(real(_distance(near[j], offset[j], half, inverse))))
+            flow = np.float64((g[j] - above[j]) * density)
+            of_cuts[j] += flow
+            total += flow
+        return total
+
+    @per_row
+    def pull_back(x, places, inverse, cuts, gs, top, of_items, of_cuts):
+        """The direct derivatives in the items and the cuts."""
+        n = x.shape[0]
+        for j in range(n - 1):
+            of_cuts[j] = 0.0
+        for i in range(n):
+            g = gs[top + places[i]]
+            total = flow_through(0.5 * np.float64(x[i]), inverse, cuts.near, cuts.offset, g[: n - 1], g[1:], of_cuts)
+            of_items[i] = -0.5 * total
+        for j in range(n - 1):
+            of_cuts[j] *= 0.5
+
+    def permutation_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
+        xs, places = reals_at(values, last, n), longs_at(order, last, n)
+        gs, grads = reals_at(grad, last * n, n), reals_at(grad_x, last, n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), _room_for_points()
+        cuts, of_items, of_cuts, nothing = _room_for_cuts(n), np.empty(n), np.empty(n - 1), np.empty(0)
+        for r in range(first, last):
+            x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
+            ones_of_left(x, x, inverse, decay, left)
+            ones_of_right(x, x, inverse, decay, right)
+            _find_cuts(x, inverse, left, right, points, cuts)
+            pull_back(x, place, inverse, cuts, gs, r * n, of_items, of_cuts)
+            _pull(left, right, of_cuts, BETWEEN, points, False, nothing)
+            sum_left(x, right, inverse, decay, right)
+            sum_right(x, left, inverse, decay, left)
+            for i in range(n):
+                of_items[i] += left[i] + right[i]
+                out[place[i]] = 0.5 * inverse * of_items[i]
+            if grad_scale != 0:
+                doubles_at(grad_scale, 1, last)[0, r] = 0.5 * inverse * _stretch(x, inverse, of_items)
+        return 0
+
+    return permutation_derivative

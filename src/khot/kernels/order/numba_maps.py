@@ -1,6 +1,7 @@
-"""Soft ranks and soft sorting of sorted rows as loops over rows on a CPU, in float64 but for what they read and write.
+"""Soft ranks, sorting and permutations of sorted rows as loops over rows on a CPU.
 
-A number in place of the scales is the scale of all rows.
+All in float64 but for what they read and write, and for the exponentials of permutations. A number in place of the
+scales is the scale of all rows.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,13 @@ def _soft_sort(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Te
     return (y if y.dtype == values.dtype else y.to(values.dtype),)
 
 
+def _soft_permutation(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:
+    items, places, n = _rows(values), order.contiguous(), values.shape[-1]
+    y = items.new_empty(*values.shape, n)
+    _over(_loops(items).permutation, items, (items, places), scale, (y,), n)
+    return (y if y.dtype == values.dtype else y.to(values.dtype),)
+
+
 def _derivative(
     loop: Callable[[Loops], Compiled],
 ) -> Callable[[Tensor, Tensor, Tensor | float, Tensor, bool], tuple[Tensor, Tensor | None]]:
@@ -36,7 +44,8 @@ def _derivative(
     ) -> tuple[Tensor, Tensor | None]:
         items, places, cotangents, grad_x = _rows(values), order.contiguous(), _rows(grad), _result(values)
         grad_scale = values.new_empty(values.shape[:-1], dtype=torch.float64) if with_scale else None
-        _over(loop(_loops(items)), items, (items, places), scale, (cotangents, grad_x, grad_scale))
+        work = cotangents.numel() // items.numel()
+        _over(loop(_loops(items)), items, (items, places), scale, (cotangents, grad_x, grad_scale), work)
         return grad_x.to(values.dtype), grad_scale
 
     return derivative
@@ -63,13 +72,15 @@ def _over(
     before: tuple[Tensor, ...],
     scale: Tensor | float,
     after: tuple[Tensor | None, ...],
+    work: int = 1,
 ) -> None:
-    """Runs a loop on these tensors and the scale between them."""
+    """Runs a loop on these tensors and the scale between them, which takes so many steps for each item."""
     n, size = items.shape[-1], items.numel()
     column, one = (scale.contiguous(), 0.0) if isinstance(scale, Tensor) else (None, float(scale))
     address, *results = (0 if v is None else v.data_ptr() for v in (column, *after))
-    over_rows(loop, size // n, size, n, *(v.data_ptr() for v in before), address, one, *results)
+    over_rows(loop, size // n, size * work, n, *(v.data_ptr() for v in before), address, one, *results)
 
 
 SOFT_RANK = RowMap(_soft_rank, _derivative(lambda loops: loops.rank_derivative), True)
 SOFT_SORT = RowMap(_soft_sort, _derivative(lambda loops: loops.sort_derivative), True)
+SOFT_PERMUTATION = RowMap(_soft_permutation, _derivative(lambda loops: loops.permutation_derivative), True)

@@ -22,6 +22,7 @@ from . import reference
 from .reference import places
 
 MOST_PLACES = {torch.float32: 16, torch.float64: 8}  # k + 1: of more a thread has no room for an item
+MOST_PLACES_ON_HOST = 200  # of more a library that multiplies matrices is nearly as fast as loops
 LONE_ROW = 2**15  # entries; a row has one program, so that longer ones want FEW_ROWS of them at least
 FEW_ROWS = 16
 
@@ -30,6 +31,10 @@ def _fits(x: Tensor, k: int) -> bool:
     n, rows = x.shape[-1], places(k, x.shape[-1])
     most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
     return 1 < rows <= most and rows * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
+
+
+def _has_few_places(x: Tensor, k: int) -> bool:
+    return 1 < places(k, x.shape[-1]) <= MOST_PLACES_ON_HOST
 
 
 def _like_plan(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:
@@ -44,6 +49,7 @@ def _like_gradients(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 sorted_transport = Operator("sorted_transport", reference.sorted_transport, fake=_like_plan)
 sorted_transport.backend("triton", module=".triton_forward", takes=lambda x, half, k, *_: _fits(x, k))
+sorted_transport.backend("numba", module=".numba_backend", takes=lambda x, half, k, *_: _has_few_places(x, k))
 sorted_transport.backend("torch", module=".torch_backend")
 
 sorted_transport_derivative = Operator(
@@ -51,5 +57,10 @@ sorted_transport_derivative = Operator(
 )
 sorted_transport_derivative.backend(
     "triton", module=".triton_backward", takes=lambda x, half, t, grad_y, with_half: _fits(x, grad_y.shape[-2])
+)
+sorted_transport_derivative.backend(
+    "numba",
+    module=".numba_backend",
+    takes=lambda x, half, t, grad_y, with_half: _has_few_places(x, grad_y.shape[-2]),
 )
 sorted_transport_derivative.backend("torch", module=".torch_backend")

@@ -1,0 +1,154 @@
+"""Loops of the maps by absolute value, sorted transport, permutations and Brewer's scores: threads, and rows left."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from khot import Brewer, soft_permutation, sorted_transport_topk, sparse_topk_magnitude, sparse_topk_signed
+from khot.kernels import backend
+from tests.inputs import normal
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from khot.kernels.magnitude import numba_backend as magnitude
+from khot.kernels.sorted_transport import numba_backend as transport
+
+MAPS = {
+    "magnitude": lambda x: sparse_topk_magnitude(x, 7, 0.5, 1.7),
+    "signed": lambda x: sparse_topk_signed(x, 30, 0.5),
+    "transport": lambda x: sorted_transport_topk(x, 3, 0.5),
+    "permutation": soft_permutation,
+    "brewer": lambda x: Brewer(logits=x, k=3).log_prob((x.argsort(-1).argsort(-1) < 3).to(x.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_results_do_not_depend_on_the_number_of_threads(name):
+    x, threads, results = normal(1700, 40, dtype=torch.float32).requires_grad_(), torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            y = MAPS[name](x)
+            results.append((y, torch.autograd.grad(y, x, y.detach().cos())[0]))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """How many rows each call of a loop leaves to the torch backend."""
+    counts = []
+
+    def count_in(module):
+        run = module.over_rows
+
+        def counted(*arguments):
+            counts.append(run(*arguments))
+            return counts[-1]
+
+        monkeypatch.setattr(module, "over_rows", counted)
+
+    for module in (magnitude, transport):
+        count_in(module)
+    return counts
+
+
+both_reals = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def transport_of(k, x, epsilon):
+    return sorted_transport_topk(x, k, epsilon)
+
+
+def differentiate(function, *inputs):
+    """Values and gradients in each backend."""
+    results = []
+    for name in ("numba", "torch"):
+        with backend(name):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            y = function(*leaves)
+            results.append([y.detach(), *torch.autograd.grad(y, leaves, normal(*y.shape, seed=5).to(y.dtype))])
+    return zip(*results, strict=True)
+
+
+@both_reals
+@pytest.mark.parametrize("p", [2.0, 1.7])
+def test_ordinary_magnitudes_are_not_left(p, dtype, left):
+    eps = torch.finfo(dtype).eps
+    cases = [(2, 1, 1), (10, 5, 0.01), (100, 3.5, 1), (1000, 500, 1e-3), (6000, 77, 0.5), (10, 10, 1), (10, 0, 1)]
+    for n, k, strength in cases:
+        x = normal(20, n, dtype=dtype)
+        x[0], x[1, ::2] = 1.0, 0.0  # ties, and masked entries
+        numbers = torch.tensor([k] * 20, dtype=torch.float64), torch.tensor(strength, dtype=torch.float64)
+        for found, expected in differentiate(lambda x, k, s: sparse_topk_magnitude(x, k, s, p), x, *numbers):
+            size = 1 + expected.abs().max().item()
+            torch.testing.assert_close(found, expected, rtol=0, atol=1000 * eps * size)
+    assert left == [0] * 2 * len(cases)
+
+
+@both_reals
+def test_rare_magnitudes_are_those_of_the_torch_backend(dtype, left):
+    x, far = normal(8, 40, dtype=dtype), 1e30 if dtype == torch.float32 else 1e200
+    x[0] *= far  # squares overflow
+    x[1] /= far
+    x[2, 3] = torch.finfo(dtype).max
+    x[3, 3:] = 0.0
+    x[4] = 0.0
+    x[5, :5], x[5, 5:] = 1.0, 1 - 4 * torch.finfo(dtype).eps
+    x[6, ::2] *= 1e-10
+    k = torch.full((8,), 5.0, dtype=torch.float64)
+    for strength in (1.0, 1e-12, 1e10):
+        results = differentiate(lambda x, k, s: sparse_topk_magnitude(x, k, s, 1.7), x, k, torch.full_like(k, strength))
+        for found, expected in results:
+            torch.testing.assert_close(found, expected, rtol=2e4 * torch.finfo(dtype).eps, atol=0.0)
+    assert all(left)
+    left.clear()
+    sparse_topk_magnitude(x[7:].index_fill(-1, torch.tensor(0), 2.0**30), 5)  # of which powers lose digits
+    assert left == [1]
+    x[7, 3] = torch.nan
+    with pytest.raises(ValueError, match="`x` must not contain NaN, but row 7 of the flattened batch does"):
+        sparse_topk_magnitude(x, 5)
+
+
+@both_reals
+def test_transport_without_rows_left(dtype, left):
+    eps = torch.finfo(dtype).eps
+    for n, k, epsilon in ((2, 1, 1.0), (10, 10, 0.5), (40, 20, 0.1), (1000, 3, 1e-3), (300, 5, 1e4)):
+        x = normal(20, n, dtype=dtype)
+        x[::2] = x[::2].round()  # ties, in which Newton's steps overshoot
+        softness = torch.tensor(epsilon, dtype=torch.float64)
+        for found, expected in differentiate(partial(transport_of, k), x, softness):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e4 * eps * (1 + expected.abs().max().item()))
+    assert left == [0] * 10
+
+
+@both_reals
+def test_rare_transports_are_those_of_the_torch_backend(dtype, left):
+    x = normal(4, 12, dtype=dtype)
+    x[1] *= torch.finfo(dtype).max / 8
+    epsilon = torch.tensor([1e-200, 1.0, 1e-3, 1e160], dtype=torch.float64)
+    for found, expected in differentiate(lambda x: sorted_transport_topk(x, 4, epsilon), x):
+        torch.testing.assert_close(found, expected, rtol=1e4 * torch.finfo(dtype).eps, atol=1e-9)
+    assert any(left)
+    with pytest.warns(RuntimeWarning, match="rows were off by up to .* max_iter=1"):
+        sorted_transport_topk(x, 4, 1.0, max_iter=1)
+
+
+def test_scores_of_brewer():
+    """Values and gradients as in torch; derivatives of gradients, and of many cotangents at once, from there."""
+    logits = normal(3, 9)
+    value = Brewer(logits=logits, k=4).sample((5,))
+    for found, expected in differentiate(lambda x: Brewer(logits=x, k=4).log_prob(value), logits):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    x, grads = logits.requires_grad_(), normal(2, 5, 3, seed=1)
+    score = Brewer(logits=x, k=4).log_prob(value)
+    together = torch.autograd.grad(score, x, grads, is_grads_batched=True, retain_graph=True)[0]
+    for grad, found in zip(grads, together, strict=True):
+        torch.testing.assert_close(found, torch.autograd.grad(score, x, grad, retain_graph=True)[0])
+    (gradient,) = torch.autograd.grad(score, x, grads[0], create_graph=True)
+    second = torch.autograd.grad(gradient.square().sum(), x)[0]
+    with backend("torch"):
+        (gradient,) = torch.autograd.grad(Brewer(logits=x, k=4).log_prob(value), x, grads[0], create_graph=True)
+        torch.testing.assert_close(second, torch.autograd.grad(gradient.square().sum(), x)[0], rtol=1e-9, atol=1e-9)
