@@ -12,7 +12,7 @@ import khot
 from khot.distributions import ConditionalPoisson, PhantomUnit, Pivotal
 from khot.kernels import backend
 from tests.distributed.group import case
-from tests.distributed.spread import P, R, S, assert_same, compare, spread
+from tests.distributed.spread import P, R, S, assert_same, compare, first_rank_first, spread
 from tests.inputs import normal
 from tests.registry import DESIGNS, PHANTOM, reinmax_on
 
@@ -69,6 +69,8 @@ def draws_are_those_of_one_process():
     cases = [("auto", member) for member in [*DESIGNS, PHANTOM]] + [("torch", member) for member in DESIGNS[::3]]
     for backend_name, member in cases:
         with backend(backend_name):
+            with first_rank_first():
+                member.make(logits=logits, k=K).sample((5,))
             one = draws_of(member, logits, [R])
             assert one.shape == (5, *SHAPE)
             for placements in PLACES:

@@ -1,6 +1,7 @@
 """Cases of operators that DTensors reach directly, and of compiled graphs with DTensors."""
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import khot
@@ -8,7 +9,7 @@ from khot.kernels import capped_simplex
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.registry import OPERATORS
 from tests.distributed.group import case
-from tests.distributed.spread import R, S, assert_same, spread
+from tests.distributed.spread import R, S, assert_same, compare, spread
 from tests.inputs import normal
 
 
@@ -29,9 +30,10 @@ def operators_know_how_dtensors_lie():
 
 @case
 def compiled_maps_of_dtensors():
-    """Values: of their gradients torch's DTensors lack rules for what a graph is made of, such as logsigmoid."""
-    x = normal(4, 6)
-    for function in (khot.sigmoid_topk, khot.sparse_topk):
-        compiled = torch.compile(lambda v, f=function: f(v, 2.5), backend="aot_eager", fullgraph=True)
-        with torch.no_grad():
-            assert_same(compiled(spread(x, [S(0)])), function(x, 2.5), "the value")
+    """Values and gradients, in sums and softness, too."""
+    x, k, softness = normal(4, 6), torch.tensor(2.5).double(), torch.full((4,), 0.7).double()
+    for function, placements in ((khot.log_sigmoid_topk, [S(0)]), (khot.sparse_topk_magnitude, [S(1)])):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        call = lambda *v, f=function, c=compiled: c(*v) if isinstance(v[0], DTensor) else f(*v)  # noqa: E731 - of this turn
+        compare(call, [x, k, softness], [placements, [R], [R]])

@@ -8,9 +8,9 @@ import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
 import khot
-from khot.kernels import backend
+from khot._distributed.shards import Shards, spread_over
 from tests.distributed.group import case
-from tests.distributed.spread import P, R, S, assert_same, compare, mesh_of, spread
+from tests.distributed.spread import P, R, S, assert_same, compare, first_rank_first, mesh_of, spread
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS
 
@@ -19,16 +19,28 @@ IN_PARTS = [[S(1)], [S(0), S(1)], [S(1), S(1)], [S(1), S(0)], [P, S(1)], [R, S(1
 
 @case
 def every_mask_of_cut_rows():
+    """Of what a process sums up between two reductions, in torch and in loops, against whole rows in torch."""
     maps = [m for member in RELAXATIONS for m in (member.map, member.log) if m] + [m.map for m in ODD_MAPS]
-    for mask, n in itertools.product(maps, (7, 9, 10, 1000)):
+    for mask, (n, sums_by) in itertools.product(maps, ((7, "torch"), (9, "auto"), (10, "torch"), (1000, "auto"))):
         x, k, softness = normal(3, n), torch.tensor([1.5, 2.0, 4.0]).double(), torch.tensor([0.5, 1.0, 0.1]).double()
+        if sums_by == "auto":
+            compile_loops_once(mask, x)
         for placements in IN_PARTS if n == 7 and mask in maps[::4] else IN_PARTS[:1]:
             everywhere = [R] * len(placements)
-            with backend("torch"):  # the same root finder: what is compared are the sums
-                y, leaves = compare(mask, [x, k, softness], [placements, everywhere, everywhere])
+            y, leaves = compare(
+                mask, [x, k, softness], [placements, everywhere, everywhere], backends=("torch", sums_by)
+            )
             assert list(y.placements) == [R if p.is_partial() else p for p in placements], mask
-        compare(mask, [x, 2.5, 0.7], [[S(1)], None, None])
         assert all(list(leaf.grad.placements) == everywhere for leaf in leaves[1:]), mask
+        if n == 9:
+            compare(mask, [x, 2.5, 0.7], [[S(1)], None, None], backends=("torch", sums_by))
+
+
+def compile_loops_once(mask, x):
+    """On the first rank, by taking it for the only one that has items; the others find the loops on disk."""
+    with first_rank_first(), spread_over(Shards((), x.shape[-1], (x.shape[-1],))):
+        x = x.clone().requires_grad_()
+        mask(x, 2.5, 0.7).sum().backward()
 
 
 @case
@@ -56,7 +68,8 @@ def masked_items_and_far_ones():
 @case
 def gaps_in_which_all_tails_underflow():
     x = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 5.0, 9.0]]).double()
-    for mask, scale in itertools.product((khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk), (1e-2, 1e-4)):
+    maps = khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk, khot.topk_threshold
+    for mask, scale in itertools.product(maps, (1e-2, 1e-4)):
         k, softness = torch.tensor([2.0, 2.0]).double(), torch.tensor([scale, scale]).double()
         compare(mask, [x, k, softness], [[S(1)], [R], [R]], rtol=1e-7, atol=1e-9)
 
@@ -149,11 +162,43 @@ def bad_cut_rows_raise_on_all_ranks():
 
 
 @case
-def derivatives_of_second_order_are_refused():
-    x = spread(normal(4, 7), [S(1)], True)
-    (first,) = torch.autograd.grad(khot.sigmoid_topk(x, 2.5).to_local().square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.to_local().sum().backward()
+def derivatives_of_higher_order_of_cut_rows():
+    """Of values and thresholds, in scores, sums and softness; a gap lets all slopes underflow."""
+    maps = [khot.sigmoid_topk, khot.log_sigmoid_topk, khot.lapsum_topk, partial(khot.sparse_topk, p=1.5)]
+    maps += [khot.topk_threshold, khot.sparse_topk_magnitude, khot.sparse_topk_signed]
+    x, k, softness = normal(2, 7), torch.tensor([1.5, 2.0]).double(), torch.tensor([0.5, 1.0]).double()
+    compare_nested_gradients(maps, (x, k, softness), orders=3)
+    gap = torch.tensor([[0.0, 1, 2, 3]]).double(), torch.tensor([2.0]).double(), torch.tensor([1e-3]).double()
+    compare_nested_gradients([khot.sigmoid_topk], gap, orders=2)
+
+
+def compare_nested_gradients(maps, whole, orders):
+    """Derivatives in all arguments, each of one number made of those before."""
+    for mask in maps:
+        found = []
+        for leaves in (
+            [v.clone().requires_grad_() for v in whole],
+            [spread(v, [where], True) for v, where in zip(whole, (S(1), R, R), strict=True)],
+        ):
+            values, nested = [mask(*leaves)], []
+            for _ in range(orders):
+                number = sum(value.sin().sum() for value in values)
+                values = torch.autograd.grad(number, leaves, create_graph=True)
+                nested += values
+            found.append(nested)
+        for i, (one, several) in enumerate(zip(*found, strict=True)):
+            assert_same(several, one, f"{mask}, {i}", rtol=1e-8, atol=1e-9)
+
+
+@case
+def collectives_of_the_second_derivative():
+    x, k = spread(normal(4, 1000), [S(1)], True), spread(torch.tensor(20.0).double(), [R], True)
+    y = khot.sigmoid_topk(x, k).to_local()
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    loss = first.to_local().square().sum()
+    with CommDebugMode() as backward:
+        loss.backward()
+    assert backward.get_total_counts() == 3, backward.get_comm_counts()
 
 
 @case

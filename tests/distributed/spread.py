@@ -1,6 +1,7 @@
 """Tensors spread over the ranks of a group, and calls on them compared with the same calls on whole tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
+
+from khot.kernels import backend
 
 S, R, P = Shard, Replicate(), Partial()
 
@@ -36,6 +39,16 @@ def spread(value: Tensor, placements: Sequence[Placement], requires_grad: bool =
     return dtensor.detach().requires_grad_(requires_grad)
 
 
+@contextmanager
+def first_rank_first() -> Iterator[None]:
+    """The first rank runs this block before the others do: what it compiles they find on disk."""
+    if dist.get_rank() > 0:
+        dist.barrier()
+    yield
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
 def assert_same(actual: Any, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-11) -> None:
     assert isinstance(actual, DTensor), f"{what} is a {type(actual).__name__}"
     assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
@@ -48,6 +61,7 @@ def compare(
     arguments: Sequence[Any],
     placements: Sequence[Sequence[Placement] | None],
     differentiable: bool = True,
+    backends: tuple[str, str] = ("auto", "auto"),
     **tolerance: float,
 ) -> tuple[DTensor, list[DTensor]]:
     """The function of spread tensors, compared with that of whole ones; its result and its leaves.
@@ -57,6 +71,7 @@ def compare(
         arguments: Tensors, or anything else.
         placements: Of each argument, None for one that is given as it is.
         differentiable: Whether gradients are compared.
+        backends: That of whole tensors and that of spread ones.
         tolerance: Of the comparison.
     """
     leaves = differentiable and [isinstance(v, Tensor) and v.is_floating_point() for v in arguments]
@@ -70,13 +85,19 @@ def compare(
         v if where is None or not isinstance(v, Tensor) else spread(v, where, v.requires_grad)
         for v, where in zip(wholes, placements, strict=True)
     ]
-    expected, actual = function(*wholes), function(*parts)
-    assert_same(actual, expected, "the value", **tolerance)
     spread_leaves = [v for v in parts if isinstance(v, DTensor) and v.requires_grad]
+    with first_rank_first(), backend(backends[0]):
+        expected = function(*wholes)
+        cotangent = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        cotangent = cotangent.to(expected.dtype)
+        if spread_leaves:
+            (expected * cotangent).sum().backward()
+    with backend(backends[1]):
+        actual = function(*parts)
+        if spread_leaves:
+            (actual * spread(cotangent, [R] * actual.device_mesh.ndim)).sum().backward()
+    assert_same(actual, expected, "the value", **tolerance)
     if spread_leaves:
-        cotangent = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(5))
-        (expected * cotangent).sum().backward()
-        (actual * spread(cotangent, [R] * actual.device_mesh.ndim)).sum().backward()
         for i, (part, one) in enumerate(zip(parts, wholes, strict=True)):
             if not isinstance(part, DTensor) or not part.requires_grad:
                 continue

@@ -1,6 +1,7 @@
 """DTensors in a group of one process: quick, and without processes of its own."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import khot
+from khot.kernels.registry import HAS_NUMBA
 from tests.every_map import MAPS
 from tests.inputs import normal
 
@@ -54,3 +56,37 @@ def test_plain_and_spread_tensors_do_not_mix(mesh):
         khot.sigmoid_topk(x, torch.tensor(2.0, requires_grad=True))
     with pytest.raises(TypeError, match="`x` must be a DTensor, too, where `k` is one"):
         khot.sigmoid_topk(normal(3, 7), distribute_tensor(torch.tensor(2.0), mesh, [Replicate()]))
+
+
+def test_compiled_thresholds_have_no_gradient(mesh):
+    x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
+    torch.compiler.reset()
+    compiled = torch.compile(khot.topk_threshold, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, 2.5).full_tensor(), khot.topk_threshold(normal(3, 7), 2.5))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="no gradient in a compiled graph of DTensors"):
+        compiled(x.clone().requires_grad_(), 2.5)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="plain torch has no loops")
+def test_loops_over_pieces_of_a_row(mesh):
+    """They find what loops over whole rows find, with any number of threads the same."""
+    whole = normal(2, 100_000, dtype=torch.float32).requires_grad_()
+    parts = [distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_() for _ in range(2)]
+    values = [khot.sigmoid_topk(whole, 1000, 0.5)]
+    for x, threads in zip(parts, (1, 3), strict=True):
+        with torch_threads(threads):
+            values.append(khot.sigmoid_topk(x, 1000, 0.5).to_local())
+            (values[-1] * whole.detach()).sum().backward()
+    (values[0] * whole.detach()).sum().backward()
+    grads = [whole.grad, *(x.grad.to_local() for x in parts)]
+    for one, several, again in (values, grads):
+        torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-8)
+        assert torch.equal(several, again)
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield
+    torch.set_num_threads(before)

@@ -77,10 +77,39 @@ class Span(NamedTuple):
     moments: tuple[Tensor, Tensor] | None = None
 
 
-def row_range(x: Tensor, shards: Shards | None = None) -> Span:
+class Ends(NamedTuple):
+    """Of the items of each row that are here: what :class:`Span` of the whole rows is made of.
+
+    Smallest and largest finite entry, infinite where there is none, and whether there is a NaN; then numbers of finite
+    and of +inf entries, the sum of the finite ones and that of their squares.
+    """
+
+    lowest: Tensor
+    highest: Tensor
+    nan: Tensor
+    finite: Tensor
+    selected: Tensor
+    total: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Ends":
+        lowest, highest = x.amin(-1), x.amax(-1)
+        nan, finite, kept = highest.isnan(), torch.full_like(highest, x.shape[-1]), x
+        selected = torch.zeros_like(finite)
+        if x.is_cuda or not bool((highest - lowest).isfinite().all()):  # which is of this process alone: nobody waits
+            regular = x.isfinite()
+            lowest, highest = torch.where(regular, x, torch.inf).amin(-1), torch.where(regular, x, -torch.inf).amax(-1)
+            finite, selected = regular.sum(-1), (x == torch.inf).sum(-1)
+            kept = torch.where(regular, x, 0)
+        squares = torch.linalg.vector_norm(kept, dim=-1).double().square()
+        return cls(lowest, highest, nan, finite, selected, kept.sum(-1), squares)
+
+
+def row_range(x: Tensor, shards: Shards | None = None, ends: Ends | None = None) -> Span:
     """The :class:`Span` of each row of x (rows, n), of which other processes may hold further parts."""
     if shards is not None:
-        return _range_of_parts(x, shards)
+        return _range_of_parts(Ends.of(x) if ends is None else ends, shards)
     lowest, highest = x.amin(-1).double(), x.amax(-1).double()
     nan = highest.isnan()
     n = torch.full_like(highest, x.shape[-1])
@@ -95,19 +124,10 @@ def row_range(x: Tensor, shards: Shards | None = None) -> Span:
     )
 
 
-def _range_of_parts(x: Tensor, shards: Shards) -> Span:
+def _range_of_parts(here: Ends, shards: Shards) -> Span:
     """By two collectives, one of maxima and one of sums."""
-    lowest, highest = x.amin(-1), x.amax(-1)
-    nan, finite, kept = highest.isnan(), torch.full_like(highest, x.shape[-1]), x
-    selected = torch.zeros_like(finite)
-    if x.is_cuda or not bool((highest - lowest).isfinite().all()):  # which is of this process alone: nobody waits
-        regular = x.isfinite()
-        lowest, highest = torch.where(regular, x, torch.inf).amin(-1), torch.where(regular, x, -torch.inf).amax(-1)
-        finite, selected = regular.sum(-1), (x == torch.inf).sum(-1)
-        kept = torch.where(regular, x, 0)
-    lowest, highest, nan = shards.max(-lowest, highest, nan)
-    squares = torch.linalg.vector_norm(kept, dim=-1).double().square()
-    count, selected, total, squares = shards.sum(finite, selected, kept.sum(-1), squares)
+    lowest, highest, nan = shards.max(-here.lowest, here.highest, here.nan)
+    count, selected, total, squares = shards.sum(here.finite, here.selected, here.total, here.squares)
     centre = total / count.clamp(min=1)
     variance = (squares / count.clamp(min=1) - centre.square()).clamp(min=0)
     none = count == 0

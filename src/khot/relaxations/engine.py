@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from khot._distributed.boundary import of_rows
+from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
@@ -33,6 +34,7 @@ from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
+from .in_graphs import mask_in_graph, threshold_in_graph
 from .in_parts import mask_of_parts
 from .portable import portable_mask
 
@@ -250,6 +252,8 @@ def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: 
         return y
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     k, softness = (row_scalar(value, x, batch, on_host) for value in (k, softness))
+    if torch.compiler.is_compiling() and is_dtensor(x):
+        return mask_in_graph(x, k, softness, link, log, name)
     y, _, _ = _apply(x, k, softness, link, log, name, checks_contents(x))
     return y
 
@@ -274,6 +278,8 @@ def mask_threshold(x: Tensor, k: float | Tensor, softness: float | Tensor, *, li
     check_k(k, x, x.shape[:-1], x.shape[-1])
     check_softness(name, softness, x, x.shape[:-1])
     k, scale = (row_scalar(value, x, x.shape[:-1], False) for value in (k, softness))
+    if torch.compiler.is_compiling() and is_dtensor(x):
+        return threshold_in_graph(x, k, scale, link, name)
     _, anchor, offset = _apply(x, k, scale, link, False, name, checks_contents(x))
     return anchor + offset * scale
 

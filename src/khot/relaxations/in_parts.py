@@ -1,35 +1,26 @@
-r"""Masks of rows of which each process holds a part of the items: thresholds and derivatives by sums over all parts.
+"""Masks of rows of which each process holds a part of the items: thresholds and derivatives by sums over all parts.
 
-The root finder is that of :mod:`khot.kernels.capped_simplex.search` in plain torch, whatever the backend: one
-collective finds the range of the rows, one their counts and moments, and each step adds four float64 numbers a row.
-
-With slopes :math:`w_i = F'(z_i)`, their sum W, and :math:`d_i = w_i g_i`, or :math:`d_i = g_i F'(z_i) / F(z_i)` of the
-logarithm, cotangents g of the values and h of the threshold,
-
-.. math:: \frac{\partial L}{\partial x_i} = \frac1s \Big(d_i - \frac{w_i}{W} \sum_j d_j\Big) + \frac{w_i}{W} h, \qquad
-    \frac{\partial L}{\partial k} = \frac{\sum d - s h}{W}, \qquad
-    \frac{\partial L}{\partial s} = -\frac1s \sum_i z_i \Big(d_i - \frac{w_i}{W} \sum_j d_j\Big)
-    - \frac h W \sum_i w_i z_i,
-
-which needs the sums of w, d, wz and dz: one collective, in float64. These derivatives are of the first order.
+The root finder is that of :mod:`khot.kernels.capped_simplex.search`: one collective finds the range of the rows, one
+their counts and moments, and each step adds four float64 numbers a row. What a process finds of its items between two
+collectives, it finds in one loop where a backend has one. Derivatives, of every order, are those of
+:mod:`khot.kernels.capped_simplex.parts`: one collective for the first.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from khot._distributed.shards import Shards
 from khot._validation import checks_contents
 from khot.kernels import capped_simplex, magnitude
-from khot.kernels.capped_simplex.derivative import mask_values
+from khot.kernels.capped_simplex import parts
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
-from khot.kernels.rows import Threshold, compute_dtype, distances_of
+from khot.kernels.magnitude.derivative import derivative as differentiable_odd_derivative
+from khot.kernels.rows import Threshold, compute_dtype
 
 
 def _row_numbers(value: float | Tensor, x: Tensor) -> Tensor:
@@ -45,93 +36,31 @@ def _with_items(x: Tensor, masked: float) -> Tensor:
 
 
 class _MaskOfParts(Function):
-    """(x, k, s) -> (y or log y, t) for parts x (..., m) of rows, float64 k and s (...), the same on all processes."""
+    """(x, k, s) -> (y or log y, a, c) for parts x (..., m) of rows; k, s, a, c (...) are the same on all processes."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, shards: Shards
-    ) -> tuple[Tensor, Tensor]:
-        check = checks_contents(x)
-        at = Threshold(*capped_simplex.threshold_of_parts(x, k, scale, link, softness, check, shards))
-        ctx.save_for_backward(x, scale, *at)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        check, loops = checks_contents(x), capped_simplex.shard_loops.find(x, link, log)
+        y, anchor, offset = parts.mask_of_parts(x, k, scale, link, log, softness, check, shards, loops)
+        ctx.save_for_backward(x, scale, anchor, offset)
+        ctx.mark_non_differentiable(anchor)
         ctx.set_materialize_grads(False)
-        ctx.link, ctx.log, ctx.shards = link, log, shards
-        return mask_values(x, scale, at, link, log).contiguous(), at.anchor + at.offset * scale
+        ctx.link, ctx.log, ctx.shards, ctx.loops = link, log, shards, loops
+        return y, anchor, offset
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor | None, grad_t: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, scale, anchor, offset = ctx.saved_tensors
-        limit = 0.125 * torch.finfo(torch.float64).max  # of infinite scores: 0 * z stays 0
-
-        def distances() -> Tensor:
-            return distances_of(x.double(), Threshold(anchor, offset), scale).clamp_(-limit, limit)
-
-        grad = torch.zeros_like(x, dtype=torch.float64) if grad_y is None else grad_y.double()
-        if ctx.log:
-            grad = grad.masked_fill(x == -torch.inf, 0)
-        with_levers = grad_t is not None or ctx.needs_input_grad[2]
-        here = _Slopes.of(distances, grad, ctx.link, ctx.log, with_levers, ctx.shards)
-        pulled, column = here.pulled.unsqueeze(-1), scale.reciprocal().unsqueeze(-1)
-        grad_z = here.direct - here.share * pulled if ctx.log else here.slope * (grad - pulled)
-        grad_x, grad_k = grad_z.mul_(column), here.pulled / here.density if ctx.log else here.pulled
-        grad_scale = -here.lever / scale
-        if grad_t is not None:
-            grad_x = grad_x + here.share * grad_t.unsqueeze(-1)
-            grad_k = grad_k - grad_t * scale / here.density
-            grad_scale = grad_scale - grad_t * here.centre
-        return grad_x.to(x.dtype), grad_k, grad_scale, *(None,) * 4
-
-
-class _Slopes(NamedTuple):
-    """What the derivatives are made of: of the items here (..., m), and of whole rows (...)."""
-
-    slope: Tensor  # w
-    direct: Tensor  # d
-    density: Tensor  # W
-    pulled: Tensor  # sum d, divided by W if that is not of the logarithm
-    lever: Tensor  # sum z dL/dz, 0 if it is not wanted
-    centre: Tensor  # sum w z / W, the same
-    scaled: tuple[Tensor, Tensor]  # w and W, up to one factor of a row
-
-    @property
-    def share(self) -> Tensor:
-        """w / W."""
-        slope, density = self.scaled
-        return slope / density.unsqueeze(-1)
-
-    @classmethod
-    def of(
-        cls, distances: Callable[[], Tensor], grad: Tensor, link: Link, log: bool, with_levers: bool, shards: Shards
-    ) -> "_Slopes":
-        z, limits, top = distances(), torch.finfo(torch.float64), torch.zeros_like(grad[..., 0])
-        direct = grad * link.log_derivative(z) if log else grad
-        slope = link.slope(z) if with_levers else link.slope_(z)  # which leaves nothing of z
-        direct = direct if log else grad * slope
-        density, pull, first, lever = cls._sums(z, slope, direct, with_levers, shards)
-        underflow = density < limits.tiny / limits.eps
-        if not (link.compact and link.reaches_zero) and bool(underflow.any()):  # on all processes: they know one W
-            z = distances()
-            exponent = link.log_slope(z)
-            (top,) = shards.max(exponent.amax(-1))
-            slope = (exponent - top.unsqueeze(-1)).exp()
-            direct = direct if log else grad * slope
-            density, pull, first, lever = cls._sums(z, slope, direct, with_levers, shards)
-        density = density.clamp(min=limits.tiny)
-        size, pulled, scaled = top.exp(), pull if log else pull / density, (slope, density)
-        centre = first / density
-        lever = lever - centre * pull if log else size * (lever - pulled * first)
-        density = (density * size).clamp(min=limits.tiny)
-        if bool(underflow.any()):
-            slope = slope * size.unsqueeze(-1)
-        return cls(slope, direct, density, pulled, lever, centre, scaled)
-
-    @staticmethod
-    def _sums(z: Tensor, slope: Tensor, direct: Tensor, with_levers: bool, shards: Shards) -> list[Tensor]:
-        sums = [slope.sum(-1), direct.sum(-1)]
-        if with_levers:
-            return shards.sum(*sums, (slope * z).sum(-1), (direct * z).sum(-1))
-        return [*shards.sum(*sums), torch.zeros_like(sums[0]), torch.zeros_like(sums[0])]
+    def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, scale, *at = ctx.saved_tensors
+        link, log, shards, loops = ctx.link, ctx.log, ctx.shards, ctx.loops
+        place, with_scale = Threshold(*at), ctx.needs_input_grad[2]
+        found = None
+        if loops is not None and grad_y is not None and not torch.is_grad_enabled():
+            found = parts.short_derivative(x, scale, place, grad_y, grad_offset, link, log, with_scale, shards, loops)
+        if found is None:
+            found = parts.derivative_of_parts(x, scale, place, grad_y, grad_offset, link, log, with_scale, shards)
+        return *found, *(None,) * 4
 
 
 def mask_of_parts(
@@ -139,32 +68,37 @@ def mask_of_parts(
 ) -> tuple[Tensor, Tensor]:
     """The mask of the items x (..., m) that this process holds, or its logarithm, and the threshold in float64."""
     items = _with_items(x, -torch.inf)
-    numbers = (_row_numbers(value, x) for value in (k, softness))
-    y, t = _MaskOfParts.apply(items, *numbers, link, log, name, shards)
-    return y[..., : x.shape[-1]], t
+    numbers = [_row_numbers(value, x) for value in (k, softness)]
+    y, anchor, offset = _MaskOfParts.apply(items, *numbers, link, log, name, shards)
+    return y[..., : x.shape[-1]], anchor + offset * numbers[1]
 
 
 class _OddMapOfParts(Function):
-    """(x, k, strength) -> y for parts x (..., m) of rows; see :mod:`khot.kernels.magnitude`."""
+    """(x, k, strength) -> (y, A, c) for parts x (..., m) of rows; see :mod:`khot.kernels.magnitude`."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitudes: bool, shards: Shards
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         check = checks_contents(x)
-        y, *at = magnitude.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards)
-        ctx.save_for_backward(x, strength, *at)
+        y, anchor, offset = magnitude.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards)
+        ctx.save_for_backward(x, strength, anchor, offset)
+        ctx.mark_non_differentiable(anchor)
+        ctx.set_materialize_grads(False)
         ctx.link, ctx.magnitudes, ctx.shards = link, magnitudes, shards
-        return y
+        return y, anchor, offset
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
         x, strength, anchor, offset = ctx.saved_tensors
-        with_strength = ctx.needs_input_grad[2]
-        grads = magnitude.odd_map_of_parts_derivative(
-            x, strength, anchor, offset, grad, ctx.link, ctx.magnitudes, with_strength, ctx.shards
-        )
+        if grad_y is not None and grad_offset is None and not torch.is_grad_enabled():
+            options = ctx.link, ctx.magnitudes, ctx.needs_input_grad[2], ctx.shards
+            grads = magnitude.odd_map_of_parts_derivative(x, strength, anchor, offset, grad_y, *options)
+        else:
+            at = Threshold(anchor, offset)
+            grads = differentiable_odd_derivative(
+                x, strength, at, grad_y, grad_offset, ctx.link, ctx.magnitudes, ctx.shards
+            )
         return *grads, *(None,) * 3
 
 
@@ -173,7 +107,7 @@ def odd_map_of_parts(
 ) -> Tensor:
     """The map by absolute value of the items x (..., m) that this process holds."""
     numbers = (_row_numbers(value, x) for value in (k, strength))
-    y: Tensor = _OddMapOfParts.apply(_with_items(x, 0.0), *numbers, link, magnitudes, shards)
+    y, _, _ = _OddMapOfParts.apply(_with_items(x, 0.0), *numbers, link, magnitudes, shards)
     return y[..., : x.shape[-1]]
 
 

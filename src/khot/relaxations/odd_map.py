@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._torch_internals import is_eager_everywhere, is_plain
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.links.clipped_power import ClippedPower
 from khot.kernels.magnitude import odd_map, odd_map_derivative
-from khot.kernels.magnitude.local_shape import local_shape, over, pullback, times_square
+from khot.kernels.magnitude.derivative import derivative
+from khot.kernels.magnitude.local_shape import local_shape, over, times_square
 from khot.kernels.rows import Threshold, compute_dtype
 
 from .axes import as_axes, as_rows
 from .engine import row_scalar
+from .in_graphs import odd_map_in_graph
 from .in_parts import odd_map_of_parts
 
 
@@ -52,20 +55,8 @@ class _OddFunction(Function):
         ):
             options = ctx.link.key, ctx.magnitude, ctx.needs_input_grad[2]
             return *odd_map_derivative(x, strength, anchor, offset, grad_y, *options), *(None,) * 3
-        wide = x.to(compute_dtype(x))
-        sign = wide.sign()
-        shape = local_shape(wide.abs(), Threshold(anchor, offset), strength, ctx.link, ctx.magnitude)
-        inward = torch.zeros_like(wide) if grad_y is None else grad_y.to(wide.dtype) * sign
-        mean = over(shape.weight, (inward * shape.slope).sum(-1).double())
-        grad_a, grad_strength = pullback(shape, inward, mean, strength, True)
-        grad_k = shape.gain * mean
-        if grad_offset is not None:
-            push = over(shape.weight, shape.stretch * grad_offset)
-            grad_a = grad_a + shape.slope * (push / shape.scale).to(wide.dtype).unsqueeze(-1)
-            grad_k = grad_k - push
-            levers = push * (shape.slope * shape.z).sum(-1).double()
-            grad_strength = grad_strength - (levers + grad_offset * offset) / strength
-        return (grad_a * sign).to(x.dtype), grad_k, grad_strength, None, None, None
+        at = Threshold(anchor, offset)
+        return *derivative(x, strength, at, grad_y, grad_offset, ctx.link, ctx.magnitude, None), *(None,) * 3
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -157,5 +148,7 @@ def apply_odd_map(
     if is_plain_call and x.requires_grad and torch.is_grad_enabled():
         result: Tensor = _OfScores.apply(x, k, strength, link, magnitude)
         return result
+    if torch.compiler.is_compiling() and is_dtensor(x):
+        return odd_map_in_graph(x, k, strength, link, magnitude)
     y, _, _ = _apply(x, k, strength, link, magnitude, checks_contents(x))
     return y

@@ -24,7 +24,15 @@ from ..rows import in_rows_of
 from . import reference
 from .torch_backend import threshold_of_parts
 
-__all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_of_parts"]
+__all__ = [
+    "mask",
+    "mask_derivative",
+    "plain",
+    "shard_loops",
+    "solve_threshold",
+    "threshold",
+    "threshold_of_parts",
+]
 
 
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,6 +84,10 @@ mask_derivative.backend("torch", module=".torch_backend")
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
 plain.backend("numba", module=".numba_backend", takes=lambda x, link, log: link.has_kernel(log))
+
+# What a process does with its parts of rows between two reductions, where a backend has loops for that.
+shard_loops = Backends(__name__, "LOOPS")
+shard_loops.backend("numba", module=".numba_shards", takes=lambda x, link, log: link.has_kernel(log))
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:

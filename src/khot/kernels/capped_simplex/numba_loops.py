@@ -89,7 +89,7 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
     return mask
 
 
-def _sums(link: NumbaLink, real: Real) -> Compiled:
+def tail_sums(link: NumbaLink, real: Real) -> Compiled:
     """``(x, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at t."""
     terms, two = link.terms, real(2)
 
@@ -122,7 +122,7 @@ def _sums(link: NumbaLink, real: Real) -> Compiled:
 
 def _smooth_search(link: NumbaLink, real: Real) -> Compiled:
     """``(x, k, scale, q, t, low, high)``: t, what its rounding took, and whether it is the root; no bracket."""
-    sums, newton_step = _sums(link, real), link.newton_step
+    sums, newton_step = tail_sums(link, real), link.newton_step
     limits = np.finfo(real)
     tolerance, smallest = 0.5 * float(limits.eps) ** 0.5, float(limits.tiny) / float(limits.eps)
 
@@ -145,7 +145,7 @@ def _smooth_search(link: NumbaLink, real: Real) -> Compiled:
 
 def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """The same inside a bracket, for a link with kinks."""
-    sums, newton_step, reaches_zero = _sums(link, real), link.newton_step, shape.reaches_zero
+    sums, newton_step, reaches_zero = tail_sums(link, real), link.newton_step, shape.reaches_zero
     eps = float(np.finfo(real).eps)
 
     @per_row

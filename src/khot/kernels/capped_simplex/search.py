@@ -33,6 +33,7 @@ from khot._distributed.shards import Shards
 from ..links.base import Link, TailSums
 from ..newton import COARSEST, MAX_STEPS, NEAR, RESOLUTION, Evaluation, Root, guarded_newton
 from ..rows import FARTHEST, SAMPLE_SIZE, Span, Threshold, distances_of, fill_distances, row_range, twice_inverse
+from .local_loops import LocalSums
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
 FEW_ITEMS = 2**16  # so few take a step together in less time than it takes to tell those that need it from the others
@@ -45,8 +46,19 @@ LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
 
-def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span, shards: Shards | None = None) -> Threshold:
-    """The thresholds of contiguous rows whose contents are in order, of which x may be the part of one process."""
+def solve_rows(
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: Link,
+    span: Span,
+    shards: Shards | None = None,
+    local_sums: LocalSums | None = None,
+) -> Threshold:
+    """The thresholds of contiguous rows whose contents are in order, of which x may be the part of one process.
+
+    A backend may have a loop for what a step sums up here; rows that a few steps do not solve do without.
+    """
     fraction = ((k - span.selected) / span.finite.clamp(min=1)).clamp(0, 1)
     # F(z) averages to `fraction` when all items are equal, so the root lies within one offset of the extreme items.
     offset = scale * link.inverse(fraction.clamp(1e-300, 1 - 2.0**-53))
@@ -56,7 +68,7 @@ def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span, shar
     start = torch.maximum(torch.minimum(guess, high), low)
     none = k <= span.selected
     trivial = none | (k >= span.selected + span.finite)
-    rows = _Rows.of(x, k, scale, link, shards)
+    rows = _Rows.of(x, k, scale, link, shards, local_sums)
     t, rest, done = _guarded_steps(rows, start, low, high, trivial) if link.compact else _newton(rows, start, trivial)
     at = _split(rows, t, rest)
     if bool(trivial.any()):  # beyond the last item, as far as F needs
@@ -64,7 +76,7 @@ def solve_rows(x: Tensor, k: Tensor, scale: Tensor, link: Link, span: Span, shar
         at = Threshold(torch.where(trivial, anchor, at.anchor), torch.where(trivial, reach, at.offset))
     if not bool(done.all()):
         hard = (~done).nonzero().squeeze(-1)
-        again = _solve_hard_rows(rows.take(hard), torch.where(t.isfinite(), t, start)[hard])
+        again = _solve_hard_rows(rows.take(hard)._replace(local_sums=None), torch.where(t.isfinite(), t, start)[hard])
         at.anchor[hard], at.offset[hard] = again.anchor, again.offset
     return at
 
@@ -80,15 +92,24 @@ class _Rows(NamedTuple):
     scale: Tensor
     inverse: Tensor
     twice_inverse: Tensor
+    local_sums: LocalSums | None
     shards: Shards | None
     link: Link
 
     @classmethod
-    def of(cls, x: Tensor, k: Tensor, scale: Tensor, link: Link, shards: Shards | None = None) -> "_Rows":
-        return cls(x, k, scale, scale.reciprocal(), twice_inverse(scale, x.dtype), shards, link)
+    def of(
+        cls,
+        x: Tensor,
+        k: Tensor,
+        scale: Tensor,
+        link: Link,
+        shards: Shards | None = None,
+        local_sums: LocalSums | None = None,
+    ) -> "_Rows":
+        return cls(x, k, scale, scale.reciprocal(), twice_inverse(scale, x.dtype), local_sums, shards, link)
 
     def take(self, rows: Tensor) -> "_Rows":
-        return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link, self.shards)
+        return _Rows.of(self.x[rows], self.k[rows], self.scale[rows], self.link, self.shards, self.local_sums)
 
     @property
     def n(self) -> int:
@@ -102,7 +123,10 @@ class _Rows(NamedTuple):
 
     def sums(self, t: Tensor, buffer: Tensor) -> tuple[TailSums, Tensor]:
         """The sums at t in float64, and m - k."""
-        sums = self.link.tail_sums(fill_distances(buffer, self.x, t, self.inverse, self.twice_inverse))
+        if self.local_sums is not None:
+            sums = self.local_sums(self.x, t, self.scale, self.link)
+        else:
+            sums = self.link.tail_sums(fill_distances(buffer, self.x, t, self.inverse, self.twice_inverse))
         sums = self.reduced(sums)
         return sums, sums.above - self.k
 

@@ -9,6 +9,7 @@ from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype, row_range
 from .derivative import derivative, mask_values, plain_derivative
+from .local_loops import LocalLoops
 from .search import solve_rows
 
 
@@ -17,7 +18,14 @@ def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, che
 
 
 def threshold_of_parts(
-    x: Tensor, k: Tensor, scale: Tensor, link: Link, softness: str, check: bool, shards: Shards | None
+    x: Tensor,
+    k: Tensor,
+    scale: Tensor,
+    link: Link,
+    softness: str,
+    check: bool,
+    shards: Shards | None,
+    loops: LocalLoops | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`threshold` of rows of which x (..., m) may be the part of one process; the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
@@ -27,10 +35,11 @@ def threshold_of_parts(
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     rows = x.to(compute_dtype(x)).reshape(-1, n)
     k, scale = k.reshape(-1), scale.reshape(-1)
-    span = row_range(rows, shards)
+    rows, ends = (rows, None) if loops is None else (rows.contiguous(), loops.ends(rows.contiguous()))
+    span = row_range(rows, shards, ends)
     if check:
         check_contents(rows, k, scale, softness, span, shards)
-    anchor, offset = solve_rows(rows, k, scale, link, span, shards)
+    anchor, offset = solve_rows(rows, k, scale, link, span, shards, None if loops is None else loops.sums)
     return anchor.reshape(batch), offset.reshape(batch)
 
 
