@@ -177,7 +177,7 @@ def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return _Slot(len(tensors) - 1)
-    if isinstance(value, Distribution | Transform):
+    if isinstance(value, (Distribution, Transform)):
         return _State(type(value), _without_tensors(vars(value), tensors))
     if isinstance(value, functools.partial):
         parts = _without_tensors((value.func, value.args, value.keywords), tensors)

@@ -210,7 +210,7 @@ def _check_estimators(estimators: Any) -> None:
 
 def _checked_sizes(num_samples: Any) -> list[int]:
     """One number of samples, or several."""
-    is_single = isinstance(num_samples, str | Mapping) or (isinstance(num_samples, Tensor) and num_samples.dim() == 0)
+    is_single = isinstance(num_samples, (str, Mapping)) or (isinstance(num_samples, Tensor) and num_samples.dim() == 0)
     sizes = list(num_samples) if isinstance(num_samples, Iterable) and not is_single else [num_samples]
     return [checked_index("num_samples", size) for size in sizes]  # which are large enough, the estimators say
 

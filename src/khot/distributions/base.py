@@ -131,7 +131,7 @@ def draw(
     if generator is None:
         return cast(Tensor, getattr(design, method)(sample_shape))
     source: Any = design
-    while isinstance(source, Independent | MaskedDistribution):  # which draw as what they wrap does
+    while isinstance(source, (Independent, MaskedDistribution)):  # which draw as what they wrap does
         source = source.base_dist
     drawn_by = getattr(source, method)
     if "generator" not in signature(drawn_by).parameters:

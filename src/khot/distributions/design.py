@@ -176,7 +176,7 @@ class SamplingDesign(KHotDistribution):
         batch_shape, event_shape = shape[:-1], shape[-1:]
         self.__dict__[self.parameter_name] = param
         self.kept = Kept()
-        self._shared_k = None if k is None or isinstance(k, Tensor | tuple) else operator.index(k)
+        self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else operator.index(k)
         self.relaxation = relaxation
         self.overridden = overrides_functions(param, temperature)
         self.temperature = checked_positive("temperature", temperature, batch_shape)

@@ -120,7 +120,7 @@ class ReinMax(DesignWrapper):
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)
         tangent = self._tangent()
-        unchanged = isinstance(self.temperature, int | float) and self.temperature == 1
+        unchanged = isinstance(self.temperature, (int, float)) and self.temperature == 1
         softened = tangent.probs if unchanged else tangent.softened(self.temperature)
         shifted = (value + softened) / 2
         sizes = (self.design.k, self.design.largest_k) if self.design.size_varies else (self.design.k,)

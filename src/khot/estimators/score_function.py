@@ -225,7 +225,7 @@ NAMED: dict[str, Callable[[Tensor], float | Tensor]] = {
 
 
 def _checked(value: Any, losses: Tensor) -> float | Tensor:
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return value
     if not isinstance(value, Tensor):
         raise TypeError(f"`baseline` must return a number or a tensor, but returned {type(value).__name__}")

@@ -128,7 +128,7 @@ class Start:
 
 
 def _base(fn: Any) -> Any:
-    while isinstance(fn, Independent | MaskedDistribution):
+    while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
 

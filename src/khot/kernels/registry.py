@@ -25,7 +25,6 @@ import inspect
 import math
 import os
 import sys
-import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -393,13 +392,4 @@ def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
-    below_dispatcher.__signature__ = _signature(function)  # type: ignore[attr-defined]  # which torch reads
     return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """With the sequences of ``typing``, as older versions of torch know no others."""
-    signature = inspect.signature(function)
-    known = {Sequence[int]: typing.Sequence[int]}
-    parameters = [p.replace(annotation=known.get(p.annotation, p.annotation)) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters)

@@ -20,7 +20,7 @@ def _log_complement(log_p: Tensor) -> Tensor:
 
 
 def _largest(k: int | Tensor) -> int:
-    if isinstance(k, int | torch.SymInt):
+    if isinstance(k, (int, torch.SymInt)):
         return k
     return int(k.max()) if k.numel() else 0
 

@@ -27,7 +27,6 @@ _numbers = count()
 _registered: "dict[str, type[Link]]" = {}
 _others: "WeakValueDictionary[str, type[Link]]" = WeakValueDictionary()
 _living: "WeakValueDictionary[int, Link]" = WeakValueDictionary()
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 _INFINITY = "1e999"  # has no literal of its own
 
 
@@ -69,10 +68,10 @@ def name_of(link: "Link") -> str:
 
     Dynamo traces this for links that are made inside a compiled function.
     """
-    cls, attributes = type(link), vars(link)
+    cls, attributes = type(link), link.__dict__  # not vars(link), which older compilers do not trace
     values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
     odd = [attribute for attribute, value in values if value is None]
-    if _is_exporting():
+    if torch.compiler.is_exporting():
         _check_exportable(cls, odd)
     if odd or cls.has_slots:
         identity = id(link)
