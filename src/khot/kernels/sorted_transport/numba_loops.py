@@ -271,14 +271,14 @@ def _descend(x, half, tol, max_iter, plan, room, sums, t):
 # ---- Forward
 
 
-@summed
+@per_row
 def _copy(source, target):
     """And whether all is finite."""
-    nothing = 0.0
+    finite = True
     for i in range(source.shape[0]):
         target[i] = source[i]
-        nothing += source[i] - source[i]
-    return nothing == 0
+        finite &= abs(source[i]) < np.inf
+    return finite
 
 
 def _forward(real: Real) -> Any:
