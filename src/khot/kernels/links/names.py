@@ -68,7 +68,7 @@ def name_of(link: "Link") -> str:
 
     Dynamo traces this for links that are made inside a compiled function.
     """
-    cls, attributes = type(link), link.__dict__  # not vars(link), which older compilers do not trace
+    cls, attributes = type(link), vars(link)
     values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
     odd = [attribute for attribute, value in values if value is None]
     if torch.compiler.is_exporting():
