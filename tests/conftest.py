@@ -55,9 +55,7 @@ def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def pytest_collection_finish() -> None:
-    """A third of the tests' time would go into looking for garbage among what stays: the tests, compilers, caches."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 10_000)  # the last of these is of collections of everything
+    gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
