@@ -94,6 +94,22 @@ def highest(x):
     return found
 
 
+@summed
+def total_of(x):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i]
+    return total
+
+
+@summed
+def dot(x, y):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i] * y[i]
+    return total
+
+
 @inlined
 def difference(a, b):
     return a - b  # which sums in any order must not take apart

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numba_rows import total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
 from . import Scores
 
@@ -73,14 +74,6 @@ def _gather(probs, value, room):
 
 
 @summed
-def _sum(probs):
-    total = 0.0
-    for i in range(probs.shape[0]):
-        total += probs[i]
-    return total
-
-
-@summed
 def _sum_over_distances(probs, m, c):
     total = 0.0
     for i in range(probs.shape[0]):
@@ -94,7 +87,7 @@ def _score(drawn, others, room):
     probs, outside, last = room.probs, room.other_probs[:others], (1 << drawn) - 1
     for subset in range(last + 1):
         room.chance[subset] = 0.0
-    room.chance[0], room.distance[0], total = 1.0, 0.0, _sum(outside)
+    room.chance[0], room.distance[0], total = 1.0, 0.0, total_of(outside)
     for subset in range(last):
         m, c = drawn, 0.0
         for j in range(drawn):

@@ -15,6 +15,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from ..numba_rows import dot, total_of
 from ..numba_tools import inlined, kernel, over_rows, per_row, summed
 from .numba_backend import CLOSE, LARGEST, balance, exp, gather
 
@@ -109,22 +110,6 @@ def _make_factors(p, q, mean, rest, k, spread, constant, slope, cos, sin, law_re
 
 
 @summed
-def _dot(a, b):
-    total = 0.0
-    for i in range(a.shape[0]):
-        total += a[i] * b[i]
-    return total
-
-
-@summed
-def _total(a):
-    total = 0.0
-    for i in range(a.shape[0]):
-        total += a[i]
-    return total
-
-
-@summed
 def _precondition(residual, inverse, total, out):
     """Writes D^{-1} r, less its mean weighted by D, which is the mean of r; returns the product of the two."""
     mean = size = 0.0
@@ -146,9 +131,9 @@ def _conjugate_gradients(
     Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
     D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner.
     """
-    total = _total(variance)
-    total += _dot(variance, variance) / total
-    spread = _total(variance)
+    total = total_of(variance)
+    total += dot(variance, variance) / total
+    spread = total_of(variance)
     for i in range(v.shape[0]):
         v[i], inverse[i] = 0.0, 1 / (variance[i] * (1 + variance[i] / spread))
     size = _precondition(residual, inverse, total, z)
@@ -161,7 +146,7 @@ def _conjugate_gradients(
                 v[i] += z[i]  # a sweep of Jacobi's method for units too improbable for a norm to see
             return size == size
         _times(real, imag, law_real, law_imag, own, direction, along)
-        step = size / _dot(direction, along)
+        step = size / dot(direction, along)
         for i in range(v.shape[0]):
             v[i] += step * direction[i]
             residual[i] -= step * along[i]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..numba_math import EXP, Real
-from ..numba_rows import REALS_AT, bytes_at, doubles_at
+from ..numba_rows import REALS_AT, bytes_at, dot, doubles_at, total_of
 from ..numba_tools import kernel, per_row, specialised, summed
 from .derivative import FAR
 from .solver import FAR_OFF, OVERSHOOT
@@ -120,22 +120,6 @@ def _fill_plan(x, t, half, plan, room):
     return enough
 
 
-@summed
-def _sum(values):
-    total = 0.0
-    for i in range(values.shape[0]):
-        total += values[i]
-    return total
-
-
-@summed
-def _dot(left, right):
-    total = 0.0
-    for i in range(left.shape[0]):
-        total += left[i] * right[i]
-    return total
-
-
 @per_row
 def _clear(sums):
     _set(sums.plan, 0.0)
@@ -147,11 +131,11 @@ def _clear(sums):
 def _add_up(plan, n, sums):
     """Adds the sums over n items."""
     places = plan.shape[0]
-    sums.plan[places - 1] += _sum(plan[places - 1, :n])
+    sums.plan[places - 1] += total_of(plan[places - 1, :n])
     for j in range(places - 1):
-        sums.plan[j] += _sum(plan[j, :n])
+        sums.plan[j] += total_of(plan[j, :n])
         for other in range(j + 1):
-            sums.products[j, other] += _dot(plan[j, :n], plan[other, :n])
+            sums.products[j, other] += dot(plan[j, :n], plan[other, :n])
 
 
 # ---- The dual
@@ -249,7 +233,7 @@ def _descend(x, half, tol, max_iter, plan, room, sums, t):
         if attempt == 0 and error > FAR_OFF:
             for j in range(size):
                 move[j] = math.log(sums.plan[size] / (n - size) / sums.plan[j])
-        slope = -_dot(residual, step)
+        slope = -dot(residual, step)
         if slope > OVERSHOOT * descent and not close:
             share = min(max(descent / (descent + slope), 0.1), 0.7)
             for j in range(size):
@@ -259,7 +243,7 @@ def _descend(x, half, tol, max_iter, plan, room, sums, t):
         else:
             for j in range(size):  # a slice assigned to a slice would compile numba's strings, for its error
                 step[j] = move[j]
-            descent = _dot(residual, move)
+            descent = dot(residual, move)
         for j in range(size):
             t[j] += half * ((move[j + 1] if j + 1 < size else 0.0) - move[j])
         if close:
@@ -380,7 +364,7 @@ def _solve_shift(row, t, half, g, first, plans, room, sums, values, flow, shift)
         _gather(g, first, i, m, values)
         _centre(plan, values, m, flow)
         for j in range(places - 1):
-            shift[j] += _sum(flow[j, :m])
+            shift[j] += total_of(flow[j, :m])
     enough = enough and _factorise(sums)
     if enough:
         _solve(sums.products, shift)
