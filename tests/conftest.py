@@ -1,8 +1,10 @@
 """One thread for all tests, which of them are slow because of what they are given, and whether every file ran."""
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.distributions import Distribution
 
 from khot.kernels import backend
 from tests.backends import BACKENDS, USUAL
+from tests.pairwise import covering
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
@@ -49,7 +52,10 @@ IN_TURN = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow)
 
 @pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else IN_TURN)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one."""
+    """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one.
+
+    Cases of such tests are ``pairwise``: each value of another parameter meets each backend.
+    """
     with backend(request.param):
         yield request.param
 
@@ -111,17 +117,46 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files
 MOST_CASES = 10  # of a test in plain `pytest`
 
 
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """What a case of a test was given, by name."""
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
+
+
+def test_of(item: pytest.Item) -> str:
+    """The name of the test that it is a case of."""
+    return item.nodeid.partition("[")[0]
+
+
+def not_in_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of ``pairwise`` tests, the cases that show no two values together which other cases do not."""
+    left_out = set[pytest.Item]()
+    paired = [i for i in items if i.get_closest_marker("pairwise") or "cpu_backend" in parameters_of(i)]
+    for _, group in itertools.groupby(sorted(paired, key=test_of), test_of):
+        of_one_test = list(group)
+        values = [
+            {name: value if isinstance(value, str | float) else id(value) for name, value in parameters_of(item).items()}
+            for item in of_one_test
+        ]
+        left_out |= {*of_one_test} - {of_one_test[i] for i in covering(values)}
+    return left_out
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a member that calls itself slow is slow; of many cases, all but some spread evenly over them are."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out cases of tests in pairs; marks as slow what a member calls so, and of many quick cases all but some.
+
+    These are spread evenly over all cases of their test.
+    """
+    if left_out := not_in_pairs(items):
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: ORDER.get(item.path.name, 0))
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(getattr(value, "slow", False) for value in parameters):
+        if any(getattr(value, "slow", False) for value in parameters_of(item).values()):
             item.add_marker(pytest.mark.slow)
         if not item.get_closest_marker("slow"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            cases.setdefault(test_of(item), []).append(item)
     for of_one_test in cases.values():
         mark = of_one_test[0].get_closest_marker("one_of")
         evenly = 1 if INTERPRETED else 1 + (len(of_one_test) - 1) // MOST_CASES

@@ -1,0 +1,35 @@
+"""Which of many cases to take so that values which meet in one of them still meet, two at a time."""
+
+import heapq
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations_with_replacement
+from zlib import crc32
+
+
+def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
+    """Indices, in order, of cases in which each two values that are in any case together still are.
+
+    Greedy: the case with the most pairs that are new; of those, one in no order, so that all values are taken about
+    equally often. The pairs that are new only ever become fewer, so that it is enough to look at the top of a heap.
+
+    Args:
+        cases: The values of each case, by the names of their parameters. Any cases do, not only full products.
+    """
+    pairs = [set(combinations_with_replacement(sorted(case.items(), key=_name), 2)) for case in cases]
+    missing, taken = set().union(*pairs), []
+    waiting = [(-len(pairs[i]), crc32(str(i).encode()), i) for i in range(len(cases))]
+    heapq.heapify(waiting)
+    while missing:
+        most, shuffled, i = waiting[0]
+        new = len(pairs[i] & missing)
+        if new < -most:
+            heapq.heapreplace(waiting, (-new, shuffled, i))
+        else:
+            heapq.heappop(waiting)
+            missing -= pairs[i]
+            taken.append(i)
+    return sorted(taken)
+
+
+def _name(item: tuple[str, Hashable]) -> str:
+    return item[0]
