@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch.distributions import Distribution
 
 from khot.kernels import backend
-from tests.backends import BACKENDS, USUAL
+from tests.backends import BACKENDS
 from tests.pairwise import covering
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
@@ -47,17 +48,25 @@ def fresh_pyro() -> Iterator[None]:
         yield
 
 
-IN_TURN = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files, of which all cases count
 
 
-@pytest.fixture(params=["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else IN_TURN)
+@pytest.fixture(params=["triton"] if INTERPRETED else BACKENDS)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend of a CPU in its turn, for what is computed in all of them; plain `pytest` takes the usual one.
+    """Each backend of a CPU in its turn, for what is computed in all of them.
 
-    Cases of such tests are ``pairwise``: each value of another parameter meets each backend.
+    Cases of such tests are ``pairwise``: each value of another parameter meets each backend. Plain `pytest` takes those
+    in plain torch, and others that are marked ``loops``.
     """
     with backend(request.param):
         yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _backend_of_a_user(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a test marked ``loops``, what a user has without asking, also in plain `pytest`."""
+    with backend("auto") if request.node.get_closest_marker("loops") and not INTERPRETED else nullcontext():
+        yield
 
 
 def pytest_collection_finish() -> None:
@@ -76,6 +85,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "not slow" in config.getoption("markexpr") and not INTERPRETED:  # plain `pytest`, which shall compile few loops
+        in_torch = ExitStack()
+        in_torch.enter_context(backend("torch"))
+        config.add_cleanup(in_torch.close)
     if config.getoption("each_file_runs"):
         config.pluginmanager.register(EachFileRuns(config))
 
@@ -113,7 +126,6 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files, of which all cases count
 MOST_CASES = 10  # of a test in plain `pytest`
 
 
@@ -130,11 +142,12 @@ def test_of(item: pytest.Item) -> str:
 def not_in_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
     """Of ``pairwise`` tests, the cases that show no two values together which other cases do not."""
     left_out = set[pytest.Item]()
-    paired = [i for i in items if i.get_closest_marker("pairwise") or "cpu_backend" in parameters_of(i)]
+    given = {item: parameters_of(item) for item in items}
+    paired = [i for i in items if given[i] and (i.get_closest_marker("pairwise") or "cpu_backend" in given[i])]
     for _, group in itertools.groupby(sorted(paired, key=test_of), test_of):
         of_one_test = list(group)
         values = [
-            {name: value if isinstance(value, str | float) else id(value) for name, value in parameters_of(item).items()}
+            {name: value if isinstance(value, str | float) else id(value) for name, value in given[item].items()}
             for item in of_one_test
         ]
         left_out |= {*of_one_test} - {of_one_test[i] for i in covering(values)}
@@ -153,7 +166,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ORDER.get(item.path.name, 0))
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if any(getattr(value, "slow", False) for value in parameters_of(item).values()):
+        values = parameters_of(item)
+        needs_loops = values.get("cpu_backend") == "numba" and not item.get_closest_marker("loops")
+        if needs_loops or any(getattr(value, "slow", False) for value in values.values()):
             item.add_marker(pytest.mark.slow)
         if not item.get_closest_marker("slow"):
             cases.setdefault(test_of(item), []).append(item)

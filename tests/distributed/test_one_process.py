@@ -67,6 +67,7 @@ def test_compiled_thresholds_have_no_gradient(mesh):
         compiled(x.clone().requires_grad_(), 2.5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch has no loops")
 def test_loops_over_pieces_of_a_row(mesh):
     """They find what loops over whole rows find, with any number of threads the same."""

@@ -97,6 +97,7 @@ def test_validation_draws_alike_and_leaves_the_generator_alone():
     assert draws[0] == draws[1] and after == torch.rand(())
 
 
+@pytest.mark.slow
 def test_results_are_those_of_a_run_that_was_not_cut(tmp_path, capsys):
     whole = run_grid(arguments(), "toy", "ab", toy_row)
     assert [len(result["notes"]) for result in whole["a"]] == [3, 3] and whole["a"][0] != whole["a"][1]

@@ -20,7 +20,10 @@ from khot.laws import conditional_poisson, sampford, unit_by_unit
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
-pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+pytestmark = [
+    pytest.mark.slow,  # as what is tested takes seconds to compile
+    pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"),
+]
 
 SEED = torch.tensor([0x123456789ABCDEF])
 LAWS = (

@@ -15,6 +15,8 @@ from khot.kernels.links.normal import NORMAL
 from khot.kernels.sorted_transport import sorted_transport
 from khot.relaxations.engine import _apply
 
+pytestmark = pytest.mark.loops
+
 
 class Shifted(Logistic):
     def value(self, z):
@@ -152,6 +154,7 @@ def test_which_transports_have_kernels():
         assert not runs(torch.zeros(2, 100), 3)
 
 
+@pytest.mark.slow
 def test_the_fused_operators_are_the_map_and_its_derivative():
     """What accelerators without Triton run, or compiled graphs on them."""
     generator = torch.Generator().manual_seed(0)

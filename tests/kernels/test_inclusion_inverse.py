@@ -19,7 +19,8 @@ from khot.laws.characteristic import factors
 from khot.laws.inverse import solve_logits
 from tests.inputs import normal
 
-BACKENDS = ["torch", pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"))]
+needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+BACKENDS = ["torch", pytest.param("numba", marks=[needs_numba, pytest.mark.slow])]
 INF = float("inf")
 
 
@@ -32,7 +33,8 @@ def relaxed(n: int, k: int, scale: float, rows: int = 20) -> tuple[Tensor, Tenso
     return probs, log_odds - solve_threshold(log_odds, k)[..., None], torch.full((rows,), k)
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.slow
+@needs_numba
 @pytest.mark.parametrize("n, k", [(2, 1), (3, 2), (6, 1), (6, 3), (6, 5), (9, 4)])
 def test_kernels_of_short_rows_agree_with_the_definition(n: int, k: int) -> None:
     _, log_odds, sizes = (x[:-1] for x in relaxed(n, k, 1.0, rows=5))  # for which plain Newton converges
@@ -45,7 +47,8 @@ def test_kernels_of_short_rows_agree_with_the_definition(n: int, k: int) -> None
     torch.testing.assert_close(v, reference.covariance_inverse(logits, b, sizes), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.slow
+@needs_numba
 def test_kernel_of_long_rows_agrees_with_the_definition() -> None:
     logits, b, sizes = 2 * normal(3, 34, seed=2), normal(3, 34, seed=3), torch.tensor([1, 8, 30])
     logits[0, 4], logits[1, 5] = -INF, INF
@@ -104,7 +107,8 @@ def test_units_that_are_certain_or_nearly_so(name: str, n: int) -> None:
     assert logits[0, 0] == INF and logits[0, 1] == -INF and gradient.isfinite().all()
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.slow
+@needs_numba
 def test_backends_agree_on_rare_units() -> None:
     """Gradients of units whose probabilities are many orders of magnitude apart, each to its own relative accuracy."""
     for n in (12, 80):
@@ -130,7 +134,8 @@ def test_factors_of_the_covariance(n: int, k: int, scale: float) -> None:
     assert (((found.dense() @ v[..., None]).squeeze(-1) - product).abs() <= tolerance).all()
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+@pytest.mark.slow
+@needs_numba
 @pytest.mark.parametrize("n, k, rows", [(12, 5, 200), (90, 20, 60)])
 def test_results_do_not_depend_on_the_number_of_threads(n: int, k: int, rows: int) -> None:
     probs, g, found = sigmoid_topk(normal(rows, n), k).requires_grad_(), normal(rows, n, seed=1), []

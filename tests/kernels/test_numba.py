@@ -23,6 +23,8 @@ numba = pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - skipped before it imports numba
 
+pytestmark = pytest.mark.loops
+
 SOURCE = Path(khot.__file__).parent
 
 

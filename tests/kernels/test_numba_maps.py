@@ -14,6 +14,8 @@ pytest.importorskip("numba", reason="numba is not installed")
 from khot.kernels.magnitude import numba_backend as magnitude
 from khot.kernels.sorted_transport import numba_backend as transport
 
+pytestmark = pytest.mark.slow  # loops that few tests share, each a second or more to compile
+
 MAPS = {
     "magnitude": lambda x: sparse_topk_magnitude(x, 7, 0.5, 1.7),
     "signed": lambda x: sparse_topk_signed(x, 30, 0.5),

@@ -292,8 +292,9 @@ def takes(operator: registry.Operator, option: registry.Backend, arguments: tupl
     return option.takes(*arguments)
 
 
+SLOW = pytest.mark.slow  # to compile
 CALLS = [
-    pytest.param(name, make, option, id=f"{name}-{i}-{option.name}")
+    pytest.param(name, make, option, id=f"{name}-{i}-{option.name}", marks=SLOW if option.name == "numba" else ())
     for name, makes in CASES.items()
     for i, make in enumerate(makes)
     for option in OPERATORS[name].registered

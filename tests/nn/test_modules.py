@@ -289,6 +289,7 @@ def test_bad_arguments(make, error, message):
         make()
 
 
+@pytest.mark.slow
 def test_imports_without_pyro():
     code = """
         import sys
