@@ -6,6 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import lapsum_topk, soft_permutation, soft_rank, soft_sort
+from tests.backends import BACKENDS, USUAL
 from tests.inputs import normal
 from tests.oracle import cases, tensor
 
@@ -63,8 +64,12 @@ def test_functional_transforms(order_map):
 
 
 @pytest.mark.slow
-@every_map
-def test_compile(order_map):
+@pytest.mark.parametrize(  # graphs hold the operators, whatever computes them
+    ("order_map", "cpu_backend"),
+    [*((order_map, USUAL) for order_map in MAPS), *((soft_rank, name) for name in BACKENDS if name != USUAL)],
+    indirect=["cpu_backend"],
+)
+def test_compile(order_map, cpu_backend):
     torch._dynamo.reset()
     compiled = torch.compile(order_map, backend="aot_eager", fullgraph=True, dynamic=True)
     for n in (4, 7):
