@@ -156,8 +156,8 @@ def outputs_of(case, given):
     return outputs
 
 
-# What a design makes of its other outputs, in one way whatever it was made from.
-MADE_OF_OTHERS = {"variance", "covariance_matrix", "one_sample", "sample_indices", "expanded", "enumerate_support"}
+# Shows that probabilities are traced; all else is computed in one way, whatever a design was made from.
+FROM_PROBS = {"mean", "sample", "log_prob", "straight_through", "reinmax"}
 QUICK = {"logits": {"log_prob", "mean", "sample", "straight_through"}, "probs": {"sample"}}
 
 
@@ -173,7 +173,7 @@ def outputs_of_designs():
         for case in DESIGNS
         for given in ("logits", "probs")
         for name, output in outputs_of(case, given).items()
-        if given == "logits" or name not in MADE_OF_OTHERS
+        if given == "logits" or name in FROM_PROBS
     ]
 
 

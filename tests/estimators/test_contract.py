@@ -94,6 +94,7 @@ def check_score(case, design_case):
         case.wrap(design, log_prob=other, validate_args=True).log_prob(torch.full((5,), 0.4).double())
 
 
+@only_for(lambda case, design_case: (ESTIMATORS.index(case) + DESIGNS.index(design_case)) % len(ESTIMATORS) == 0)
 def check_trains_under_elbos(case, design_case):
     """A loss linear in x, whose best subset is known: both ELBOs find it."""
     for elbo in (

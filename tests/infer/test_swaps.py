@@ -68,6 +68,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("slope_of", SLOPES.values(), ids=SLOPES)
 @pytest.mark.parametrize(
