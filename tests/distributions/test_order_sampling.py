@@ -1,5 +1,6 @@
 """Pareto, Gumbel top-k and sequential Poisson: reference values, special cases, extremes, goodness of fit."""
 
+import itertools
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, Sampford, SequentialPoisson
 from tests import gof
+from tests.backends import BACKENDS
 from tests.oracle import cases, tensor
 
 pytestmark = [pytest.mark.one_of(3), pytest.mark.usefixtures("cpu_backend")]
@@ -157,8 +159,12 @@ def test_improbable_draws():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_goodness_of_fit_at_a_million_draws(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "cpu_backend"),
+    list(zip(itertools.cycle([torch.float32, torch.float64]), BACKENDS, strict=False)),
+    indirect=["cpu_backend"],
+)
+def test_goodness_of_fit_at_a_million_draws(dtype, cpu_backend):
     """The designs closest to each, given the same inclusion probabilities, are told apart."""
     case = next(case.values[0] for case in cases("pareto") if case.values[0].get("tags") == ["discriminating"])
     probs = tensor(case["lam"])

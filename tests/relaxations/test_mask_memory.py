@@ -18,7 +18,7 @@ import torch
 from tests.maps import RELAXATIONS
 
 torch.set_num_threads(1)
-n, page = 400_000, os.sysconf("SC_PAGE_SIZE")
+n, page = 200_000, os.sysconf("SC_PAGE_SIZE")
 
 
 def resident():

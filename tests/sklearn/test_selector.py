@@ -40,9 +40,8 @@ def test_checks_of_scikit_learn(estimator, check):
 
 
 OTHERS = [
-    KHotSelector(2, max_iter=50),
+    KHotSelector(2, max_iter=50, early_stopping=True, validation_fraction=0.3),
     KHotSelector("learned", max_iter=50),
-    KHotSelector(0.5, max_iter=50, early_stopping=True, validation_fraction=0.3),
 ]
 
 
@@ -66,7 +65,7 @@ def test_finds_planted_features():
 
 @pytest.mark.slow
 def test_finds_planted_features_in_nearly_all_seeds():
-    assert sum(map(finds, range(40))) >= 38
+    assert sum(map(finds, range(20))) >= 19
 
 
 @pytest.mark.slow
