@@ -80,17 +80,20 @@ def test_a_wrong_kernel_is_rejected():
             compare(replace(case, launch=launch), inputs, case.tolerance)
 
 
+def interpreted_ones(cases, step):
+    """All cases, or each ``step``-th in the interpreter, which is slow."""
+    return list(cases)[:: step if INTERPRETED else 1]
+
+
 @pytest.mark.parametrize(
-    ("case", "dtype"), [pytest.param(c, dtype, id=f"{c.name}-{dtype}") for c in KERNELS for dtype in c.dtypes]
+    ("case", "dtype"),
+    interpreted_ones(
+        (pytest.param(c, dtype, id=f"{c.name}-{dtype}") for c in KERNELS for dtype in c.dtypes), 2
+    ),  # of the three of each
 )
 def test_dtypes(case, dtype):
     x, *others = case.make((2, 33), dtype, 1)
     compare(case, (x, *others), ROUNDING[dtype])
-
-
-def interpreted_ones(cases, step):
-    """All cases, or each ``step``-th in the interpreter, which is slow."""
-    return list(cases)[:: step if INTERPRETED else 1]
 
 
 @pytest.mark.parametrize(
