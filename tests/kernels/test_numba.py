@@ -16,12 +16,17 @@ import torch
 
 import khot
 from khot.kernels import backend
+from khot.kernels.order_draw import order_draw
+from khot.kernels.philox import FIRST
+from khot.kernels.tournament import pivotal_draw
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - skipped before it imports numba
+from khot.kernels.order_draw.numba_backend import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
+from khot.kernels.tournament.numba_backend import _tournaments  # noqa: E402 - skipped before it imports numba
 
 pytestmark = pytest.mark.loops
 
@@ -320,6 +325,20 @@ def test_where_numba_cannot_run_torch_does(monkeypatch):
             sigmoid_topk(torch.zeros(4), 2)
     finally:
         obstacle.cache_clear()
+
+
+def test_expanded_sizes_need_no_other_machine_code():
+    theta, k, seed = normal(2, 6), torch.tensor(2), torch.tensor([1])
+    found = []
+    for sizes in (torch.tensor([2, 2]), k.expand(2)):
+        draws = (
+            order_draw(theta, sizes, 0.0 * sizes, seed, FIRST, 3, torch.float64, "log_exponential"),
+            pivotal_draw(torch.full((2, 6), 1 / 3).double(), sizes, seed, FIRST, 3, torch.float64),
+        )
+        loops = order_draw_loop("log_exponential"), _tournaments
+        found.append((draws, [len(loop.signatures) for loop in loops]))
+    assert found[0][1] == found[1][1]
+    assert all(map(torch.equal, found[0][0], found[1][0]))
 
 
 # ---- exp and log

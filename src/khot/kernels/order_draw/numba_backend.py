@@ -97,6 +97,8 @@ def order_draw(
     *batch, n = theta.shape
     positions = theta.detach().double().reshape(-1, n).contiguous()
     x = empty_draws(positions, (draws * len(positions), n), dtype)
-    arguments = (v.numpy() for v in (positions, k.reshape(-1), centre.reshape(-1), seed))
+    # Contiguous numbers of rows, also of an expanded design, for which the loop would be compiled once more.
+    sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
+    arguments = (v.numpy() for v in (positions, sizes, centres, seed))
     over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
     return x.view(draws, *batch, n).to(dtype)

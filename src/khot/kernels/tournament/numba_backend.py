@@ -116,6 +116,7 @@ def pivotal_draw(
     rows = rows.reshape(-1, n).contiguous()
     block = max(SMALLEST_BLOCK, 1 << (n - 1).bit_length())
     x = empty_draws(rows, (draws * len(rows), n), dtype)
-    arguments = (v.numpy() for v in (rows, k.reshape(-1), seed))
+    sizes = k.reshape(-1).contiguous()  # of an expanded design the loop would else be compiled once more
+    arguments = (v.numpy() for v in (rows, sizes, seed))
     over_rows(_tournaments, len(x), STEPS * len(x) * block, *arguments, *first, block, x.numpy())
     return x.view(draws, *batch, n).to(dtype)
