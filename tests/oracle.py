@@ -18,6 +18,17 @@ def cases(name: str) -> list[Any]:
     return [pytest.param(case, id=case["id"]) for case in document["cases"]]
 
 
+def interpreted_cases(name: str) -> list[Any]:
+    """Pairs of a case and a dtype: each case in both, and in Triton's interpreter in one of them, in turn."""
+    pairs = [(case, dtype) for case in cases(name) for dtype in (torch.float64, torch.float32)]
+    return [
+        pytest.param(
+            *case.values, dtype, id=f"{case.id}-{dtype}", marks=[pytest.mark.interpreted] if i % 4 in (0, 3) else []
+        )
+        for i, (case, dtype) in enumerate(pairs)
+    ]
+
+
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
     """Numbers, some of which are spelled as strings."""
     return torch.tensor([float(v) for v in values], dtype=torch.float64).to(dtype)

@@ -69,7 +69,7 @@ def test_marked():
     ("files", "sign"),
     [
         (OF_KERNELS, r"^pytestmark = kernel_marks\(\)"),
-        (MARKED, r"mark\.interpreted\b|mark_interpreted\(|^INTERPRETED = "),
+        (MARKED, r"mark\.interpreted\b|mark_interpreted\(|interpreted_cases\(|^INTERPRETED = "),
     ],
     ids=["of_kernels", "marked"],
 )

@@ -5,7 +5,7 @@ import torch
 
 from khot import lapsum_topk, log_lapsum_topk
 from khot.kernels.links.laplace import LAPLACE
-from tests.oracle import cases, sum_tolerance, tensor
+from tests.oracle import interpreted_cases, sum_tolerance, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
@@ -16,9 +16,7 @@ def check_gradients(case, grads, prefix, dtype, tolerance):
         assert ((grad.double() - reference).abs() <= tolerance * (1 + reference.abs())).all(), prefix + name
 
 
-@pytest.mark.interpreted
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", cases("lapsum_topk"))
+@pytest.mark.parametrize(("case", "dtype"), interpreted_cases("lapsum_topk"))
 def test_oracle(case, dtype):
     eps, single = torch.finfo(dtype).eps, dtype == torch.float32
     x = tensor(case["x"], dtype).requires_grad_()

@@ -5,14 +5,12 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from khot import log_sigmoid_topk, sigmoid_topk
-from tests.oracle import cases, sum_tolerance, tensor
+from tests.oracle import interpreted_cases, sum_tolerance, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
-@pytest.mark.interpreted
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", cases("sigmoid_topk"))
+@pytest.mark.parametrize(("case", "dtype"), interpreted_cases("sigmoid_topk"))
 def test_oracle(case, dtype):
     single = dtype == torch.float32
     eps, gradient_tolerance = torch.finfo(dtype).eps, 1e-4 if single else 1e-10

@@ -4,16 +4,14 @@ import pytest
 import torch
 
 from khot import sparse_topk, topk_mask
-from tests.oracle import cases, tensor
+from tests.oracle import interpreted_cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 EXPONENTS = {"2": 2.0, "3/2": 1.5, "4/3": 4 / 3}
 
 
-@pytest.mark.interpreted
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", cases("sparse_topk_mask"))
+@pytest.mark.parametrize(("case", "dtype"), interpreted_cases("sparse_topk_mask"))
 def test_oracle(case, dtype):
     eps, single = torch.finfo(dtype).eps, dtype == torch.float32
     x = tensor(case["x"], dtype).requires_grad_()
