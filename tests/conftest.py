@@ -69,8 +69,18 @@ def _backend_of_a_user(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def pytest_collection_finish() -> None:
+in_torch = ExitStack()  # plain torch computes while tests are collected, and in plain `pytest` to the end
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not is_quick(session.config):
+        in_torch.close()
     gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
+
+
+def is_quick(config: pytest.Config) -> bool:
+    """Whether this is plain `pytest`, which shall compile few loops."""
+    return "not slow" in config.getoption("markexpr") and not INTERPRETED
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,10 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "not slow" in config.getoption("markexpr") and not INTERPRETED:  # plain `pytest`, which shall compile few loops
-        in_torch = ExitStack()
-        in_torch.enter_context(backend("torch"))
-        config.add_cleanup(in_torch.close)
+    in_torch.enter_context(backend("torch"))
+    config.add_cleanup(in_torch.close)
     if config.getoption("each_file_runs"):
         config.pluginmanager.register(EachFileRuns(config))
 

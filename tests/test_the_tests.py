@@ -1,10 +1,15 @@
 """The tests themselves: none ends before its assertions, none passes because it was given nothing."""
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from khot.kernels import capped_simplex
+from khot.kernels.links.logistic import LOGISTIC
+from tests.backends import USUAL
 from tests.maps import members, only_for
 
 FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
@@ -63,3 +68,25 @@ def test_members_leaves_out_what_a_check_is_not_about():
 
 def test_no_parameters_are_an_error(pytestconfig):
     assert pytestconfig.getini("empty_parameter_set_mark") == "fail_at_collect"
+
+
+def backend_here():
+    row = torch.ones(2, dtype=torch.float64)
+    return capped_simplex.mask.choose(torch.zeros(2, 5), row, row, LOGISTIC.key, False, "scale", False).name
+
+
+def test_plain_pytest_computes_in_plain_torch(pytestconfig):
+    is_plain = "not slow" in pytestconfig.getoption("markexpr")
+    assert backend_here() == ("torch" if is_plain else os.environ.get("KHOT_BACKEND", USUAL))
+
+
+@pytest.mark.loops
+def test_some_tests_have_what_a_user_has():
+    assert backend_here() == USUAL
+
+
+def test_nothing_is_compiled_while_tests_are_collected():
+    assert COLLECTED_WITH == "torch"
+
+
+COLLECTED_WITH = backend_here()
