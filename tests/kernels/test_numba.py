@@ -78,38 +78,6 @@ def test_many_threads_call_at_once(threads):
         assert all(torch.equal(a, b) for result in results for a, b in zip(result, one, strict=True))
 
 
-def test_shares_cover_all_rows_once(threads):
-    threads(3)
-    seen = np.zeros(1000, np.int64)
-
-    def kernel(first, last, array):
-        array[first:last] += 1
-        return last - first
-
-    assert numba_tools.over_rows(kernel, 1000, 10 * numba_tools.ITEMS_A_THREAD, seen) == 1000
-    assert (seen == 1).all()
-
-
-def test_a_pool_that_starts_no_threads_any_more_leaves_the_rows_to_the_caller(threads, monkeypatch):
-    threads(3)
-
-    class Closed:
-        started = 0
-
-        def submit(self, *arguments):
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr(numba_tools._pool, "of", lambda threads: Closed())
-    seen = np.zeros(1000, np.int64)
-
-    def kernel(first, last, array):
-        array[first:last] += 1
-        return last - first
-
-    assert numba_tools.over_rows(kernel, 1000, 10 * numba_tools.ITEMS_A_THREAD, seen) == 1000
-    assert (seen == 1).all()
-
-
 def run_python(code: str, *arguments: str, **environment: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],

@@ -15,9 +15,7 @@ third of the time to compile.
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from .numba_cache import kept_on_disk
 from .numba_parts import ApartCompiler, PartCompiler
+from .numba_threads import run_in_shares
 
 FUSED = {"contract"}  # products and sums rounded once
 ANY_ORDER = {"contract", "reassoc", "nsz"}
@@ -33,7 +32,9 @@ KERNEL: Any = {"fastmath": FUSED, "error_model": "numpy", "nogil": True, "no_cfu
 PART: Any = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 WITH_CALLER: Any = {"pipeline_class": PartCompiler}
 APART: Any = {"pipeline_class": ApartCompiler}
-ITEMS_A_THREAD = 2**15  # fewer items are done before another thread has woken up
+ITEMS_A_ROW = 2**6  # that take as long as what is done once a row
+ITEMS_A_THREAD = 2**11  # fewer are done before another thread has seen them
+ITEMS_A_WAKING = 2**14  # fewer are done before another thread has woken up
 
 _names = threading.local()
 
@@ -105,45 +106,16 @@ def over_rows(kernel: Callable[..., int], rows: int, items: int, *arguments: Any
     Returns:
         The sum of what the kernel returns.
     """
-    shares = min(rows, items // ITEMS_A_THREAD)
-    if shares > 1:
-        shares = min(shares, torch.get_num_threads())
-    if shares <= 1:
-        return kernel(0, rows, *arguments)
-    ends = [rows * share // shares for share in range(shares + 1)]
-    started, done = list[Future[int]](), 0
-    try:
-        pool = _pool.of(shares - 1)
-        for first, last in pairwise(ends[1:]):
-            started.append(pool.submit(kernel, first, last, *arguments))
-    except RuntimeError:  # the interpreter shuts down, and starts no threads any more
-        done = kernel(ends[1 + len(started)], rows, *arguments)
-    done += kernel(0, ends[1], *arguments)  # by this thread, which has nothing else to do
-    return done + sum(share.result() for share in started)
+    work = items + ITEMS_A_ROW * rows
+    threads = min(rows, work // ITEMS_A_THREAD)
+    if threads > 1:
+        threads = min(threads, torch.get_num_threads())
+    if threads > 1:
+        total = run_in_shares(kernel, rows, threads, work >= 2 * ITEMS_A_WAKING, arguments)
+        if total is not None:
+            return total
+    return kernel(0, rows, *arguments)
 
-
-class _Pool:
-    """The threads, as many as ever were asked for; others in a child after a fork, which takes no threads along."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self.lock = threading.Lock()
-        self.threads = 0
-        self.executor: ThreadPoolExecutor | None = None
-
-    def of(self, threads: int) -> ThreadPoolExecutor:
-        with self.lock:
-            if self.executor is None or self.threads < threads:
-                if self.executor is not None:
-                    self.executor.shutdown(wait=False)  # it ends what it has begun
-                self.threads = threads
-                self.executor = ThreadPoolExecutor(threads, thread_name_prefix="khot")
-            return self.executor
-
-
-_pool = _Pool()
 
 if hasattr(os, "register_at_fork"):
     # A child that is forked while another thread compiles would wait for numba's lock for ever.
@@ -152,4 +124,3 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=global_compiler_lock.release,
         after_in_child=global_compiler_lock.release,
     )
-    os.register_at_fork(after_in_child=_pool.forget)
