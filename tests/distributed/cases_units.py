@@ -9,7 +9,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import khot
-from khot.distributions import GumbelTopK, ParetoSampling, SequentialPoisson
+from khot.distributions import ConditionalPoisson, GumbelTopK, ParetoSampling, SequentialPoisson
 from khot.kernels import backend
 from tests.distributed.group import case
 from tests.distributed.spread import P, R, S, compare, mesh_of, spread
@@ -17,7 +17,12 @@ from tests.inputs import normal
 
 CUT_IN_TWO = [[S(0), S(2)], [S(1), S(2)]]
 CUT_IN_FOUR = [[S(2)], [P, S(2)], [S(2), S(2)]]
-BY_SUMS = [GumbelTopK, ParetoSampling, partial(ParetoSampling, adjust=None)]  # log_prob and mean, too
+BY_SUMS = [
+    GumbelTopK,
+    ParetoSampling,
+    ConditionalPoisson,
+    partial(ParetoSampling, adjust=None),
+]  # mean, too
 
 
 def masked(n):
@@ -63,7 +68,7 @@ def draws_of_cut_probabilities():
 @case
 def laws_of_cut_rows():
     """Values and gradients of what sums give, against whole rows."""
-    for n, design_class in [(7, c) for c in BY_SUMS] + [(1000, c) for c in BY_SUMS[:2]]:
+    for n, design_class in [(7, c) for c in BY_SUMS] + [(1000, c) for c in BY_SUMS[:3]]:
         logits = normal(3, n)
         sizes = torch.tensor([2, n // 2, 1])
         value = khot.topk_mask(normal(2, 3, n, seed=2), sizes)
@@ -71,13 +76,15 @@ def laws_of_cut_rows():
         assert design.works_on_parts("log_prob") and design.works_on_parts("mean")
         placements = [S(0), S(1)] if design_class is ParetoSampling else [S(1)]
         compare(lambda v, c=design_class, k=sizes, x=value: c(logits=v, k=k).log_prob(x), [logits], [placements])
-        if n == 7 or design_class is ParetoSampling:
+        if n == 7 or design_class is not GumbelTopK:
             y, _ = compare(lambda v, c=design_class, k=sizes: c(logits=v, k=k).mean, [logits], [placements])
             assert list(y.placements) == placements
+    compare(lambda v: ConditionalPoisson(logits=v, k=2).entropy(), [normal(3, 7)], [[S(1)]])
     softness = torch.tensor([0.5, 1.0, 2.0]).double()
     relaxed = lambda v, t: ParetoSampling(logits=v, k=2, temperature=t).mean  # noqa: E731 - of two leaves
     compare(relaxed, [normal(3, 7), softness], [[S(1)], [R]])
-    compare(lambda v: GumbelTopK(logits=v, k=2).log_prob(value[0, 0, :7]), [normal(7)], [[S(0)]])  # no batch at all
+    one_row, x = normal(7), khot.topk_mask(normal(7, seed=2), 2)
+    compare(lambda v: GumbelTopK(logits=v, k=2).log_prob(x), [one_row], [[S(0)]])
     probs = lambda v: ParetoSampling(probs=khot.sigmoid_topk(v, 2)).mean  # noqa: E731 - of this place
     compare(probs, [normal(3, 7)], [[S(1)]])
 
@@ -91,7 +98,7 @@ def limits_of_laws_of_cut_rows():
     impossible = khot.topk_mask(-logits, sizes)
     logits[2, 1, :3] += 2000.0
     apart = 30.0 * torch.arange(n).double().expand(3, 2, n)
-    for design_class in (GumbelTopK, ParetoSampling):
+    for design_class in BY_SUMS[:3]:
         for x in (value, impossible):
             compare(lambda v, c=design_class, x=x: c(logits=v, k=sizes).log_prob(x), [logits], [[S(2)]])
         for scores in (logits, apart) if design_class is GumbelTopK else [logits]:
@@ -119,9 +126,11 @@ def what_is_exchanged_of_cut_rows():
     n, k = 1000, 20
     logits = normal(2, n)
     value = khot.topk_mask(normal(2, n, seed=2), k)
-    most = {"sample": (9, 15), "log_prob": (14, 32), "mean": (100, 40)}
-    for place, design_class in enumerate((GumbelTopK, ParetoSampling)):
+    most = {"sample": (9, 15, 0), "log_prob": (14, 32, 22), "mean": (100, 40, 22)}
+    for place, design_class in enumerate(BY_SUMS[:3]):
         for name, limits in most.items():
+            if limits[place] == 0:  # it gathers
+                continue
             given, x = spread(logits, [S(1)], True), spread(value, [S(1)])
             with Exchanged() as exchanged, CommDebugMode() as counted:
                 design = design_class(logits=given, k=k)
@@ -146,9 +155,11 @@ def bad_cut_designs_raise_on_all_ranks():
             design_class(logits=spread(normal(4, 9), [S(1)]), k=10)
     with pytest.raises(ValueError, match="`k` must lie between the number of infinite"):
         GumbelTopK(logits=spread(torch.full((4, 9), -torch.inf), [S(1)]), k=2)
-    design = GumbelTopK(logits=spread(normal(4, 9), [S(1)]), k=2)
-    for x in (torch.ones(4, 9), torch.full((4, 9), 2 / 9), torch.ones(4, 8)):
-        with pytest.raises(ValueError, match="support|shape"):
-            design.log_prob(x.double())
-    unchecked = GumbelTopK(logits=spread(normal(4, 9), [S(1)]), k=2, validate_args=False)
-    assert (unchecked.log_prob(torch.ones(4, 9).double()).full_tensor() == -torch.inf).all()
+    for design_class in (GumbelTopK, ConditionalPoisson):
+        design, unchecked = (
+            design_class(logits=spread(normal(4, 9), [S(1)]), k=2, validate_args=checks) for checks in (True, False)
+        )
+        for x in (torch.ones(4, 9), torch.full((4, 9), 2 / 9), torch.ones(4, 8)):
+            with pytest.raises(ValueError, match="support|shape"):
+                design.log_prob(x.double())
+        assert (unchecked.log_prob(torch.ones(4, 9).double()).full_tensor() == -torch.inf).all()

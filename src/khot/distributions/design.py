@@ -367,6 +367,15 @@ class SamplingDesign(KHotDistribution):
         wrong, total = shards.sum(((value != 0) & (value != 1)).sum(-1), value.sum(-1, dtype=torch.float64))
         return (wrong == 0) & (total == self.k)
 
+    def some_parts(self, value: Tensor, inside: Tensor, shards: Shards) -> Tensor:
+        """The values, k-hot ones in the place of those that are not ``inside`` the support."""
+        unit = shards.first + torch.arange(value.shape[-1], device=value.device)
+        return torch.where(inside.unsqueeze(-1), value, (unit < self.k.unsqueeze(-1)).to(value.dtype))
+
+    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
+        """Log-probability of k-hot values ``(*sample_shape, *batch_shape, m)``, of which this process has a part."""
+        raise self._unavailable("log_prob")
+
     def works_on_parts(self, member: str) -> bool:
         """Whether this member, of a design whose rows are cut, needs no whole rows; the same on all processes."""
         return False

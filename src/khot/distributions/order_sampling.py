@@ -20,6 +20,7 @@ from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
 from khot.laws import order_sampling_parts as law_of_parts
+from khot.laws.conditional_poisson_parts import centre, has_spread
 from khot.relaxations import topk_mask
 from khot.relaxations.in_parts import topk_mask_of_parts
 from khot.relaxations.linked import link_of
@@ -60,7 +61,7 @@ class OrderSampling(SamplingDesign):
     @lazy_property
     def _centre(self) -> Tensor:
         if (shards := _shards()) is not None:
-            return law_of_parts.centre(self._positions.detach(), self.k, shards)
+            return centre(self._positions.detach(), self.k, shards)
         return order_draw.rank_centre(self._positions.detach(), self.size)
 
     @lazy_property
@@ -158,7 +159,7 @@ class OrderSampling(SamplingDesign):
         """Of a design whose rows are cut: whether sums give its inclusion probabilities."""
         here, shards = self.parts_here, cast(SpreadBatch, self.spread).in_parts().shards
         with spread_over(shards):
-            return law_of_parts.has_spread(cast(OrderSampling, here)._positions, here.k, shards)
+            return has_spread(cast(OrderSampling, here)._positions, here.k, shards)
 
     def _draw_parts(self, shards: Shards, sample_shape: SizeLike) -> Tensor:
         """The units that are here of draws of which others have the rest: each process offers its k first ones."""
@@ -168,19 +169,9 @@ class OrderSampling(SamplingDesign):
         drawn = topk_mask_of_parts(ranks.neg_(), self.size, shards)
         return drawn.view(self._extended_shape(sample_shape)).to(self.parameter.dtype)
 
-    def log_prob_of_parts(self, value: Tensor, inside: Tensor, shards: Shards) -> Tensor:
-        """Log-probability of values of which this process has a part, ``-inf`` where they are not ``inside``.
-
-        Args:
-            value: The units ``(*sample_shape, *batch_shape, m)`` that are here.
-            inside: From :meth:`holds_parts`.
-            shards: Who has the others.
-        """
-        unit = shards.first + torch.arange(value.shape[-1], device=value.device)
-        some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)
-        value = torch.where(inside.unsqueeze(-1), value, some_value)
+    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
         found = law_of_parts.log_prob(self._noise, self._positions, self.k, value, shards)
-        return found.masked_fill(~inside, -torch.inf).to(self.parameter.dtype)
+        return found.to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:

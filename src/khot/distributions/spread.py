@@ -106,7 +106,8 @@ def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
         inside = None if parts is None else local.holds_parts(parts, shards)
         if inside is not None and not (design.checks_rows_here and not bool(inside.all())):
             with here.telling():
-                return spread.together(local.log_prob_of_parts(parts, inside, shards), AXES_AFTER_BATCH[name])
+                found = local.log_prob_of_parts(local.some_parts(parts, inside, shards), shards)
+            return spread.together(found.masked_fill(~inside, -torch.inf), AXES_AFTER_BATCH[name])
     spread = design.spread  # where something is wrong, the rows are gathered for the message
     return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), AXES_AFTER_BATCH[name])
 

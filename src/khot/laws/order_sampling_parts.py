@@ -5,15 +5,8 @@ up what they find at all nodes of a rule. The range of an integral is found from
 numbers a row. Nobody needs the positions of others, nor their order: where the units are seen from is the t with
 :math:`\sum_i \sigma(\vartheta_i - t) = k`, a root found by sums.
 
-Given that k of them have come, whether unit i is among them depends on the law of the number of all others. It comes
-from the characteristic function of their number N, see :mod:`khot.laws.characteristic`, whose logarithm is a sum: with
-the rarer fate of each unit, of probability :math:`r_i \le 1/2`, to have come or (above t) to be missing,
-
-.. math:: \log \varphi(u) = \sum_i \log\big(1 - r_i + r_i e^{\pm iu}\big), \qquad
-    P(\text{rarer fate of } i \mid N = k) = \frac{\int T R_i\,du}{\int T\,du}, \quad
-    T = e^{-iu(k - \text{number above})} \varphi, \quad R_i = \frac{r_i e^{\pm iu}}{1 - r_i + r_i e^{\pm iu}}.
-
-No digits are lost unless N has hardly any spread, which :func:`has_spread` tells.
+The units that have come by a time, given that they are k, are a conditional Poisson design, of which
+:mod:`.conditional_poisson_parts` says what sums tell.
 
 All functions take the positions ``(*batch, m)`` of the units that are here, which may be none, k, an integer tensor of
 the batch shape, and who has the other units. Processes make the same collectives, whatever they have. Results are
@@ -30,45 +23,13 @@ from torch import Tensor
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
-from khot.kernels.capped_simplex.parts import solve_threshold_of_parts
 from khot.kernels.noises import LOGISTIC, SURE, Law, Noise
 
-from .characteristic import Complex, nodes_of_count
+from .conditional_poisson_parts import Count, Units, centre, count_given, largest_of_parts, open_centre, units_of
 from .order_sampling import FAR, MARGIN, MAX_ELEMENTS, UNDERFLOW
 from .quadrature import integration_range, trapezoidal
 
-LEAST_SPREAD = 0.1  # variance of the number of units that have come, from which on no digits are lost
 AT_ONCE = 2**30  # nodes: the work is cut below, in the same way on all processes
-
-
-class _Units(NamedTuple):
-    """The units that are here, and how many of all are certain."""
-
-    theta: Tensor  # (*batch, m)
-    k: Tensor  # (*batch,), number of ones among the open units, 0 where there are none
-    open: Tensor  # (*batch, m), whose fate is open
-    certain: Tensor  # (*batch, m), the value of the others
-    has_choice: Tensor  # (*batch,), whether the row has open units
-
-
-def _units(theta: Tensor, k: Tensor, shards: Shards) -> _Units:
-    included, finite = theta == torch.inf, theta.isfinite()
-    selected, count = shards.sum(included.sum(-1), finite.sum(-1))
-    left = k - selected
-    has_choice = (left > 0) & (left < count)
-    certain = included | (finite & (left > 0)[..., None])
-    is_open = finite & has_choice[..., None]
-    return _Units(theta, torch.where(has_choice, left, 0).long(), is_open, certain, has_choice)
-
-
-def centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """:func:`khot.kernels.order_draw.rank_centre` of parts."""
-    return solve_threshold_of_parts(theta, k, shards).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _open_centre(units: _Units, shards: Shards) -> Tensor:
-    """The same of the open units, 0 in rows that have none."""
-    return centre(units.theta.masked_fill(~units.open, -torch.inf), units.k, shards)
 
 
 def _sums_at(
@@ -91,11 +52,6 @@ def _sums_at(
     return sums
 
 
-def _largest_of_parts(shards: Shards, *values: Tensor) -> list[Tensor]:
-    """The largest entries along the last axis, over all parts; ``-inf`` where there are none."""
-    return shards.max(*(F.pad(value, (0, 1), value=-torch.inf).amax(-1) for value in values))
-
-
 class _View(NamedTuple):
     """Positions seen from a place near which the integrand has its peak, see :func:`_seen_from_the_peak`."""
 
@@ -111,7 +67,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, shards: Shar
     For smooth noise; differentiable in the positions and the values.
     """
     theta, value = theta.double(), value.double()
-    units = _units(theta, k, shards)
+    units = units_of(theta, k, shards)
     (wrong,) = shards.sum((~units.open & ((value != 0) != units.certain)).sum(-1))
     contradicts = wrong > 0
     void = contradicts | ~units.has_choice
@@ -143,13 +99,13 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, shards: Shar
     return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
 
 
-def _seen_from_the_peak(noise: Noise, units: _Units, value: Tensor, missing: Tensor, shards: Shards) -> _View:
+def _seen_from_the_peak(noise: Noise, units: Units, value: Tensor, missing: Tensor, shards: Shards) -> _View:
     """As in :mod:`khot.laws.order_sampling`, by what sums and maxima tell of the k-th largest position and the next.
 
     Between these two lies the centre t, if they are far apart; else both are near t, from which all is seen.
     """
     theta, inside, outside = units.theta.detach(), value != 0, missing != 0
-    last, best = _largest_of_parts(
+    last, best = largest_of_parts(
         shards, (-theta).masked_fill(~inside, -torch.inf), theta.masked_fill(~outside, -torch.inf)
     )
     last, margin = -last, MARGIN + 4 * math.log(shards.n)
@@ -159,9 +115,9 @@ def _seen_from_the_peak(noise: Noise, units: _Units, value: Tensor, missing: Ten
         away = torch.where(inside | outside, units.theta - reference, 0.0).clamp(-largest, largest)
         low = torch.full_like(last, -margin)
         return _View(away, low, -low, torch.zeros_like(low))
-    t = _open_centre(units, shards)
+    t = open_centre(units, shards)
     above = units.open & (theta > t[..., None])
-    inner, outer = _largest_of_parts(
+    inner, outer = largest_of_parts(
         shards, (-theta).masked_fill(~above, -torch.inf), theta.masked_fill(~units.open | above, -torch.inf)
     )
     (count,) = shards.sum(above.sum(-1))
@@ -177,30 +133,13 @@ def _seen_from_the_peak(noise: Noise, units: _Units, value: Tensor, missing: Ten
     return _View(away, torch.full_like(high, -margin), high, excess)
 
 
-class _Count(NamedTuple):
-    """Given that k units have come, of log-odds z: P(N = k), and each unit's chances to have come and to be missing."""
-
-    log_chance: Tensor  # (*batch,), as the parts have it
-    came: Tensor  # (*batch, m)
-    missing: Tensor
-
-
-def has_spread(theta: Tensor, k: Tensor, shards: Shards) -> bool:
-    """Whether the inclusion probabilities can be had from the characteristic function: the same on all processes."""
-    units = _units(theta.detach().double(), k, shards)
-    z = units.theta - _open_centre(units, shards)[..., None]
-    chance = torch.sigmoid(z) * torch.sigmoid(-z) * units.open
-    (variance,) = shards.sum(chance.sum(-1))
-    return bool((~units.has_choice | (variance >= LEAST_SPREAD)).all())
-
-
 def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
     """P(i in S) of the units that are here ``(*batch, m)``, for smooth noise where :func:`has_spread` holds."""
-    units = _units(theta.double(), k, shards)
-    distance = units.theta - _open_centre(units, shards)[..., None]
+    units = units_of(theta.double(), k, shards)
+    distance = units.theta - open_centre(units, shards)[..., None]
     x = distance.masked_fill(~units.open, -2 * FAR).clamp(-2 * FAR, FAR)
     fixed = x.detach()
-    first, last = _largest_of_parts(
+    first, last = largest_of_parts(
         shards, fixed.masked_fill(~units.open, -torch.inf), (-fixed).masked_fill(~units.open, -torch.inf)
     )
     # All but k of the units have come for certain at `end`: one of those further back is less than log 20 n behind.
@@ -211,7 +150,7 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, shards: Shar
     s, weight = trapezoidal(low, high)
     whole = max(shards.lengths) * max(1, units.k.numel())
     slab = max(1, 4 * MAX_ELEMENTS // (32 * whole)) if not noise.shifts_log_odds else max(1, 4 * MAX_ELEMENTS // whole)
-    count = _count_given(x, units.k, torch.zeros_like(units.k).double(), shards) if noise.shifts_log_odds else None
+    count = count_given(x, units.k, shards) if noise.shifts_log_odds else None
     parts = [
         _integral(noise, x, units.k, count, *part, shards)
         for part in zip(s.split(slab), weight.split(slab), strict=True)
@@ -247,13 +186,13 @@ def _log_bound(noise: Noise, x: Tensor, k: Tensor, shards: Shards) -> Callable[[
 
 
 def _integral(
-    noise: Noise, x: Tensor, k: Tensor, count: _Count | None, s: Tensor, weight: Tensor, shards: Shards
+    noise: Noise, x: Tensor, k: Tensor, count: Count | None, s: Tensor, weight: Tensor, shards: Shards
 ) -> tuple[Tensor, Tensor]:
     """What some nodes contribute to P(i in S) and to P(i not in S)."""
     law = _law_at(noise, s, x)
     shift = _shift_at(noise, s, law, k, shards)
     z = x if noise.shifts_log_odds else law.log_cdf - law.log_sf - shift[..., None]
-    given = _count_given(z, k, shift, shards) if count is None else count
+    given = count_given(z, k, shards) if count is None else count
     expected = z.detach() > 0  # F or 1 - F, whichever is nearer to 1 and has the more accurate derivative
     surprise = torch.where(expected, law.log_cdf - F.logsigmoid(z), law.log_sf - F.logsigmoid(-z))
     sums = sum_of_parts(
@@ -263,32 +202,11 @@ def _integral(
         (law.ahead * given.came).sum(-1),
         (law.behind * given.missing).sum(-1),
     )
-    surprise, above, ahead, behind = (v[..., None] for v in seen_by_parts(shards, *sums))
-    log_chance = given.log_chance[..., None] + surprise + (k[..., None] - above) * shift[..., None]
+    log_chance, surprise, above, ahead, behind = (
+        v[..., None] for v in seen_by_parts(shards, given.log_chance.expand(s.shape), *sums)
+    )
+    log_chance = log_chance + surprise + (k[..., None] - above) * shift[..., None]
     chance = log_chance.exp() * weight[..., None]
     included = law.log_cdf.exp() * chance * (ahead + law.ahead * given.came)
     out = law.log_sf.exp() * chance * (behind + law.behind * given.missing)
     return included.sum(0), out.sum(0)
-
-
-def _count_given(z: Tensor, k: Tensor, like: Tensor, shards: Shards) -> _Count:
-    """For log-odds z ``(..., *batch, m)`` with which k units are expected to have come."""
-    k = k.expand(like.shape)
-    above = z.detach() > 0
-    rarer, other = torch.sigmoid(-z.abs())[..., None], torch.sigmoid(z.abs())[..., None]
-    variance, number_above = shards.sum((rarer * other).detach().sum((-1, -2)), above.sum(-1))
-    nodes = nodes_of_count(variance, k, shards.n, k - number_above)
-    sign = torch.where(above, -1.0, 1.0)[..., None]
-    log_size = torch.log1p(-2 * rarer * other * (1 - nodes.cos)) / 2
-    angle = torch.atan2(sign * rarer * nodes.sin, other + rarer * nodes.cos)
-    log_size_of_all, angle_of_all = sum_of_parts(shards, log_size.sum(-2), angle.sum(-2))
-    size = log_size_of_all.exp()
-    turned = Complex(size * angle_of_all.cos(), size * angle_of_all.sin()).times(nodes.weight)
-    total = turned.real.sum(-1)
-    law = [part / total[..., None] for part in turned]
-    (numbers,) = seen_by_parts(shards, torch.cat((*law, total.log()[..., None]), -1))
-    real, imag = (part[..., None, :] for part in numbers[..., :-1].chunk(2, -1))
-    scale = rarer / (1 - 2 * rarer * other * (1 - nodes.cos))
-    fate = (scale * (real * (other * nodes.cos + rarer) - imag * sign * other * nodes.sin)).sum(-1)
-    came, missing = torch.where(above, 1 - fate, fate), torch.where(above, fate, 1 - fate)
-    return _Count(numbers[..., -1], came, missing)
