@@ -73,7 +73,7 @@ def draws_are_those_of_one_process():
                 member.make(logits=logits, k=K).sample((5,))
             one = draws_of(member, logits, [R])
             assert one.shape == (5, *SHAPE)
-            for placements in PLACES:
+            for placements in PLACES if backend_name == "auto" else PLACES[3:]:
                 y = draws_of(member, logits, placements)
                 assert torch.equal(y, one), (backend_name, member.name, placements)
             if member is not PHANTOM:

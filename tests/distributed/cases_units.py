@@ -76,7 +76,7 @@ def laws_of_cut_rows():
         assert design.works_on_parts("log_prob") and design.works_on_parts("mean")
         placements = [S(0), S(1)] if design_class is ParetoSampling else [S(1)]
         compare(lambda v, c=design_class, k=sizes, x=value: c(logits=v, k=k).log_prob(x), [logits], [placements])
-        if n == 7 or design_class is not GumbelTopK:
+        if design_class in BY_SUMS[1:3] or (n == 7 and design_class is GumbelTopK):
             y, _ = compare(lambda v, c=design_class, k=sizes: c(logits=v, k=k).mean, [logits], [placements])
             assert list(y.placements) == placements
     compare(lambda v: ConditionalPoisson(logits=v, k=2).entropy(), [normal(3, 7)], [[S(1)]])
@@ -135,7 +135,7 @@ def what_is_exchanged_of_cut_rows():
             with Exchanged() as exchanged, CommDebugMode() as counted:
                 design = design_class(logits=given, k=k)
                 y = design.sample() if name == "sample" else design.mean if name == "mean" else design.log_prob(x)
-                if name != "sample":
+                if name != "sample" and (design_class, name) != (GumbelTopK, "mean"):  # whose backward takes seconds
                     y.to_local().sum().backward()
             assert counted.get_total_counts() <= limits[place], (design_class, name, counted.get_comm_counts())
             lengths = {length for shape in exchanged.shapes for length in shape}

@@ -1,6 +1,7 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
 from khot._distributed.batch import SpreadBatch
-from khot._distributed.shards import Shards, shards_of_rows
+from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._tracing import one_operation, shape_of
 from khot._validation import can_look, check_generator, checked_shape, is_finite
 from khot.constraints import k_hot
@@ -139,7 +140,7 @@ class ConditionalPoisson(SamplingDesign):
     def probs(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
         if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
-            return law_of_parts.inclusion_probabilities(self.logits, self.k, shards).to(self.logits.dtype)
+            return self._of_parts(law_of_parts.inclusion_probabilities, shards)
         return law.inclusion_probabilities(self.logits, self.size, self.kept).to(self.logits.dtype)
 
     def works_on_parts(self, member: str) -> bool:
@@ -152,11 +153,20 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def _has_spread(self) -> bool:
         """Of a design whose rows are cut: whether sums give the law of the number of ones."""
-        here: Any = self.parts_here
-        return law_of_parts.has_spread(here.logits, here.k, cast(SpreadBatch, self.spread).in_parts().shards)
+        here, shards = cast(ConditionalPoisson, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
+        with spread_over(shards):
+            return law_of_parts.has_spread(here.logits, here.k, here._open_centre, shards)
+
+    @lazy_property
+    def _open_centre(self) -> Tensor:
+        """Of parts of rows: what their laws are seen from."""
+        return law_of_parts.open_centre(self.logits, self.k, cast(Shards, shards_of_rows()))
+
+    def _of_parts(self, function: Callable[..., Tensor], shards: Shards) -> Tensor:
+        return function(self.logits, self.k, self._open_centre, shards).to(self.parameter.dtype)
 
     def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
-        return law_of_parts.log_prob(self.logits, self.k, value, shards).to(self.parameter.dtype)
+        return law_of_parts.log_prob(self.logits, self.k, value, self._open_centre, shards).to(self.parameter.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
@@ -239,7 +249,7 @@ class ConditionalPoisson(SamplingDesign):
 
     def entropy(self) -> Tensor:
         if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
-            return law_of_parts.entropy(self.logits, self.k, shards).to(self.parameter.dtype)
+            return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
         return law.entropy(self.logits, self.size, self.kept).to(self.parameter.dtype)

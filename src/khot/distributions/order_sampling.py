@@ -14,13 +14,13 @@ from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels.noises import Noise
+from khot.kernels.noises import LOGISTIC, Noise
 from khot.kernels.order_quadrature import depth_for
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
 from khot.laws import order_sampling_parts as law_of_parts
-from khot.laws.conditional_poisson_parts import centre, has_spread
+from khot.laws.conditional_poisson_parts import centre, has_spread, open_centre
 from khot.relaxations import topk_mask
 from khot.relaxations.in_parts import topk_mask_of_parts
 from khot.relaxations.linked import link_of
@@ -75,7 +75,7 @@ class OrderSampling(SamplingDesign):
 
         positions = self._positions
         if (shards := _shards()) is not None:
-            found = law_of_parts.inclusion_probabilities(self._noise, positions, self.k, shards)
+            found = law_of_parts.inclusion_probabilities(self._noise, positions, self.k, self._open_centre, shards)
             return found.to(self.parameter.dtype)
         if law.inclusion_is_fused(self._noise, positions):
             return inclusion(positions, self.k).to(self.parameter.dtype)
@@ -157,9 +157,14 @@ class OrderSampling(SamplingDesign):
     @lazy_property
     def _has_spread(self) -> bool:
         """Of a design whose rows are cut: whether sums give its inclusion probabilities."""
-        here, shards = self.parts_here, cast(SpreadBatch, self.spread).in_parts().shards
+        here, shards = cast(OrderSampling, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
         with spread_over(shards):
-            return has_spread(cast(OrderSampling, here)._positions, here.k, shards)
+            return has_spread(here._positions, here.k, here._open_centre, shards)
+
+    @lazy_property
+    def _open_centre(self) -> Tensor:
+        """Of parts of rows: what their laws are seen from."""
+        return open_centre(self._positions, self.k, cast(Shards, _shards()))
 
     def _draw_parts(self, shards: Shards, sample_shape: SizeLike) -> Tensor:
         """The units that are here of draws of which others have the rest: each process offers its k first ones."""
@@ -170,7 +175,8 @@ class OrderSampling(SamplingDesign):
         return drawn.view(self._extended_shape(sample_shape)).to(self.parameter.dtype)
 
     def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
-        found = law_of_parts.log_prob(self._noise, self._positions, self.k, value, shards)
+        t = self._open_centre if self._noise is LOGISTIC else None
+        found = law_of_parts.log_prob(self._noise, self._positions, self.k, value, t, shards)
         return found.to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:

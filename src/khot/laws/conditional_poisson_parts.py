@@ -11,12 +11,12 @@ sum over the units. With the rarer fate of each unit, of probability :math:`r_i 
     R_i = \frac{r_i e^{\pm iu}}{1 - r_i + r_i e^{\pm iu}}.
 
 At most 31 complex numbers a row are exchanged, whatever n and k. No digits are lost unless N has hardly any spread,
-which :func:`has_spread` tells; the log-odds are those of the logits less the t with
+which :func:`has_spread` tells. The log-odds are the logits less the t with
 :math:`\sum_i \sigma(\theta_i - t) = k`, a root found by sums as that of a mask is.
 
 All functions take logits ``(*batch, m)`` of the units that are here, which may be none, k, an integer tensor of the
-batch shape, and who has the other units. Processes make the same collectives, whatever they have. Results are float64,
-and differentiable to any order.
+batch shape, what :func:`open_centre` says of them, and who has the other units. Processes make the same collectives,
+whatever they have. Results are float64, and differentiable to any order.
 """
 
 from typing import NamedTuple
@@ -62,8 +62,9 @@ def centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
     return solve_threshold_of_parts(theta, k, shards).nan_to_num(0.0, 0.0, 0.0)
 
 
-def open_centre(units: Units, shards: Shards) -> Tensor:
-    """The centre of the open units, 0 in rows that have none."""
+def open_centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
+    """The centre of the units whose fate is open, 0 in rows that have none; what all laws here see them from."""
+    units = units_of(theta.detach(), k, shards)
     return centre(units.theta.masked_fill(~units.open, -torch.inf), units.k, shards)
 
 
@@ -80,12 +81,11 @@ class Count(NamedTuple):
     missing: Tensor  # and to be zero
 
 
-def has_spread(theta: Tensor, k: Tensor, shards: Shards) -> bool:
+def has_spread(theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> bool:
     """Whether N has so much spread in all rows that sums give its law; the same on all processes."""
-    units = units_of(theta.detach().double(), k, shards)
-    z = units.theta - open_centre(units, shards)[..., None]
-    chance = torch.sigmoid(z) * torch.sigmoid(-z) * units.open
-    (variance,) = shards.sum(chance.sum(-1))
+    units = units_of(theta.detach(), k, shards)
+    z = units.theta.double() - t[..., None]
+    (variance,) = shards.sum((torch.sigmoid(z) * torch.sigmoid(-z) * units.open).sum(-1))
     return bool((~units.has_choice | (variance >= LEAST_SPREAD)).all())
 
 
@@ -133,33 +133,44 @@ def count_given(z: Tensor, k: Tensor, shards: Shards) -> Count:
     return Count(total.log(), came, missing)
 
 
-def _open_log_odds(units: Units, shards: Shards) -> Tensor:
-    """Finite log-odds ``(*batch, m)`` with which k of the open units are expected to be ones."""
-    z = units.theta.double() - open_centre(units, shards)[..., None]
-    return z.masked_fill(~units.open, NEVER).clamp(NEVER, -NEVER)
+class _Design(NamedTuple):
+    """What the laws of a row are made of."""
+
+    units: Units
+    z: Tensor  # (*batch, m), finite log-odds with which k of the open units are expected to be ones
+    of_count: Count
+
+    @classmethod
+    def of(cls, logits: Tensor, k: Tensor, t: Tensor, shards: Shards) -> "_Design":
+        units = units_of(logits, k, shards)
+        z = (units.theta.double() - t[..., None]).masked_fill(~units.open, NEVER).clamp(NEVER, -NEVER)
+        return cls(units, z, count_given(z, units.k, shards))
+
+    def probs(self) -> Tensor:
+        return torch.where(self.units.open, self.of_count.came, self.units.certain.double())
+
+    def log_prob(self, value: Tensor, shards: Shards) -> Tensor:
+        is_open = self.units.open
+        (wrong,) = shards.sum((~is_open & (value != self.units.certain)).sum(-1))
+        terms = value * F.logsigmoid(self.z) + (1 - value) * F.logsigmoid(-self.z)
+        (total,) = sum_of_parts(shards, terms.masked_fill(~is_open, 0.0).sum(-1))
+        return (total - self.of_count.log_chance).masked_fill(wrong > 0, -torch.inf)
 
 
-def inclusion_probabilities(logits: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """P(x_i = 1) of the units that are here, where :func:`has_spread` holds."""
-    units = units_of(logits, k, shards)
-    count = count_given(_open_log_odds(units, shards), units.k, shards)
-    return torch.where(units.open, count.came, units.certain.double())
+def inclusion_probabilities(logits: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
+    """P(x_i = 1) of the units that are here."""
+    return _Design.of(logits, k, t, shards).probs()
 
 
-def log_prob(logits: Tensor, k: Tensor, value: Tensor, shards: Shards) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, m)``, where :func:`has_spread` holds.
+def log_prob(logits: Tensor, k: Tensor, value: Tensor, t: Tensor, shards: Shards) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, m)``, between which it is linear.
 
-    ``-inf`` where one contradicts an infinite logit; between k-hot values linear.
+    ``-inf`` where one contradicts an infinite logit.
     """
-    units, value = units_of(logits, k, shards), value.double()
-    z = _open_log_odds(units, shards)
-    log_chance = count_given(z, units.k, shards).log_chance
-    (wrong,) = shards.sum((~units.open & (value != units.certain)).sum(-1))
-    terms = value * F.logsigmoid(z) + (1 - value) * F.logsigmoid(-z)
-    (total,) = sum_of_parts(shards, terms.masked_fill(~units.open, 0.0).sum(-1))
-    return (total - log_chance).masked_fill(wrong > 0, -torch.inf)
+    return _Design.of(logits, k, t, shards).log_prob(value.double(), shards)
 
 
-def entropy(logits: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """``(*batch,)``, where :func:`has_spread` holds."""
-    return -log_prob(logits, k, inclusion_probabilities(logits, k, shards), shards)
+def entropy(logits: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
+    """``(*batch,)``."""
+    design = _Design.of(logits, k, t, shards)
+    return -design.log_prob(design.probs(), shards)

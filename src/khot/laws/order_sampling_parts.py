@@ -23,9 +23,9 @@ from torch import Tensor
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
-from khot.kernels.noises import LOGISTIC, SURE, Law, Noise
+from khot.kernels.noises import SURE, Law, Noise
 
-from .conditional_poisson_parts import Count, Units, centre, count_given, largest_of_parts, open_centre, units_of
+from .conditional_poisson_parts import Count, Units, centre, count_given, largest_of_parts, units_of
 from .order_sampling import FAR, MARGIN, MAX_ELEMENTS, UNDERFLOW
 from .quadrature import integration_range, trapezoidal
 
@@ -61,10 +61,11 @@ class _View(NamedTuple):
     gap: Tensor  # length of what is left out, where the integrand is flat
 
 
-def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, shards: Shards) -> Tensor:
+def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, t: Tensor | None, shards: Shards) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, m)``; ``-inf`` where one contradicts an infinite position.
 
-    For smooth noise; differentiable in the positions and the values.
+    For smooth noise, if it is logistic with t, the positions' :func:`~.conditional_poisson_parts.open_centre`;
+    differentiable in the positions and the values.
     """
     theta, value = theta.double(), value.double()
     units = units_of(theta, k, shards)
@@ -73,7 +74,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, shards: Shar
     void = contradicts | ~units.has_choice
     missing = (1 - value) * (units.open & ~void[..., None])
     value = value * (units.open & ~void[..., None])
-    view = _seen_from_the_peak(noise, units, value, missing, shards)
+    view = _seen_from_the_peak(units, value, missing, t, shards)
     near = view.distance.maximum(-view.high[..., None] - FAR).minimum(-view.low[..., None] + FAR)
     beyond = view.distance - near  # where the tails are e^z and e^-z, which come out of the integral
     tails = value * beyond.clamp(max=0.0) - missing * beyond.clamp(min=0.0)
@@ -99,7 +100,7 @@ def log_prob(noise: Noise, theta: Tensor, k: Tensor, value: Tensor, shards: Shar
     return torch.where(void, torch.where(contradicts, -torch.inf, 0.0), log_probability)
 
 
-def _seen_from_the_peak(noise: Noise, units: Units, value: Tensor, missing: Tensor, shards: Shards) -> _View:
+def _seen_from_the_peak(units: Units, value: Tensor, missing: Tensor, t: Tensor | None, shards: Shards) -> _View:
     """As in :mod:`khot.laws.order_sampling`, by what sums and maxima tell of the k-th largest position and the next.
 
     Between these two lies the centre t, if they are far apart; else both are near t, from which all is seen.
@@ -110,12 +111,11 @@ def _seen_from_the_peak(noise: Noise, units: Units, value: Tensor, missing: Tens
     )
     last, margin = -last, MARGIN + 4 * math.log(shards.n)
     largest = torch.finfo(torch.float64).max
-    if noise is not LOGISTIC:
+    if t is None:
         reference = torch.maximum(last, best).nan_to_num(0.0, 0.0, 0.0)[..., None]
         away = torch.where(inside | outside, units.theta - reference, 0.0).clamp(-largest, largest)
         low = torch.full_like(last, -margin)
         return _View(away, low, -low, torch.zeros_like(low))
-    t = open_centre(units, shards)
     above = units.open & (theta > t[..., None])
     inner, outer = largest_of_parts(
         shards, (-theta).masked_fill(~above, -torch.inf), theta.masked_fill(~units.open | above, -torch.inf)
@@ -133,10 +133,13 @@ def _seen_from_the_peak(noise: Noise, units: Units, value: Tensor, missing: Tens
     return _View(away, torch.full_like(high, -margin), high, excess)
 
 
-def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
-    """P(i in S) of the units that are here ``(*batch, m)``, for smooth noise where :func:`has_spread` holds."""
+def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, shards: Shards) -> Tensor:
+    """P(i in S) of the units that are here ``(*batch, m)``, for smooth noise, seen from their centre t.
+
+    Where :func:`~.conditional_poisson_parts.has_spread` holds.
+    """
     units = units_of(theta.double(), k, shards)
-    distance = units.theta - open_centre(units, shards)[..., None]
+    distance = units.theta - t[..., None]
     x = distance.masked_fill(~units.open, -2 * FAR).clamp(-2 * FAR, FAR)
     fixed = x.detach()
     first, last = largest_of_parts(
