@@ -109,7 +109,9 @@ class SamplingDesign(KHotDistribution):
     ``batch_shape``.
 
     The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
-    rows that it has, and draws follow one seed, whatever the number of processes; rows that are cut are gathered.
+    rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when the
+    design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`, for which :meth:`works_on_parts`
+    tells what sums and candidates give: the guide "at scale" lists it.
 
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
@@ -377,7 +379,10 @@ class SamplingDesign(KHotDistribution):
         raise self._unavailable("log_prob")
 
     def works_on_parts(self, member: str) -> bool:
-        """Whether this member, of a design whose rows are cut, needs no whole rows; the same on all processes."""
+        """Whether this member, of a design whose rows are cut, needs no whole rows.
+
+        All processes ask, as it may take collectives, and get the same answer.
+        """
         return False
 
     def some_rows(self, start: int, stop: int) -> "SamplingDesign":

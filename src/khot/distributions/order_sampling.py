@@ -44,6 +44,10 @@ class OrderSampling(SamplingDesign):
     On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it, k
     per row or not; on an accelerator few draws of more than 131072 units are left to torch.
 
+    Rows of a DTensor that are cut stay so, as far as :meth:`works_on_parts`: to a draw each process contributes the k
+    first of its own units, whose ranks follow from the seed and their places in the row, and integrals are those of
+    sums over processes.
+
     On a CPU with numba a log-probability with its gradient is one loop over rows, and for logistic noise, in rows of at
     most 16384 units, so are the inclusion probabilities. All other integrals hold all units at all nodes of the
     quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are wanted. On a CPU

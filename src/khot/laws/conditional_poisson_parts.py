@@ -19,11 +19,13 @@ batch shape, what :func:`open_centre` says of them, and who has the other units.
 whatever they have. Results are float64, and differentiable to any order.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
@@ -33,7 +35,7 @@ from .characteristic import Complex, Nodes, nodes_of_count
 
 LEAST_SPREAD = 0.1  # variance of the number of ones from which on no digits are lost
 NEVER = -2000.0  # log-odds of what does not happen, finite
-SLAB = 2**16  # log-odds that are taken at all nodes at a time, some 100 MB; with gradients all are, in 2 KB each
+SLAB = 2**14  # log-odds that are taken at all nodes at a time, some 25 MB
 
 
 class Units(NamedTuple):
@@ -115,20 +117,30 @@ class _Fates(NamedTuple):
         return (scale * turned).sum(-1)
 
 
+def _called(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    return function(x)
+
+
+def _made_again(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """The function of x, which a derivative calls again rather than keep what it is made of."""
+    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+
+
 def count_given(z: Tensor, k: Tensor, shards: Shards) -> Count:
     """For finite log-odds z ``(..., *batch, m)`` with which about k ones are expected."""
     k, above = k.expand(z.shape[:-1]), z.detach() > 0
     chance = (torch.sigmoid(z) * torch.sigmoid(-z)).detach()
     variance, number_above = shards.sum(chance.sum(-1), above.sum(-1))
     nodes = nodes_of_count(variance, k, shards.n, k - number_above)
-    slabs = [_Fates.of(some) for some in z.split(max(1, SLAB // max(1, number_above.numel())), -1)]
-    found = (torch.stack(parts).sum(0) for parts in zip(*(some.log_phi(nodes) for some in slabs), strict=True))
-    log_size, angle = sum_of_parts(shards, *found)
+    slabs = z.split(max(1, SLAB // max(1, number_above.numel())), -1)
+    local = _made_again if len(slabs) > 1 else _called  # each process as it needs: there are no collectives inside
+    found = zip(*(local(lambda some: _Fates.of(some).log_phi(nodes), some) for some in slabs), strict=True)
+    log_size, angle = sum_of_parts(shards, *(torch.stack(parts).sum(0) for parts in found))
     size = log_size.exp()
     turned = Complex(size * angle.cos(), size * angle.sin()).times(nodes.weight)
     total = turned.real.sum(-1)
     law = Complex(*seen_by_parts(shards, *(v / total[..., None] for v in turned)))
-    fate = torch.cat([some.given(nodes, law) for some in slabs], -1)
+    fate = torch.cat([local(lambda some: _Fates.of(some).given(nodes, law), some) for some in slabs], -1)
     came, missing = torch.where(above, 1 - fate, fate), torch.where(above, fate, 1 - fate)
     return Count(total.log(), came, missing)
 

@@ -151,8 +151,7 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: Tensor, t: Tensor, s
     high = torch.where(units.has_choice, (last + MARGIN).clamp(max=end), MARGIN)
     low, high = integration_range(_log_bound(noise, fixed, units.k, shards), low, high, AT_ONCE, 1)
     s, weight = trapezoidal(low, high)
-    whole = max(shards.lengths) * max(1, units.k.numel())
-    slab = max(1, 4 * MAX_ELEMENTS // (32 * whole)) if not noise.shifts_log_odds else max(1, 4 * MAX_ELEMENTS // whole)
+    slab = max(1, 4 * MAX_ELEMENTS // max(1, max(shards.lengths) * units.k.numel()))  # nodes at a time, as all take
     count = count_given(x, units.k, shards) if noise.shifts_log_odds else None
     parts = [
         _integral(noise, x, units.k, count, *part, shards)
