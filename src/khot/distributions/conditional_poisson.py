@@ -38,8 +38,8 @@ class ConditionalPoisson(SamplingDesign):
     \log Z`, ``entropy``; and differentiable to any order. ``log_prob`` is linear in its value, so that a
     straight-through sample has the exact gradient of the entropy.
 
-    Of a DTensor whose rows are cut, ``log_prob``, ``mean`` and ``entropy`` come from sums over the processes, at most 31
-    complex numbers a row, unless hardly any unit's fate is open; a draw gathers the logits, whose tree then does not
+    Of a DTensor whose rows are cut, ``log_prob``, ``mean`` and ``entropy`` come from sums over the processes, at most
+    31 complex numbers a row, unless hardly any unit's fate is open; a draw gathers the logits, whose tree then does not
     depend on the number of processes.
 
     On a CPU a batch of more than 131072 logits takes at most 16 times their memory in float32, as the product trees are

@@ -109,9 +109,9 @@ class SamplingDesign(KHotDistribution):
     ``batch_shape``.
 
     The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
-    rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when the
-    design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`, for which :meth:`works_on_parts`
-    tells what sums and candidates give: the guide "at scale" lists it.
+    rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when
+    the design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`: for these the guide "at
+    scale" lists what sums and candidates give, and what gathers the rows when it is called.
 
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
