@@ -156,12 +156,16 @@ def estimators_on_spread_designs():
 @case
 def score_functions_of_spread_designs():
     logits, weight = normal(4, 6), normal(4, 6, seed=2)
-    for baseline in ("none", "leave_one_out"):
+    for design_class, baseline in (
+        (ConditionalPoisson, "none"),
+        (khot.GumbelTopK, "leave_one_out"),
+        (khot.ParetoSampling, "none"),
+    ):
         results = []
         for placements in ([R], [S(0)], [S(1)]):
             leaf = spread(logits, placements, True)
             surrogate = khot.score_function(
-                ConditionalPoisson(logits=leaf, k=K),
+                design_class(logits=leaf, k=K),
                 lambda x: (x * spread(weight, [R])).sum(-1).square(),
                 8,
                 baseline=baseline,

@@ -101,7 +101,8 @@ class ParetoSampling(OrderSampling):
     def _centre(self) -> Tensor:
         if self.adjust == "exact":
             return order_draw.rank_centre(self._positions.detach(), self.size)
-        return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)  # of log-odds whose probabilities sum to k
+        # Positions are near log-odds whose probabilities sum to k.
+        return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
 
     def _positions_of_parts(self) -> bool:
         return self.adjust != "exact" and super()._positions_of_parts()
