@@ -1,29 +1,13 @@
-r"""The logits of the conditional Poisson design that has given inclusion probabilities; and those of other families.
+"""The logits of the conditional Poisson design that has given inclusion probabilities; and those of other families.
 
-Newton's method on the log-odds of the inclusion probabilities, which are nearly linear in the logits. A step solves
-
-.. math:: D^{-1} C v = \operatorname{logit} \pi - \operatorname{logit} \pi(\theta), \quad D = \operatorname{diag} C,
-
-with C the covariance of the k-hot vector at the current logits. Its entries off the diagonal are negative and its rows
-sum to 0: C is the Laplacian of a graph, the eigenvalues of :math:`D^{-1} C` lie in [0, 2], only constants belong to 0,
-and in long rows the others gather at 1. So conjugate gradients take few products ``C v``, each a backward pass through
-the product tree and none with an n x n matrix. In short rows C is made, and the systems are solved directly.
-
-In long rows most of this is not needed: there is an explicit map M that nearly inverts the log-odds of inclusion, off
-by the inverse square of :math:`\operatorname{tr} D`, and the iteration
-
-.. math:: \theta_m = M(a_m), \quad a_{m+1} = a_m + \operatorname{logit} \pi - \operatorname{logit} \pi(\theta_m)
-
-gains as much with every step; for other families M is the identity. Its derivative is a preconditioner of C.
-
-The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
-another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
-constant: all of this holds without the projections that take constants off.
+Differentiable by the implicit function theorem: the Jacobian of the inclusion probabilities is the covariance C of the
+k-hot vector, so that the logits change by the pseudo-inverse of C times the change of the probabilities. What solves
+for the logits, and systems in C, is in :mod:`.inverse_newton`, or in a kernel.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,93 +17,33 @@ from torch.autograd.function import once_differentiable
 from khot.kernels.autograd import with_forward_mode
 from khot.kernels.bernoulli_count import bernoulli_count_inverse
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.inclusion_inverse import (
-    LONGEST,
-    MOST_FACTORED,
-    covariance_inverse,
-    covariance_inverse_factored,
-    inclusion_inverse,
-)
+from khot.kernels.inclusion_inverse import LONGEST, covariance_inverse, inclusion_inverse
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import sigmoid
 
-from .characteristic import Factors, factors
-from .conditional_poisson import SLAB, Size, entropy, inclusion_log_odds, inclusion_probabilities, pull_back, slopes
+from .conditional_poisson import SLAB, entropy, pull_back
+from .inverse_newton import (
+    ACCEPTED,
+    CONDITIONAL_POISSON,
+    FAMILIES,
+    RANGE,
+    Family,
+    centred,
+    interior_of,
+    solve_scores,
+    solve_system,
+)
 from .kept import Kept
 from .size_range import SizeRange
 
-ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with what it leaves to others underflow
 SUM_ROUNDING = 1e-12  # of a sum of probabilities
 NO_VARIANCE = 1e-30  # a probability below this counts as 0 where the size varies: nothing else depends on its unit
 WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
-FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
-MARGIN = 100.0  # by which a predicted error has to be small enough
-MAX_STEPS = 100
-MAX_HALVINGS = 30
-MAX_CG_STEPS = 2000
-CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
-RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
-
-
-def _centre(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Takes a constant off the interior so that the (weighted) sum is 0; zero elsewhere."""
-    weight = interior.double() if weight is None else weight
-    x = x.masked_fill(~interior, 0.0)
-    mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return (x - mean).masked_fill(~interior, 0.0)
-
-
-class Family(NamedTuple):
-    """Designs with one parameter per unit, by what the solution needs to know about them."""
-
-    name: str  # by which graphs call them
-    mean: Callable[[Tensor, Any], Tensor]  # inclusion probabilities at (logits, k)
-    scores: Callable[[Tensor, Any], Tensor]  # these on a scale on which they are nearly linear in the logits
-    from_log_odds: Callable[[Tensor], Tensor]  # to that scale
-    slope: Callable[[Tensor], Tensor]  # derivative of a probability by its score
-    guess: Callable[[Tensor], Tensor] = lambda scores: scores  # about the logits of these scores
-    factors: Callable[..., Factors] | None = None  # the covariance, of (logits, k, scores)
-    goal: float = 1e-14  # error of the scores, relative to the largest logit
-    centre: Callable[..., Tensor] = _centre  # takes off what C takes to 0
-
-
-def _logistic_slope(log_odds: Tensor) -> Tensor:
-    return torch.sigmoid(log_odds) * torch.sigmoid(-log_odds)
-
-
-def _without_correlation(log_odds: Tensor) -> Tensor:
-    r"""About the logits whose log-odds of inclusion are these.
-
-    Given its own value the count of the others is nearly normal, which adds :math:`(2 p_i - 1) / 2 d_i` to the log-odds
-    of a unit, with d_i the variance of the others' count. A quarter more keeps it bounded.
-    """
-    p, q = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
-    variance = p * q
-    others = variance.sum(-1, keepdim=True) - variance + 0.25
-    return torch.where(log_odds.isfinite(), log_odds + (q - p) / (2 * others), log_odds)
-
-
-CONDITIONAL_POISSON = Family(
-    "conditional_poisson",
-    inclusion_probabilities,
-    inclusion_log_odds,
-    lambda log_odds: log_odds,
-    _logistic_slope,
-    _without_correlation,
-    factors,
-)
-_families = {CONDITIONAL_POISSON.name: CONDITIONAL_POISSON}
-
-
-def register_family(family: Family) -> Family:
-    """Lets :func:`solve_logits` and the graphs that hold it find these designs."""
-    _families[family.name] = family
-    return family
 
 
 def solve_logits(
@@ -184,14 +108,6 @@ def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
     return cast(Tensor, _RangeLogits.apply(probs.double(), low, high))
 
 
-def _interior(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Zero elsewhere; constants stay, which C does not take to 0 where the size varies."""
-    return x.masked_fill(~interior, 0.0)
-
-
-RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, factors=None, centre=_interior)
-
-
 class _RangeLogits(Function):
     """Rows of a single size are solved as such: the systems of the others have no constants to leave out."""
 
@@ -203,7 +119,7 @@ class _RangeLogits(Function):
         if single.any():
             logits[single] = solve_logits(probs[single], low[single])
         if not single.all():
-            logits[~single] = _newton(target[~single], SizeRange(low[~single], high[~single]), RANGE)
+            logits[~single] = solve_scores(target[~single], SizeRange(low[~single], high[~single]), RANGE)
         return logits
 
     @staticmethod
@@ -222,7 +138,7 @@ class _RangeLogits(Function):
         if not single.all():
             rows, b = logits[~single], grad_output[~single]
             sizes = SizeRange(low[~single], high[~single])
-            v[~single] = _solve_system(rows, _interior(b, rows.isfinite()), sizes, RANGE, CG_TOLERANCE, None)
+            v[~single] = solve_system(rows, interior_of(b, rows.isfinite()), sizes, RANGE, CG_TOLERANCE, None)
         return v, None, None
 
     @staticmethod
@@ -310,7 +226,7 @@ class _CovarianceSolve(Function):
 
 def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
     """The derivative of C v in the logits, a symmetric matrix, as a map."""
-    mean = _families[ctx.family].mean
+    mean = FAMILIES[ctx.family].mean
     return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, ctx.k)[1]
 
 
@@ -344,13 +260,6 @@ def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> 
     ]
 
 
-def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The slopes D, to the relative accuracy of every entry, and the products with C."""
-    scores, pulled_back = slopes(family.scores, logits, k)
-    weight = family.slope(scores)
-    return weight, lambda v: pulled_back(weight * v)  # the derivative of the scores is D^-1 C
-
-
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:
     """The log-odds to reach: these, shifted so that the probabilities sum to k."""
     if log_odds.isnan().any():
@@ -382,9 +291,9 @@ def _covariance_solution(
     """v of :class:`_CovarianceSolve`."""
 
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
-        solved_for = _families[family]
+        solved_for = FAMILIES[family]
         scores = solved_for.scores(logits, k) if solved_for.factors else None
-        return _solve_system(logits, _centre(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
+        return solve_system(logits, centred(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
 
     if logits.shape[-1] > LONGEST or not _has_kernel(logits, family):
         return _by_rows(of_rows, _either(k, size), logits, b)
@@ -412,10 +321,10 @@ def _solution(
     log_odds: Tensor | None,
 ) -> Tensor:
     """:func:`solve_logits`, not differentiable."""
-    solved_for = _families[family]._replace(goal=goal)
+    solved_for = FAMILIES[family]._replace(goal=goal)
 
     def of_rows(k: int | Tensor, given: Tensor) -> Tensor:
-        return _newton(_target(given, k), k, solved_for)
+        return solve_scores(_target(given, k), k, solved_for)
 
     # Not `logit`, for which torch wakes its threads however few numbers there are.
     given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
@@ -466,122 +375,3 @@ def _by_rows(function: Callable[..., Tensor], k: int | Tensor, *arguments: Tenso
 
 def _either(k: Tensor | None, size: int | None) -> int | Tensor:
     return cast(int, size) if k is None else k
-
-
-def _newton(target: Tensor, k: Size, family: Family) -> Tensor:
-    interior = target.isfinite()
-    target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
-
-    def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
-        r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
-        return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
-
-    short = family.factors is not None and target.shape[-1] <= LONGEST
-    aim, logits, fixed_point = target, family.guess(target), not short
-    r, error = residual(logits)
-    for _ in range(MAX_STEPS):
-        if (error <= family.goal).all():
-            break
-        if fixed_point:
-            new_logits = family.guess(aim + r)
-            new_r, new_error = residual(new_logits)
-            fixed_point = bool(((new_error <= FAST * error) | (error <= family.goal)).all())
-            if fixed_point:
-                left = new_error * (new_error / error) * MARGIN  # by the next step, which gains as much again
-                aim, logits, r, error = aim + r, new_logits, new_r, new_error
-                if (left <= family.goal).all():
-                    logits, error = family.guess(aim + r), left
-                continue
-        scores = target - r
-        weight = family.slope(scores)
-        step = _solve_system(logits, weight * family.centre(r, interior, weight), k, family, CG_FORCING, scores)
-        for _ in range(MAX_HALVINGS):
-            new_r, new_error = residual(logits + step)
-            worse = ~(new_error < error)
-            if not (worse & (error > ACCEPTED)).any():
-                break
-            step = torch.where(worse[..., None], step / 2, step)
-        if worse.all():
-            break
-        logits = torch.where(worse[..., None], logits, logits + step)
-        r, error = torch.where(worse[..., None], r, new_r), torch.where(worse, error, new_error)
-    if not (error <= max(ACCEPTED, family.goal)).all():
-        raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
-    return torch.where(interior, family.centre(logits, interior), target)
-
-
-def _solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
-    """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
-    if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
-        v = _solve_factored(logits, b, k, family, tolerance, scores)
-        lost = v.isnan().any(-1)
-        if lost.any():
-            size = k[lost] if isinstance(k, Tensor) else k
-            v[lost] = _solve_system(logits[lost], b[lost], size, family, tolerance, None)
-        return v
-    weight, product = _products(logits, k, family)
-    return _conjugate_gradients(product, b, weight, tolerance, family.centre)
-
-
-def _solve_factored(
-    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
-) -> Tensor:
-    """:func:`_solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
-    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if covariance_inverse_factored.is_fused(logits):
-        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, scores, b))
-        return covariance_inverse_factored(*rows, size.reshape(-1), tolerance).view(b.shape)
-    weight = family.slope(scores)
-    shift = _centre(scores - logits, logits.isfinite(), weight)
-    lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
-    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
-    if logits.shape[-1] > LONGEST:
-        # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
-        nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
-        return _conjugate_gradients(found.times, b, nearly, tolerance).masked_fill(lost, torch.nan)
-    interior, matrix = weight > 0, found.dense()
-    root = torch.where(interior, weight, 1.0).sqrt()
-    constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
-    scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
-    total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
-    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
-    v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
-    # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
-    left = b - (matrix @ v[..., None]).squeeze(-1)
-    return _centre(v + _centre(left / root.square(), interior, weight), interior).masked_fill(lost, torch.nan)
-
-
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    b: Tensor,
-    weight: Tensor,
-    tolerance: float,
-    centre: Callable[..., Tensor] = _centre,
-) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
-
-    The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
-    v can take away: it is left out of the preconditioned residual z.
-    """
-    interior = weight > 0
-    inverse = torch.where(interior, 1 / weight, 0.0)
-
-    def preconditioned(r: Tensor) -> Tensor:
-        return centre(inverse * r, interior, weight)
-
-    v, r = torch.zeros_like(b), b
-    z = preconditioned(r)
-    d, rz = z, (r * z).sum(-1, keepdim=True)
-    goal = tolerance**2 * rz
-    for _ in range(MAX_CG_STEPS):
-        active = rz > goal
-        if not active.any():
-            # A sweep of Jacobi's method for units too improbable for the norm to see: no other unit depends on them.
-            return centre(v + z, interior)
-        c = product(d)
-        step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
-        v, r = v + step * d, r - step * c
-        z = preconditioned(r)
-        previous, rz = rz, torch.where(active, (r * z).sum(-1, keepdim=True), rz)
-        d = z + torch.where(active, rz / previous, 0.0) * d
-    raise RuntimeError("conjugate gradients on the Jacobian of the inclusion probabilities did not converge")

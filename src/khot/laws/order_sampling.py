@@ -45,7 +45,8 @@ from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
 from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob
 
 from .conditional_poisson import count_law
-from .inverse import Family, register_family, solve_logits
+from .inverse import solve_logits
+from .inverse_newton import Family, register_family
 from .kept import is_plain
 from .quadrature import gauss, integration_range, trapezoidal
 

@@ -43,14 +43,14 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
         return as_axes(topk_mask_of_parts(rows, k, shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
-    if x.numel() and looks_at_contents(*tensors_among(x, k)):
+    readable = x.numel() > 0 and looks_at_contents(*tensors_among(x, k))
+    if readable:
         check_ranked(rows, k)
-    if isinstance(k, Tensor):
-        rank = rows.argsort(-1, descending=True).argsort(-1)
-        mask = (rank < k.to(x.device).expand(batch).unsqueeze(-1)).to(x.dtype)
-    else:
-        mask = torch.zeros_like(rows).scatter(-1, rows.topk(k, -1, sorted=False).indices, 1.0)
-    return as_axes(mask, x, dim)
+    if not isinstance(k, Tensor):
+        return as_axes(torch.zeros_like(rows).scatter(-1, rows.topk(k, -1, sorted=False).indices, 1.0), x, dim)
+    order = rows.topk(int(k.max()) if readable else n, -1).indices
+    marks = torch.arange(order.shape[-1], device=x.device) < k.to(x.device).expand(batch).unsqueeze(-1)
+    return as_axes(torch.zeros_like(rows).scatter(-1, order, marks.to(x.dtype)), x, dim)
 
 
 def check_whole(k: int | Tensor) -> None:

@@ -1,7 +1,7 @@
 r"""The logits of units whose chances of being ones, given their count, are known: of rows that are not short, in numba.
 
-The iteration of :mod:`khot.laws.inverse`, whose map M nearly inverts these chances' log-odds; it takes no matrix, and
-gains as much with every step. Where that is little, as in rows of few open units, a row is left to others.
+The iteration of :mod:`khot.laws.inverse_newton`, whose map M nearly inverts these chances' log-odds. It takes no
+matrix, and gains as much with every step; where that is little, as in rows of few open units, a row is left to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,7 +14,7 @@ from ..numba_tilt import solve_tilt
 from ..numba_tools import kernel, over_rows, per_row, summed
 from .numba_recursion import chances, descend, plan, with_rows
 
-FAST, MARGIN = 0.1, 100.0  # as in khot.laws.inverse
+FAST, MARGIN = 0.1, 100.0  # as in khot.laws.inverse_newton
 STEPS = 30
 
 exp, log = EXP[np.float64], LOG[np.float64]
@@ -34,7 +34,7 @@ def _spread(aim, variance, lean):
 
 @per_row
 def _guess(aim, variance, lean, theta):
-    """M, as in khot.laws.inverse."""
+    """M, as in khot.laws.inverse_newton."""
     total = _spread(aim, variance, lean) + 0.25
     for i in range(aim.shape[0]):
         half = lean[i] / (total - variance[i])

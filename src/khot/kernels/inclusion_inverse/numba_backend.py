@@ -22,7 +22,7 @@ from ..numba_math import EXP, LOG
 from ..numba_tools import kernel, over_rows, per_row
 
 STEPS, HALVINGS, TILT_STEPS = 60, 30, 200
-ACCEPTED = 1e-11  # as in laws.inverse: where rounding ends the progress
+ACCEPTED = 1e-11  # as in laws.inverse_newton: where rounding ends the progress
 MARGIN = 1e4  # by which a predicted error has to be small enough
 CLOSE = 1e-3  # of an expected count to k
 EPS, LARGEST = np.finfo(np.float64).eps, np.finfo(np.float64).max
@@ -199,7 +199,7 @@ def _substitute(weights, b, v):
 
 @per_row
 def _guess(target, p, q, variance, z):
-    """As in laws.inverse."""
+    """As in laws.inverse_newton."""
     for i in range(target.shape[0]):
         z[i] = target[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
 

@@ -21,7 +21,7 @@ from .numba_backend import CLOSE, LARGEST, balance, exp, gather
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic
 MOST_STEPS = 200  # of conjugate gradients; usual are 3 to 10
-RELIABLE_SHIFT = 8.0  # as in khot.laws.inverse
+RELIABLE_SHIFT = 8.0  # as in khot.laws.inverse_newton
 
 
 @per_row
