@@ -64,7 +64,7 @@ def bad_cut_designs_raise_on_all_ranks():
         design, unchecked = (
             design_class(logits=spread(normal(4, 9), [S(1)]), k=2, validate_args=checks) for checks in (True, False)
         )
-        for x in (torch.ones(4, 9), torch.full((4, 9), 2 / 9), torch.ones(4, 8)):
+        for x in (torch.ones(4, 9), torch.full((4, 9), 2 / 9), torch.ones(4, 8), torch.ones(3, 9)):
             with pytest.raises(ValueError, match="support|shape"):
                 design.log_prob(x.double())
         assert (unchecked.log_prob(torch.ones(4, 9).double()).full_tensor() == -torch.inf).all()

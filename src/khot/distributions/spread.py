@@ -20,6 +20,7 @@ from torch import Tensor
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards, spread_over
+from khot._tracing import broadcast_shapes
 from khot._validation import check_generator, checked_shape
 from khot.kernels.philox import draw_seed
 
@@ -102,7 +103,7 @@ def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
     local, spread, shards = here = _Here.of(design, name)
     before = value.dim() - 1 - len(spread.shape)
     if shards is not None:
-        parts = spread.here("value", value, before) if value.dim() and value.shape[-1] == shards.n else None
+        parts = spread.here("value", value, before) if _has_shape_of(design, value) else None
         inside = None if parts is None else local.holds_parts(parts, shards)
         if inside is not None and not (design.checks_rows_here and not bool(inside.all())):
             with here.telling():
@@ -110,6 +111,15 @@ def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
             return spread.together(found.masked_fill(~inside, -torch.inf), AXES_AFTER_BATCH[name])
     spread = design.spread  # where something is wrong, the rows are gathered for the message
     return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), AXES_AFTER_BATCH[name])
+
+
+def _has_shape_of(design: Any, value: Tensor) -> bool:
+    """Whether a value has all units, and broadcasts with the batch."""
+    try:
+        broadcast_shapes(value.shape[:-1], design.batch_shape)
+    except RuntimeError:
+        return False
+    return value.shape[-1:] == design.event_shape
 
 
 def _enumerate_support(design: Any, name: str, expand: bool = True) -> Tensor:
