@@ -1,7 +1,8 @@
-"""Masks of rows that are cut over processes: by sums over them, against gathering the row as DTensor's own maps do.
+"""Rows that are cut over processes: masks by sums, draws by candidates, against gathering the row as DTensor's maps do.
 
-Processes of this machine talk by gloo over the loopback address. A table has the median time of a step forward and
-backward, the collectives and the bytes that a process hands to them.
+Processes of this machine talk by gloo over the loopback address. A table has the median time of a step, of masks
+forward and backward, the collectives and the bytes that a process hands to them. A draw is that of a design of its own,
+made of the logits each time, as in training.
 """
 
 import os
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.multiprocessing import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from khot import sigmoid_topk, topk_mask
+from khot import GumbelTopK, sigmoid_topk, topk_mask
 
 RANKS, LENGTHS, SHARE = (1, 2, 4), (10**5, 10**6, 10**7), 100  # k is n / SHARE
 
@@ -52,6 +53,11 @@ def gathered(mask: Callable[..., Tensor]) -> Callable[..., DTensor]:
         return mask(x.redistribute(placements=[Replicate()]), k).redistribute(placements=[Shard(1)])
 
     return of_whole
+
+
+def gumbel_topk_draw(logits: Tensor, k: int) -> Tensor:
+    """A draw of order sampling."""
+    return GumbelTopK(logits=logits.detach(), k=k).sample()
 
 
 def step(mask: Callable[..., DTensor], x: DTensor, k: int) -> None:
@@ -106,8 +112,8 @@ def rows_of(n: int, mesh: DeviceMesh, seconds: float) -> list[dict[str, object]]
     scores = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
     x = distribute_tensor(scores, mesh, [Shard(1)]).requires_grad_()
     rows = []
-    for mask in (sigmoid_topk, topk_mask):
-        for how, function in (("sums", mask), ("gathered row", gathered(mask))):
+    for mask, by in ((sigmoid_topk, "sums"), (topk_mask, "sums"), (gumbel_topk_draw, "candidates")):
+        for how, function in ((by, mask), ("gathered row", gathered(mask))):
             median, collectives, count = measure(function, x, n // SHARE, seconds)
             rows.append(
                 {"mask": mask.__name__, "by": how, "ranks": mesh.size(), "n": n, "milliseconds": round(1e3 * median, 2)}

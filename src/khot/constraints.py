@@ -103,8 +103,12 @@ class _CappedSimplex(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
-        k = self.k.to(value.device, torch.float64) if isinstance(self.k, Tensor) else self.k
-        return inside & ((value.sum(-1, dtype=torch.float64) - k).abs() <= self._tolerance(k, value.dtype))
+        return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype)
+
+    def is_sum(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        """Whether float64 sums of vectors of this dtype are those of the constraint."""
+        k = self.k.to(total.device, torch.float64) if isinstance(self.k, Tensor) else self.k
+        return (total - k).abs() <= self._tolerance(k, dtype)
 
     def holds(self, value: Tensor) -> bool:
         """Whether :meth:`check` is true of all values, which here takes fewer operations."""

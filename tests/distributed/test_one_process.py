@@ -50,6 +50,16 @@ def test_draws(mesh):
         assert x.shape == (4, 3, 7) and (x.sum(-1) == 2).all()
 
 
+def test_draws_of_units_are_those_of_whole_rows(mesh):
+    logits = normal(3, 7)
+    for design_class in (khot.GumbelTopK, khot.ParetoSampling):
+        one, cut = (design_class(logits=v, k=2) for v in (logits, distribute_tensor(logits, mesh, [Shard(1)])))
+        if HAS_NUMBA:  # plain torch draws from its own generator
+            x, parts = (d.sample((4,), generator=torch.Generator().manual_seed(1)) for d in (one, cut))
+            assert torch.equal(parts.full_tensor(), x)
+        torch.testing.assert_close(cut.mean.full_tensor(), one.mean, rtol=1e-9, atol=1e-11)
+
+
 def test_plain_and_spread_tensors_do_not_mix(mesh):
     x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
     with pytest.raises(ValueError, match="`k` is a plain tensor that requires a gradient beside the DTensor `x`"):

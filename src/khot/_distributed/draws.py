@@ -23,10 +23,11 @@ class RowsOfMany:
         seed: An int64 tensor ``(1,)``, the same on all processes.
         first: Number of the first row among all.
         rows: How many rows there are here.
+        unit: Number of the first unit that is here, where rows are cut.
     """
 
-    def __init__(self, seed: Tensor, first: int, rows: int) -> None:
-        self.seed, self.first, self.rows = seed, first, rows
+    def __init__(self, seed: Tensor, first: int, rows: int, unit: int = 0) -> None:
+        self.seed, self.first, self.rows, self.unit = seed, first, rows, unit
         self._seeds_given = 0
 
     def next_seed(self) -> Tensor:

@@ -1,7 +1,8 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -9,10 +10,13 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._distributed.batch import SpreadBatch
+from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._tracing import one_operation, shape_of
 from khot._validation import can_look, check_generator, checked_shape, is_finite
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
+from khot.laws import conditional_poisson_parts as law_of_parts
 from khot.laws.inverse import largest_entropy, solve_logits
 from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors
@@ -33,6 +37,10 @@ class ConditionalPoisson(SamplingDesign):
     Everything is exact, in float64, at O(n log² n) cost: sampling, ``log_prob``, ``mean`` :math:`= \pi = \nabla_\theta
     \log Z`, ``entropy``; and differentiable to any order. ``log_prob`` is linear in its value, so that a
     straight-through sample has the exact gradient of the entropy.
+
+    Of a DTensor whose rows are cut, ``log_prob``, ``mean`` and ``entropy`` come from sums over the processes, at most
+    31 complex numbers a row, unless hardly any unit's fate is open; a draw gathers the logits, whose tree then does not
+    depend on the number of processes.
 
     On a CPU a batch of more than 131072 logits takes at most 16 times their memory in float32, as the product trees are
     made some rows at a time, and again for derivatives. A smaller one is taken whole, with up to 50 MB, and all methods
@@ -72,6 +80,7 @@ class ConditionalPoisson(SamplingDesign):
         tensor([0.0823, 0.3882, 0.5295, 0.0000])
     """
 
+    _knows_parts = True
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
 
     def __init__(
@@ -134,7 +143,34 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def probs(self) -> Tensor:
         """Inclusion probabilities P(x_i = 1)."""
+        if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+            return self._of_parts(law_of_parts.inclusion_probabilities, shards)
         return law.inclusion_probabilities(self.logits, self.size, self.kept).to(self.logits.dtype)
+
+    def works_on_parts(self, member: str) -> bool:
+        if self.spread is None or not self.spread.is_cut:
+            return False
+        if self.parameter_name == "probs":
+            return member in ("mean", "mode")
+        return member == "mode" or (member in ("probs", "mean", "log_prob", "entropy") and self._has_spread)
+
+    @lazy_property
+    def _has_spread(self) -> bool:
+        """Of a design whose rows are cut: whether sums give the law of the number of ones."""
+        here, shards = cast(ConditionalPoisson, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
+        with spread_over(shards):
+            return law_of_parts.has_spread(here.logits, here.k, here._open_centre, shards)
+
+    @lazy_property
+    def _open_centre(self) -> Tensor:
+        """Of parts of rows: what their laws are seen from."""
+        return law_of_parts.open_centre(self.logits, self.k, cast(Shards, shards_of_rows()))
+
+    def _of_parts(self, function: Callable[..., Tensor], shards: Shards) -> Tensor:
+        return function(self.logits, self.k, self._open_centre, shards).to(self.parameter.dtype)
+
+    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
+        return law_of_parts.log_prob(self.logits, self.k, value, self._open_centre, shards).to(self.parameter.dtype)
 
     @property
     def pairwise_inclusion(self) -> Tensor:
@@ -216,6 +252,8 @@ class ConditionalPoisson(SamplingDesign):
         return law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
+        if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+            return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
         return law.entropy(self.logits, self.size, self.kept).to(self.parameter.dtype)

@@ -18,6 +18,7 @@ from torch.types import _size as SizeLike
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import is_dtensor
+from khot._distributed.shards import Shards
 from khot._torch_internals import is_tracing
 from khot._tracing import one_operation, overrides_functions, shape_of
 from khot._validation import (
@@ -108,7 +109,9 @@ class SamplingDesign(KHotDistribution):
     ``batch_shape``.
 
     The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
-    rows that it has, and draws follow one seed, whatever the number of processes; rows that are cut are gathered.
+    rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when
+    the design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`: for these the guide "at
+    scale" lists what sums and candidates give, and what gathers the rows when it is called.
 
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
@@ -145,6 +148,7 @@ class SamplingDesign(KHotDistribution):
     spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
     size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
     _has_own_probs: ClassVar[bool] = False
+    _knows_parts: ClassVar[bool] = False  # whether rows that are cut stay so
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
     _complete_with: ClassVar[str | None] = ""
@@ -166,7 +170,7 @@ class SamplingDesign(KHotDistribution):
         param = checked_param(self.parameter_name, logits if probs is None else probs)
         self.spread = SpreadBatch.of(self.parameter_name, param) if is_dtensor(param) else None
         if self.spread is not None:
-            param = self.spread.lead
+            param = self.spread.lead if self._knows_parts else self.spread.whole_rows
         if k is None and probs is None:
             raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
         check_function("relaxation", relaxation, "(logits, k, temperature)")
@@ -182,7 +186,7 @@ class SamplingDesign(KHotDistribution):
         self.temperature = checked_positive("temperature", temperature, batch_shape)
         self._check_rows_here = validate_args
         if self.spread is not None:
-            validate_args = self._validate_rows_here(validate_args)
+            validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
             _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
@@ -216,8 +220,12 @@ class SamplingDesign(KHotDistribution):
 
     def _sums_of(self, probs: Tensor) -> Tensor:
         if self.spread is None:
-            return _sums(probs)
-        return self.spread.together(_sums(self.spread.here("probs", probs)), axes_after=0)
+            return _sums(probs.detach().sum(-1, dtype=torch.float64))
+        spread = self.spread.in_parts() if self._knows_parts else self.spread
+        total = spread.here("probs", probs.detach()).sum(-1, dtype=torch.float64)
+        if self._knows_parts:
+            (total,) = spread.shards.sum(total)
+        return spread.together(_sums(total), axes_after=0)
 
     def _fits(self) -> bool:
         if self._shared_k is None or isinstance(self.temperature, Tensor):
@@ -276,16 +284,52 @@ class SamplingDesign(KHotDistribution):
         if self.spread is not None:
             new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
             new.__dict__.pop("rows_here", None)
+            new.__dict__.pop("parts_here", None)
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
 
-    def _validate_rows_here(self, validate_args: bool | None) -> bool:
-        """Checks the rows that this process has, if any design is checked; the whole is then not looked at."""
+    def _validate_spread(self, validate_args: bool | None) -> bool:
+        """Checks the rows that this process has, if any design is checked; the whole is then not looked at.
+
+        Of rows that stay cut it is one collective, unless something is wrong, which all processes see: they gather the
+        rows for the message.
+        """
         KHotDistribution.__init__(self, *self._shapes(), validate_args=False)
+        spread = cast(SpreadBatch, self.spread)
+        if self._knows_parts and spread.is_cut:
+            fits = not self.checks_rows_here or self.parts_here._parts_fit(spread.in_parts().shards)
+            self.__dict__.pop("parts_here", None)
+            if fits:
+                return False
         KHotDistribution.__init__(self.rows_here, *self.rows_here._shapes(), validate_args=validate_args)
-        del self.__dict__["rows_here"]  # which a subclass may have more to tell of
+        del self.__dict__["rows_here"]  # which, as parts, a subclass may have more to tell of
         return False
+
+    @property
+    def checks_rows_here(self) -> bool:
+        """Whether what this process has of a spread design is validated, and values given to it are."""
+        default = bool(type(self)._validate_args)
+        return default if self._check_rows_here is None else self._check_rows_here
+
+    def _parts_fit(self, shards: Shards) -> bool:
+        """Whether the parameter, of which this is a part, will pass all checks."""
+        x, total = self.parameter.detach(), torch.zeros((), dtype=torch.float64)
+        if self.parameter_name == "probs":
+            regular = (x >= 0) & (x <= 1)
+            total = x.sum(-1, dtype=torch.float64)
+        else:
+            regular = ~x.isnan()
+        counts = (~regular).sum(-1), (x == torch.inf).sum(-1), (x > -torch.inf).sum(-1)
+        wrong, included, possible, total = shards.sum(*counts, total.expand(self.batch_shape))
+        fits = (wrong == 0) & (self.k >= 0) & (self.k <= shards.n)
+        if self.parameter_name == "probs":
+            fits &= capped_simplex(self.size).is_sum(total, x.dtype)
+        elif not self.relaxes_logits:
+            fits &= (included <= self.k) & (possible >= self.k)
+        if isinstance(self.temperature, Tensor):
+            fits &= (self.temperature > 0) & self.temperature.isfinite()
+        return bool(fits.all())
 
     def _shapes(self) -> tuple[Size, Size]:
         shape = shape_of(self.parameter)
@@ -294,26 +338,60 @@ class SamplingDesign(KHotDistribution):
     @lazy_property
     def rows_here(self) -> "SamplingDesign":
         """Of a design whose parameter is a DTensor: that of the rows that this process has, in plain tensors."""
-        spread, new = cast(SpreadBatch, self.spread), object.__new__(type(self))
+        new = self._part_of(cast(SpreadBatch, self.spread))
+        if self._check_rows_here is not None:
+            new._validate_args = self._check_rows_here
+        return new
+
+    @lazy_property
+    def parts_here(self) -> "SamplingDesign":
+        """The same of cut rows, as a design of the units that this process has: for members that work on parts.
+
+        They are to be called where :func:`khot._distributed.shards.shards_of_rows` tells who has the other parts.
+        """
+        new = self._part_of(cast(SpreadBatch, self.spread).in_parts())
+        new._validate_args = False
+        return new
+
+    def _part_of(self, spread: SpreadBatch) -> "SamplingDesign":
+        new = object.__new__(type(self))
         new.__dict__.update(self.__getstate__() | {"spread": None})
-        new.__dict__.pop("rows_here", None)
         with torch.enable_grad():  # which those want who come later
             for name, value in new.__dict__.items():
                 if isinstance(value, Tensor):
                     new.__dict__[name] = spread.here(name, value)
         super(SamplingDesign, new).__init__(*new._shapes(), validate_args=False)
         new.__dict__.pop("_validate_args", None)
-        if self._check_rows_here is not None:
-            new._validate_args = self._check_rows_here
         return new
+
+    def holds_parts(self, value: Tensor, shards: Shards) -> Tensor:
+        """Which values ``(..., m)`` are in the support, of which this process has a part; all find the same."""
+        wrong, total = shards.sum(((value != 0) & (value != 1)).sum(-1), value.sum(-1, dtype=torch.float64))
+        return (wrong == 0) & (total == self.k)
+
+    def some_parts(self, value: Tensor, inside: Tensor, shards: Shards) -> Tensor:
+        """The values, k-hot ones in the place of those that are not ``inside`` the support."""
+        unit = shards.first + torch.arange(value.shape[-1], device=value.device)
+        return torch.where(inside.unsqueeze(-1), value, (unit < self.k.unsqueeze(-1)).to(value.dtype))
+
+    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
+        """Log-probability of k-hot values ``(*sample_shape, *batch_shape, m)``, of which this process has a part."""
+        raise self._unavailable("log_prob")
+
+    def works_on_parts(self, member: str) -> bool:
+        """Whether this member, of a design whose rows are cut, needs no whole rows.
+
+        All processes ask, as it may take collectives, and get the same answer.
+        """
+        return False
 
     def some_rows(self, start: int, stop: int) -> "SamplingDesign":
         """The design of some rows of the batch, which are counted as if it had one dimension."""
-        new, batch_dim = object.__new__(type(self)), len(self.batch_shape)
+        new, batch_dim, rows = object.__new__(type(self)), len(self.batch_shape), self.batch_shape.numel()
         new.__dict__.update(self.__getstate__())
         for name, value in new.__dict__.items():
             if isinstance(value, Tensor):
-                new.__dict__[name] = value.detach().reshape(-1, *value.shape[batch_dim:])[start:stop]
+                new.__dict__[name] = value.detach().reshape(rows, *value.shape[batch_dim:])[start:stop]
         super(SamplingDesign, new).__init__(*new._shapes(), validate_args=False)
         return new
 
@@ -546,5 +624,5 @@ def positions(value: Tensor, k: int) -> Tensor:
     return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds
 
 
-def _sums(probs: Tensor) -> Tensor:
-    return probs.detach().sum(-1, dtype=torch.float64).nan_to_num().round().long()  # NaN is for the checks to find
+def _sums(total: Tensor) -> Tensor:
+    return total.nan_to_num().round().long()  # NaN is for the checks to find

@@ -2,22 +2,28 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._distributed.batch import SpreadBatch
+from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
-from khot.kernels.noises import Noise
+from khot.kernels.noises import LOGISTIC, Noise
 from khot.kernels.order_quadrature import depth_for
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
+from khot.laws import order_sampling_parts as law_of_parts
+from khot.laws.conditional_poisson_parts import centre, has_spread, open_centre
 from khot.relaxations import topk_mask
+from khot.relaxations.in_parts import topk_mask_of_parts
+from khot.relaxations.linked import link_of
 
 from .design import SamplingDesign
 
@@ -38,6 +44,10 @@ class OrderSampling(SamplingDesign):
     On CUDA and ROCm tensors, and on a CPU with numba, a draw is one kernel, which makes the noise and selects by it, k
     per row or not; on an accelerator few draws of more than 131072 units are left to torch.
 
+    Rows of a DTensor that are cut stay so, as far as :meth:`works_on_parts`: to a draw each process contributes the k
+    first of its own units, whose ranks follow from the seed and their places in the row, and integrals are those of
+    sums over processes.
+
     On a CPU with numba a log-probability with its gradient is one loop over rows, and for logistic noise, in rows of at
     most 16384 units, so are the inclusion probabilities. All other integrals hold all units at all nodes of the
     quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are wanted. On a CPU
@@ -45,6 +55,7 @@ class OrderSampling(SamplingDesign):
     """
 
     _noise: ClassVar[Noise]
+    _knows_parts = True
 
     @lazy_property
     def _positions(self) -> Tensor:
@@ -53,6 +64,8 @@ class OrderSampling(SamplingDesign):
 
     @lazy_property
     def _centre(self) -> Tensor:
+        if (shards := _shards()) is not None:
+            return centre(self._positions.detach(), self.k, shards)
         return order_draw.rank_centre(self._positions.detach(), self.size)
 
     @lazy_property
@@ -65,6 +78,9 @@ class OrderSampling(SamplingDesign):
             return law.inclusion_probabilities(self._noise, positions, self._size_of(k), self._depth)
 
         positions = self._positions
+        if (shards := _shards()) is not None:
+            found = law_of_parts.inclusion_probabilities(self._noise, positions, self.k, self._open_centre, shards)
+            return found.to(self.parameter.dtype)
         if law.inclusion_is_fused(self._noise, positions):
             return inclusion(positions, self.k).to(self.parameter.dtype)
         return self._in_slabs(inclusion, positions, largest=SLAB).to(self.parameter.dtype)
@@ -74,7 +90,7 @@ class OrderSampling(SamplingDesign):
         return depth_for(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
-        if not is_tracing():
+        if self.spread is None and not is_tracing():
             _ = self._rank_scale if self._kernel(()) is None else self._centre  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 
@@ -90,6 +106,8 @@ class OrderSampling(SamplingDesign):
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
+        if (shards := _shards()) is not None:
+            return self._draw_parts(shards, sample_shape)
         kernel = self._kernel(sample_shape)
         if kernel is not None:
             return self._draw_with(kernel, sample_shape, generator)
@@ -125,6 +143,46 @@ class OrderSampling(SamplingDesign):
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
         return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
+    def works_on_parts(self, member: str) -> bool:
+        if self.spread is None or not self.spread.is_cut or not self._positions_of_parts():
+            return False
+        if member in ("mean", "probs") and self._integrates(member):
+            return self._noise.smooth and self._has_spread
+        return member in ("sample", "mode", "mean", "probs") or (member == "log_prob" and self._noise.smooth)
+
+    def _positions_of_parts(self) -> bool:
+        """Whether each process has the positions of its units without the other positions."""
+        return not self.relaxes_logits or link_of(self.relaxation) is not None
+
+    def _integrates(self, member: str) -> bool:
+        """Whether this member, ``mean`` or ``probs``, are integrals over all units."""
+        return member == "mean"
+
+    @lazy_property
+    def _has_spread(self) -> bool:
+        """Of a design whose rows are cut: whether sums give its inclusion probabilities."""
+        here, shards = cast(OrderSampling, self.parts_here), cast(SpreadBatch, self.spread).in_parts().shards
+        with spread_over(shards):
+            return has_spread(here._positions, here.k, here._open_centre, shards)
+
+    @lazy_property
+    def _open_centre(self) -> Tensor:
+        """Of parts of rows: what their laws are seen from."""
+        return open_centre(self._positions, self.k, cast(Shards, _shards()))
+
+    def _draw_parts(self, shards: Shards, sample_shape: SizeLike) -> Tensor:
+        """The units that are here of draws of which others have the rest: each process offers its k first ones."""
+        theta, draws = self._positions.detach(), math.prod(checked_shape("sample_shape", sample_shape))
+        seed = draw_seed(theta.device)
+        ranks = order_draw.ranks_of_parts(theta, self._centre, seed, first_place(), draws, self._noise.name)
+        drawn = topk_mask_of_parts(ranks.neg_(), self.size, shards)
+        return drawn.view(self._extended_shape(sample_shape)).to(self.parameter.dtype)
+
+    def log_prob_of_parts(self, value: Tensor, shards: Shards) -> Tensor:
+        t = self._open_centre if self._noise is LOGISTIC else None
+        found = law_of_parts.log_prob(self._noise, self._positions, self.k, value, t, shards)
+        return found.to(self.parameter.dtype)
+
     def _log_prob(self, value: Tensor) -> Tensor:
         def log_prob(positions: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return law.log_prob(self._noise, positions, self._size_of(k), value, self._depth)
@@ -133,6 +191,11 @@ class OrderSampling(SamplingDesign):
         if law.log_prob_is_fused(self._noise, positions):
             return log_prob(positions, self.k, value).to(self.parameter.dtype)
         return self._in_slabs(log_prob, positions, value, largest=SLAB).to(self.parameter.dtype)
+
+
+def _shards() -> Shards | None:
+    """Who has the other parts of the rows, if they are cut."""
+    return None if torch.compiler.is_compiling() else shards_of_rows()
 
 
 def interior_of(probs: Tensor) -> tuple[Tensor, Tensor]:

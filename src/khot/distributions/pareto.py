@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
+from khot._distributed.differentiable import sum_seen_by_items
 from khot._validation import check_choice
 from khot.kernels import order_draw
 from khot.kernels.noises import LOGISTIC
@@ -93,14 +94,18 @@ class ParetoSampling(OrderSampling):
         z = log_odds.masked_fill(log_odds.isinf(), 0.0)
         p, q = torch.sigmoid(z), torch.sigmoid(-z)
         spread = (p * q).masked_fill(log_odds.isinf(), 0.0)
-        d = spread.sum(-1, keepdim=True)
+        d = sum_seen_by_items(spread)
         return log_odds - spread * (p - q) / 2 / d.clamp(min=LEAST_SPREAD).square()
 
     @lazy_property
     def _centre(self) -> Tensor:
         if self.adjust == "exact":
             return order_draw.rank_centre(self._positions.detach(), self.size)
-        return self.probs.new_zeros(self.batch_shape, dtype=torch.float64)  # of log-odds whose probabilities sum to k
+        # Positions are near log-odds whose probabilities sum to k.
+        return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
+
+    def _positions_of_parts(self) -> bool:
+        return self.adjust != "exact" and super()._positions_of_parts()
 
     @property
     def mean(self) -> Tensor:

@@ -1,19 +1,26 @@
 """Designs whose parameter is a DTensor: each method by the rows of the batch that this process has.
 
-Rows have to be whole: where they are cut they are gathered, when the design is made, and results with an entry for each
-unit are cut again. Then no method communicates but for draws, whose seed all processes have from the first one. A draw
-is a function of that seed, its number and that of its row in the whole batch, so that any number of processes draw the
-same, and no two the same for different rows.
+Rows are whole as a rule: where they are cut they are gathered, when the design is made, and results with an entry for
+each unit are cut again. Then no method communicates but for draws, whose seed all processes have from the first one. A
+draw is a function of that seed, its number and that of its row and unit in the whole batch, so that any number of
+processes draw the same, and no two the same for different rows.
+
+A design that knows what to do with parts of rows, as order sampling does, keeps them. Members for which its
+``works_on_parts`` holds are then those of the parts that are here, and exchange a few numbers a row; for the others the
+rows are gathered at the first call of one.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._distributed.batch import SpreadBatch
+from khot._distributed.shards import Shards, spread_over
+from khot._tracing import broadcast_shapes
 from khot._validation import check_generator, checked_shape
 from khot.kernels.philox import draw_seed
 
@@ -46,17 +53,37 @@ def by_rows_here(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Here(NamedTuple):
+    """The design of what is here of the rows for a member: whole rows, or parts of them."""
+
+    design: Any
+    spread: SpreadBatch
+    shards: Shards | None
+
+    @classmethod
+    def of(cls, design: Any, name: str) -> "_Here":
+        if not design.works_on_parts(name):
+            return cls(design.rows_here, design.spread, None)
+        spread = design.spread.in_parts()
+        return cls(design.parts_here, spread, spread.shards)
+
+    def telling(self) -> AbstractContextManager[None]:
+        """In this block functions of rows are told who has the other parts."""
+        return nullcontext() if self.shards is None else spread_over(self.shards)
+
+
 def _found(design: Any, name: str, *args: Any, **kwargs: Any) -> Tensor:
-    found = getattr(design.rows_here, name)
-    local = found(*args, **kwargs) if callable(found) else found
-    spread: SpreadBatch = design.spread
-    return spread.together(local, AXES_AFTER_BATCH[name])
+    here = _Here.of(design, name)
+    with here.telling():
+        found = getattr(here.design, name)
+        local = found(*args, **kwargs) if callable(found) else found
+    return here.spread.together(local, AXES_AFTER_BATCH[name])
 
 
 def _draws(
     design: Any, name: str, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    spread, local = design.spread, design.rows_here
+    local, spread, shards = here = _Here.of(design, name)
     check_generator(generator, local.parameter.device)
     shape, rows = checked_shape("sample_shape", sample_shape), local.batch_shape.numel()
 
@@ -65,16 +92,34 @@ def _draws(
         drawn: Tensor = getattr(local if is_local else local.some_rows(start, stop), name)(shape)
         return drawn
 
-    with torch.no_grad():
+    with torch.no_grad(), here.telling():
         seed = spread.same_everywhere(draw_seed(local.parameter.device, generator))
-        drawn: Tensor = spread.together(spread.draw(seed, shape, draw_rows), AXES_AFTER_BATCH[name])
+        first = 0 if shards is None else shards.first
+        drawn: Tensor = spread.together(spread.draw(seed, shape, draw_rows, first), AXES_AFTER_BATCH[name])
         return drawn
 
 
 def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
-    spread: SpreadBatch = design.spread
-    local = spread.here("value", value, value.dim() - 1 - len(spread.shape))
-    return spread.together(design.rows_here.log_prob(local), AXES_AFTER_BATCH[name])
+    local, spread, shards = here = _Here.of(design, name)
+    before = value.dim() - 1 - len(spread.shape)
+    if shards is not None:
+        parts = spread.here("value", value, before) if _has_shape_of(design, value) else None
+        inside = None if parts is None else local.holds_parts(parts, shards)
+        if inside is not None and not (design.checks_rows_here and not bool(inside.all())):
+            with here.telling():
+                found = local.log_prob_of_parts(local.some_parts(parts, inside, shards), shards)
+            return spread.together(found.masked_fill(~inside, -torch.inf), AXES_AFTER_BATCH[name])
+    spread = design.spread  # where something is wrong, the rows are gathered for the message
+    return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), AXES_AFTER_BATCH[name])
+
+
+def _has_shape_of(design: Any, value: Tensor) -> bool:
+    """Whether a value has all units, and broadcasts with the batch."""
+    try:
+        broadcast_shapes(value.shape[:-1], design.batch_shape)
+    except RuntimeError:
+        return False
+    return value.shape[-1:] == design.event_shape
 
 
 def _enumerate_support(design: Any, name: str, expand: bool = True) -> Tensor:

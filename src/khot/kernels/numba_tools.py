@@ -1,9 +1,9 @@
-"""What numba backends share: how loops are compiled, and the thread pool that runs them over the rows.
+"""What numba backends share: how loops are compiled, and run over the rows on several threads.
 
 A kernel is a serial loop ``kernel(first, last, *arguments)`` over the rows [first, last) that writes into arrays given
 to it. It is compiled, without the GIL, at its first call for each dtype. :func:`over_rows` runs it over shares of the
-rows on one thread pool; as no row knows of another, results do not depend on the number of threads. numba's own threads
-are not used: they slow down beside other processes, and a child forked after their first use dies.
+rows on the threads of :mod:`.numba_threads`; as no row knows of another, results do not depend on their number. numba's
+own threads are not used: they slow down beside other processes, and a child forked after their first use dies.
 
 Within a kernel, what is done to one item is an :func:`inlined` function, which keeps the order of its arithmetic, and
 what is done to a row a :func:`per_row` function. A sum over items is :func:`summed`: the compiler chooses the order of

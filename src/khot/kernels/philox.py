@@ -50,7 +50,7 @@ FIRST = list(Place())  # as operators take it
 def first_place() -> list[int]:
     """Where the draws of all rows that are here begin, as operators take it."""
     if not torch.compiler.is_compiling() and (rows := draws_of_rows()) is not None:
-        return list(Place(row=rows.first))
+        return list(Place(row=rows.first, unit=rows.unit))
     return FIRST
 
 

@@ -29,25 +29,32 @@ DEPTH = -math.log(1e-18)  # what nodes leave out is e^-DEPTH
 NODES = 31  # with t >= 0 that are enough whatever the deviation: about 15 + 20 / s, or all of them in rows with s < 5
 
 
-class _Complex(NamedTuple):
+class Complex(NamedTuple):
     """Complex numbers whose two parts are tensors: all derivatives of these are as they are elsewhere."""
 
     real: Tensor
     imag: Tensor
 
-    def times(self, other: "_Complex") -> "_Complex":
+    def times(self, other: "Complex") -> "Complex":
         real = self.real * other.real - self.imag * other.imag
-        return _Complex(real, self.real * other.imag + self.imag * other.real)
+        return Complex(real, self.real * other.imag + self.imag * other.real)
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
+    """Of a rule for the integral over t."""
+
     cos: Tensor  # (*batch, 1, nodes), of t
     sin: Tensor
-    weight: _Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for nodes without use
+    weight: Complex  # (*batch, nodes), exp(-ikt) times the weight in the integral; 0 for nodes without use
 
 
-def _nodes(variance: Tensor, k: Tensor, n: int, totals: Totals | None) -> _Nodes:
-    """Nodes on the half circle, which stand for their conjugates too, for counts of n units with this variance."""
+def nodes_of_count(
+    variance: Tensor, k: Tensor, n: int, turns: Tensor | None = None, totals: Totals | None = None
+) -> Nodes:
+    """Nodes on the half circle, which stand for their conjugates too, for counts of n units with this variance.
+
+    ``turns`` are those of ``exp(-it)`` in the weights, if not k, where some of what is counted is left out.
+    """
     radius = DEPTH / 3 + (DEPTH**2 / 9 + 2 * DEPTH * variance).sqrt()  # Bernstein: |B - k| beyond has e^-DEPTH
     radius = radius.minimum(torch.maximum(k, n - k))
     last = (radius / 2 if totals is None else radius).ceil()[..., None]
@@ -60,31 +67,31 @@ def _nodes(variance: Tensor, k: Tensor, n: int, totals: Totals | None) -> _Nodes
     t = index * step
     size = torch.where(index == 0, 1.0, 2.0) * (index <= last) / (2 * last + 1)
     if totals is None:
-        turn = (index * k[..., None]).remainder(2 * last + 1) * step
-        weight = _Complex(size * turn.cos(), -size * turn.sin())
+        turn = (index * (k if turns is None else turns)[..., None]).remainder(2 * last + 1) * step
+        weight = Complex(size * turn.cos(), -size * turn.sin())
     else:
-        weight = _Complex(*(size * part for part in _sum_of_totals(index, k, last, step, totals, n)))
-    return _Nodes(t.cos()[..., None, :], t.sin()[..., None, :], weight)
+        weight = Complex(*(size * part for part in _sum_of_totals(index, k, last, step, totals, n)))
+    return Nodes(t.cos()[..., None, :], t.sin()[..., None, :], weight)
 
 
-def _sum_of_totals(index: Tensor, k: Tensor, last: Tensor, step: Tensor, totals: Totals, n: int) -> _Complex:
+def _sum_of_totals(index: Tensor, k: Tensor, last: Tensor, step: Tensor, totals: Totals, n: int) -> Complex:
     """The sum of ``w_c exp(-ict)`` over the totals c that are no further from k than ``last``, ``(*batch, nodes)``."""
     widest = int(last.max()) if last.numel() and can_look(last) else n
     away = torch.arange(-widest, widest + 1, device=k.device).view(-1, *(1,) * k.dim())
     weight = totals.weights(k + away, k).masked_fill(away.abs() > last.squeeze(-1), 0.0)[..., None]
     turn = (index * (k + away)[..., None]).remainder(2 * last + 1) * step  # (2 widest + 1, *batch, nodes)
-    return _Complex((weight * turn.cos()).sum(0), -(weight * turn.sin()).sum(0))
+    return Complex((weight * turn.cos()).sum(0), -(weight * turn.sin()).sum(0))
 
 
-def _product(x: _Complex) -> _Complex:
+def _product(x: Complex) -> Complex:
     """Of numbers ``(*batch, n, nodes)`` along n."""
     while x.real.shape[-2] > 1:
         half = x.real.shape[-2] // 2
-        first, second, rest = (_Complex(*(v[..., part, :] for v in x)) for part in _thirds(half))
+        first, second, rest = (Complex(*(v[..., part, :] for v in x)) for part in _thirds(half))
         x = first.times(second)
         if rest.real.shape[-2]:
-            x = _Complex(*(torch.cat(both, -2) for both in zip(x, rest, strict=True)))
-    return _Complex(x.real.squeeze(-2), x.imag.squeeze(-2))
+            x = Complex(*(torch.cat(both, -2) for both in zip(x, rest, strict=True)))
+    return Complex(x.real.squeeze(-2), x.imag.squeeze(-2))
 
 
 def _thirds(half: int) -> tuple[slice, slice, slice]:
@@ -134,15 +141,15 @@ def factors(
     mean, rest = torch.sigmoid(log_odds.detach()), torch.sigmoid(-log_odds.detach())
     p, q = torch.sigmoid(z)[..., None], torch.sigmoid(-z)[..., None]
     pq = p * q
-    nodes = _nodes(pq.detach().sum((-1, -2)), k, n, totals)
-    law = _product(_Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
-    law = _Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
+    nodes = nodes_of_count(pq.detach().sum((-1, -2)), k, n, totals=totals)
+    law = _product(Complex(q + p * nodes.cos, p * nodes.sin)).times(nodes.weight)
+    law = Complex(*(v / law.real.sum(-1, keepdim=True) for v in law))  # the real parts summed to P(B = k)
     # E[(x_i - pi_i) e^{it x_i}] / phi_i, times the conjugate of phi_i above and below.
     mean, rest = mean[..., None], rest[..., None]
     size = 1 / (1 - 2 * pq * (1 - nodes.cos))
     real = (p * p * rest - q * q * mean + pq * (rest - mean) * nodes.cos) * size
-    deviation = _Complex(real, pq * nodes.sin * size)
-    weighted = deviation.times(_Complex(*(v[..., None, :] for v in law)))
+    deviation = Complex(real, pq * nodes.sin * size)
+    weighted = deviation.times(Complex(*(v[..., None, :] for v in law)))
     change = weighted.real.sum(-1, keepdim=True)  # of the mean with the logits; its value is rounding
     left = torch.cat((weighted.real, -weighted.imag, -change), -1).masked_fill(~choice[..., None], 0.0)
     right = torch.cat((*deviation, change), -1)

@@ -35,7 +35,7 @@ from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
 from .in_graphs import mask_in_graph, threshold_in_graph
-from .in_parts import mask_of_parts
+from .in_parts import distances_of_parts, mask_of_parts
 from .portable import portable_mask
 
 NUMBERS = (float, int)
@@ -261,6 +261,8 @@ def _mask_of_rows(x: Tensor, k: float | Tensor, softness: float | Tensor, link: 
 def mask_distances(x: Tensor, k: float | Tensor, softness: float | Tensor, *, link: Link, name: str) -> Tensor:
     """The z of the relaxed mask F(z) along the last axis; differentiable as the mask is."""
     check_scores(x, -1)
+    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
+        return distances_of_parts(x, k, softness, link, name, shards)
     check_k(k, x, x.shape[:-1], x.shape[-1])
     check_softness(name, softness, x, x.shape[:-1])
     found = _solved_plainly(x, k, softness, link, False)

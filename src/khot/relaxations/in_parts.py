@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._distributed.differentiable import seen_by_parts
 from khot._distributed.shards import Shards
 from khot._validation import checks_contents
 from khot.kernels import capped_simplex, magnitude
@@ -20,7 +21,7 @@ from khot.kernels.capped_simplex import parts
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
 from khot.kernels.magnitude.derivative import derivative as differentiable_odd_derivative
-from khot.kernels.rows import Threshold, compute_dtype
+from khot.kernels.rows import Threshold, compute_dtype, distances
 
 
 def _row_numbers(value: float | Tensor, x: Tensor) -> Tensor:
@@ -71,6 +72,17 @@ def mask_of_parts(
     numbers = [_row_numbers(value, x) for value in (k, softness)]
     y, anchor, offset = _MaskOfParts.apply(items, *numbers, link, log, name, shards)
     return y[..., : x.shape[-1]], anchor + offset * numbers[1]
+
+
+def distances_of_parts(
+    x: Tensor, k: float | Tensor, softness: float | Tensor, link: Link, name: str, shards: Shards
+) -> Tensor:
+    """The z of the mask F(z) of the items x (..., m) that this process holds."""
+    items = _with_items(x, -torch.inf)
+    numbers = [_row_numbers(value, x) for value in (k, softness)]
+    _, anchor, offset = _MaskOfParts.apply(items, *numbers, link, False, name, shards)
+    offset, scale = seen_by_parts(shards, offset, numbers[1])
+    return distances(x, Threshold(anchor, offset), scale)
 
 
 class _OddMapOfParts(Function):

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import row_sums
+
 from .engine import mask_distances
 from .linked import link_of
 
@@ -25,7 +27,8 @@ def mask_log_odds(
     z = link.log_odds(mask_distances(x, k, softness, link=link, name="softness"))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
-    left = size - (x == torch.inf).sum(-1, keepdim=True)
+    included, count = (number.unsqueeze(-1) for number in row_sums(x == torch.inf, finite))
+    left = size - included
     z = z.masked_fill((left <= 0) & finite, -torch.inf)
-    z = z.masked_fill((left >= finite.sum(-1, keepdim=True)) & finite, torch.inf)
+    z = z.masked_fill((left >= count) & finite, torch.inf)
     return torch.where(finite, z, x.detach())

@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
 
 from ..links.base import Link
+from ..links.logistic import LOGISTIC
 from ..rows import Threshold
 from .derivative import bounded_distances, mask_values
 from .local_loops import LocalLoops
@@ -47,6 +49,14 @@ def mask_of_parts(
     at = Threshold(*threshold_of_parts(x, k, scale, link, softness, check, shards, loops))
     y = (mask_values if loops is None else loops.values)(x, scale, at, link, log)
     return y.contiguous(), *at
+
+
+def solve_threshold_of_parts(x: Tensor, k: Tensor, shards: Shards) -> Tensor:
+    """The float64 t with ``sum(sigmoid(x - t)) = k`` over the items x (..., m) of all processes; not differentiable."""
+    x = x.detach() if x.shape[-1] else pad(x.detach(), (0, 1), value=-torch.inf)
+    k = k.to(torch.float64).expand(x.shape[:-1])
+    anchor, offset = threshold_of_parts(x, k, torch.ones_like(k), LOGISTIC, "scale", False, shards)
+    return anchor + offset
 
 
 class _RowNumbers(NamedTuple):

@@ -7,12 +7,33 @@ tails. In plain torch on a CPU the ranks are float64 numbers from torch's genera
 draws of a design share, is kept.
 """
 
-from ..registry import DrawOperator
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..philox import Place
+from ..registry import Backends, DrawOperator
 from . import reference
 from .reference import draw_ranks, rank_centre, rank_scale, smallest
 
-__all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "smallest"]
+__all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "ranks_of_parts", "smallest"]
 
 order_draw = DrawOperator("order_draw", reference.order_draw)
 order_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)
 order_draw.backend("numba", module=".numba_backend", takes=lambda theta, draws: draws > 0)
+
+# The ranks alone, for who has some of the units of a row and selects among all.
+order_ranks = Backends(__name__, "order_ranks")
+order_ranks.backend("numba", module=".numba_backend", takes=lambda theta, draws: theta.numel() * draws > 0)
+
+
+def ranks_of_parts(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
+    """Ranks ``(draws, *batch, m)`` in float64 of units that may begin anywhere in their rows, as ``first`` says."""
+    before = Place(*first).unit % 2  # two units share a place of the counter
+    place = Place(*first)._replace(unit=Place(*first).unit - before)
+    if before:
+        theta = pad(theta, (before, 0))
+    ranks = (order_ranks.find(theta, draws) or reference.order_ranks)(theta, centre, seed, place, draws, noise)
+    return cast(Tensor, ranks[..., before:])

@@ -85,10 +85,16 @@ def _draw_smallest(rank, k, room, x):
 @functools.cache
 def _loop(noise: str) -> Callable[..., int]:
     with specialised(noise):
-        return _rows_of(NOISES[noise])
+        return _rows_of(_fill_ranks_of(NOISES[noise]))
 
 
-def _rows_of(exp_noise: Any) -> Callable[..., int]:
+@functools.cache
+def _ranks_loop(noise: str) -> Callable[..., int]:
+    with specialised(noise):
+        return _ranks_of(_fill_ranks_of(NOISES[noise]))
+
+
+def _fill_ranks_of(exp_noise: Any) -> Any:
     @per_row
     def fill_ranks(theta, centre, u):
         for i in range(u.shape[0]):
@@ -96,6 +102,10 @@ def _rows_of(exp_noise: Any) -> Callable[..., int]:
             certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
             u[i] = exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
 
+    return fill_ranks
+
+
+def _rows_of(fill_ranks: Any) -> Callable[..., int]:
     def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
         count, n = theta.shape
         u, room = np.empty(n), np.empty(n)
@@ -107,6 +117,18 @@ def _rows_of(exp_noise: Any) -> Callable[..., int]:
         return 0
 
     return kernel(rows)
+
+
+def _ranks_of(fill_ranks: Any) -> Callable[..., int]:
+    def ranks(first, last, theta, centre, seed, first_draw, first_row, first_unit, rank):
+        count = theta.shape[0]
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
+            fill_ranks(theta[row], centre[row], rank[task])
+        return 0
+
+    return kernel(ranks)
 
 
 def order_draw(
@@ -127,3 +149,12 @@ def order_draw(
     arguments = (v.numpy() for v in (positions, sizes, centres, seed))
     over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
     return x.view(draws, *batch, n).to(dtype)
+
+
+def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
+    *batch, n = theta.shape
+    positions = theta.detach().double().reshape(-1, n).contiguous()
+    ranks = positions.new_empty(draws * len(positions), n)
+    arguments = (v.numpy() for v in (positions, centre.reshape(-1), seed))
+    over_rows(_ranks_loop(noise), len(ranks), STEPS * ranks.numel(), *arguments, *even_place(first), ranks.numpy())
+    return ranks.view(draws, *batch, n)

@@ -72,7 +72,12 @@ def order_draw(
         dtype: Of the result.
         noise: Name of the noise.
     """
+    ranks = order_ranks(theta, centre, seed, first, draws, noise)
+    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
+
+
+def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
+    """The ranks ``(draws, *batch, n)`` that :func:`order_draw` compares, in float64; its arguments."""
     *batch, n = theta.shape
     noises = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first))
-    ranks = noises * rank_scale(theta, centre)
-    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
+    return noises * rank_scale(theta, centre)
