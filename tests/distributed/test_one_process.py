@@ -50,6 +50,7 @@ def test_draws(mesh):
         assert x.shape == (4, 3, 7) and (x.sum(-1) == 2).all()
 
 
+@pytest.mark.loops  # plain torch keeps the generator of torch
 def test_draws_of_units_are_those_of_whole_rows(mesh):
     logits = normal(3, 7)
     for design_class in (khot.GumbelTopK, khot.ParetoSampling):
