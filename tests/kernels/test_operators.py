@@ -111,9 +111,9 @@ def inclusion() -> tuple[Tensor, Tensor]:
     return log_odds - solve_threshold(log_odds, SIZES)[:, None], SIZES
 
 
-def long_inclusion() -> tuple[Any, ...]:
-    logits = normal(2, 34, seed=3)
-    return logits, inclusion_log_odds(logits, SIZES), normal(2, 34, seed=4), SIZES, 1e-13
+def long_inclusion() -> Tensor:
+    """Of more units than whose matrices are made."""
+    return inclusion_log_odds(normal(2, 34, seed=3), SIZES)
 
 
 def ranks(n: int) -> tuple[Tensor, ...]:
@@ -237,10 +237,11 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
-    "inclusion_inverse": [lambda: (*inclusion(), 1e-14)],
-    "covariance_inverse": [lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES)],
-    "covariance_inverse_factored": [long_inclusion],
-    "bernoulli_count_inverse": [lambda: (long_inclusion()[1], SIZES, 1e-14)],
+    "inclusion_inverse": [lambda: (*inclusion(), 1e-14), lambda: (long_inclusion(), SIZES, 1e-14)],
+    "covariance_inverse": [
+        lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES, 1e-13),
+        lambda: (long_inclusion(), normal(2, 34, seed=4), SIZES, 1e-13),
+    ],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),

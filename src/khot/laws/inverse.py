@@ -15,9 +15,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from khot.kernels.autograd import with_forward_mode
-from khot.kernels.bernoulli_count import bernoulli_count_inverse
 from khot.kernels.capped_simplex import solve_threshold
-from khot.kernels.inclusion_inverse import LONGEST, covariance_inverse, inclusion_inverse
+from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import sigmoid
@@ -293,12 +292,13 @@ def _covariance_solution(
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
         solved_for = FAMILIES[family]
         scores = solved_for.scores(logits, k) if solved_for.factors else None
-        return solve_system(logits, centred(b, logits.isfinite()), k, solved_for, max(CG_TOLERANCE, goal), scores)
+        return solve_system(logits, centred(b, logits.isfinite()), k, solved_for, tolerance, scores)
 
-    if logits.shape[-1] > LONGEST or not _has_kernel(logits, family):
+    tolerance = max(CG_TOLERANCE, goal)
+    if not _has_kernel(logits, family):
         return _by_rows(of_rows, _either(k, size), logits, b)
     rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
-    v = covariance_inverse(rows, right, sizes)
+    v = covariance_inverse(rows, right, sizes, tolerance)
     lost = v.isnan().any(-1)
     if lost.any():
         v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])
@@ -330,13 +330,8 @@ def _solution(
     given = probs.log() - torch.log1p(-probs) if log_odds is None else log_odds
     if not _has_kernel(given, family):
         return _by_rows(of_rows, _either(k, size), given)
-    sizes = _sizes(given, k, size)
-    if given.shape[-1] <= LONGEST:
-        rows = _flat(given)
-        logits, error = inclusion_inverse(rows, sizes, goal)
-    else:
-        rows = _flat(_target(given, _either(k, size)))
-        logits, error = bernoulli_count_inverse(rows, sizes, goal)
+    rows, sizes = _flat(given), _sizes(given, k, size)
+    logits, error = inclusion_inverse(rows, sizes, goal)
     lost = ~(error <= max(ACCEPTED, goal)) | (rows.masked_fill(rows.isinf(), 0.0).abs().amax(-1) > WIDE)
     if lost.any():
         logits[lost] = _by_rows(of_rows, sizes[lost], rows[lost])
@@ -345,9 +340,7 @@ def _solution(
 
 def _has_kernel(x: Tensor, family: str) -> bool:
     """Whether these rows are solved one by one."""
-    if family != CONDITIONAL_POISSON.name or not x.numel():
-        return False
-    return (inclusion_inverse if x.shape[-1] <= LONGEST else bernoulli_count_inverse).is_fused(x)
+    return family == CONDITIONAL_POISSON.name and x.numel() > 0 and inclusion_inverse.is_fused(x)
 
 
 def _flat(x: Tensor) -> Tensor:

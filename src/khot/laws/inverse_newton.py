@@ -27,12 +27,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.kernels.inclusion_inverse import LONGEST, MOST_FACTORED, covariance_inverse_factored
+from khot.kernels.inclusion_inverse import MOST_FACTORED, covariance_inverse
 
 from .characteristic import Factors, factors
 from .conditional_poisson import Size, inclusion_log_odds, inclusion_probabilities, slopes
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
+LONGEST = 32  # units of rows whose covariance is made: O(n^3) time
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
@@ -178,9 +179,9 @@ def _solve_factored(
 ) -> Tensor:
     """:func:`solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if covariance_inverse_factored.is_fused(logits):
-        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, scores, b))
-        return covariance_inverse_factored(*rows, size.reshape(-1), tolerance).view(b.shape)
+    if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
+        rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
+        return covariance_inverse(*rows, size.reshape(-1), tolerance).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]

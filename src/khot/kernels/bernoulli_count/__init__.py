@@ -8,7 +8,6 @@ offset b such that k ones are about what is expected, and B their number:
 * ``bernoulli_count_derivative``: :math:`J^T g`, J the Jacobian of these probabilities, which is the covariance of x
   given B = k, or of their log-odds;
 * ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: of values given B = k;
-* ``bernoulli_count_inverse``: the logits, from the log-odds of P(x_i = 1 | B = k);
 * ``bernoulli_count_draw``: exact draws given B = k.
 
 And draws of which one unit is marked with the weight :math:`|x_i - p_i|`, for Sampford's design, with chances p that
@@ -68,14 +67,6 @@ bernoulli_count_log_prob_derivative = Operator(
     batch=False,
 )
 bernoulli_count_log_prob_derivative.backend("numba", module=".numba_backend")
-
-bernoulli_count_inverse = Operator(
-    "bernoulli_count_inverse",
-    reference.bernoulli_count_inverse,
-    fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
-    batch=False,
-)
-bernoulli_count_inverse.backend("numba", module=".numba_inverse", takes=_is_short)
 
 bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
 bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_is_short)

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..capped_simplex import solve_threshold
-from ..inclusion_inverse import inclusion_inverse
 from ..philox import uniform_rows
 
 
@@ -121,8 +120,3 @@ def bernoulli_count_draw(
         drawn.append(one)
         left = left - one.long()
     return torch.stack(drawn[::-1], -1).view(draws, *batch, n).to(dtype)
-
-
-def bernoulli_count_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """As :func:`khot.kernels.inclusion_inverse.reference.inclusion_inverse`, of log-odds whose chances sum to k."""
-    return inclusion_inverse.reference(log_odds, k, goal)

@@ -1,8 +1,7 @@
 r"""The logits of a conditional Poisson design with given inclusion probabilities, a row at a time.
 
 * ``inclusion_inverse``: logits for which the units that are ones, k of them given, have these log-odds;
-* ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian;
-* ``covariance_inverse_factored``: the same for long rows, given the log-odds of the inclusion probabilities.
+* ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian.
 
 The reference is a definition for tests; who has no kernel for a call solves for all rows together, as
 :mod:`khot.laws.inverse` does.
@@ -14,12 +13,11 @@ from torch import Tensor
 from ..registry import Operator
 from . import reference
 
-LONGEST = 32  # units of rows whose matrices a kernel makes: O(n^3) time
 MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
 
 
-def _is_short(x: Tensor, *_: object) -> bool:
-    return 0 < x.shape[-1] <= LONGEST
+def _is_not_too_long(x: Tensor, *_: object) -> bool:
+    return 0 < x.shape[-1] <= MOST_FACTORED
 
 
 inclusion_inverse = Operator(
@@ -28,22 +26,12 @@ inclusion_inverse = Operator(
     fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
     batch=False,
 )
-inclusion_inverse.backend("numba", module=".numba_backend", takes=_is_short)
+inclusion_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_long)
 
 covariance_inverse = Operator(
     "covariance_inverse",
     reference.covariance_inverse,
-    fake=lambda logits, b, k: torch.empty_like(b),
+    fake=lambda logits, b, k, tolerance: torch.empty_like(b),
     batch=False,
 )
-covariance_inverse.backend("numba", module=".numba_backend", takes=_is_short)
-
-covariance_inverse_factored = Operator(
-    "covariance_inverse_factored",
-    reference.covariance_inverse_factored,
-    fake=lambda logits, log_odds, b, k, tolerance: torch.empty_like(b),
-    batch=False,
-)
-covariance_inverse_factored.backend(
-    "numba", module=".numba_factors", takes=lambda x, *_: LONGEST < x.shape[-1] <= MOST_FACTORED
-)
+covariance_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_long)

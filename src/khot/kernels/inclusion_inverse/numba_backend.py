@@ -1,4 +1,4 @@
-r"""Newton's method for a row of a few units, in numba.
+r"""Newton's method for a row of a few units, in numba; the longer ones are in :mod:`.numba_factors`.
 
 Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
 of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
@@ -18,30 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import EXP, LOG
+from ..numba_math import LOG
 from ..numba_tools import kernel, over_rows, per_row
+from . import numba_factors
+from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather, guess
 
-STEPS, HALVINGS, TILT_STEPS = 60, 30, 200
-ACCEPTED = 1e-11  # as in laws.inverse_newton: where rounding ends the progress
+LONGEST = 32  # units of rows whose matrices are made: O(n^3) time
+STEPS, HALVINGS = 60, 30
 MARGIN = 1e4  # by which a predicted error has to be small enough
-CLOSE = 1e-3  # of an expected count to k
-EPS, LARGEST = np.finfo(np.float64).eps, np.finfo(np.float64).max
-FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
 
-exp, log = EXP[np.float64], LOG[np.float64]
-
-
-@per_row
-def gather(x, k, farthest, units, z):
-    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
-    m, left = 0, k
-    for i in range(x.shape[0]):
-        if x[i] > farthest:
-            left -= 1
-        elif x[i] >= -farthest:
-            units[m], z[m] = i, x[i]
-            m += 1
-    return m, left
+log = LOG[np.float64]
 
 
 @per_row
@@ -61,64 +47,6 @@ def _arrange(units, z, k):
     for i in range(m):
         z[i] = -z[i]
     return m - k, -1.0
-
-
-@per_row
-def chances(z, k, p, q):
-    """Writes the chances of one and of zero.
-
-    Returns:
-        By how much the expected count exceeds k, without a difference of large numbers; how large the terms of that
-        were; and the variance of the count.
-    """
-    few_ones = few_zeros = variance = 0.0
-    likely = 0
-    for i in range(z.shape[0]):
-        e = exp(-abs(z[i]))
-        s = 1.0 / (1.0 + e)
-        few = e * s
-        if z[i] > 0:
-            p[i], q[i] = s, few
-            few_zeros += few
-            likely += 1
-        else:
-            p[i], q[i] = few, s
-            few_ones += few
-        variance += few * s
-    return few_ones - few_zeros + (likely - k), few_ones + few_zeros, variance
-
-
-@per_row
-def balance(z, k, p, q, close, rounding):
-    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
-
-    The result is the variance of the count.
-    """
-    m, done = z.shape[0], 0.0
-    low, high = -np.inf, np.inf
-    variance = 0.0
-    for _ in range(TILT_STEPS):
-        excess, terms, variance = chances(z, k, p, q)
-        if abs(excess) <= max(close, rounding * terms):
-            break
-        if low == -np.inf:
-            lowest = highest = z[0]
-            for i in range(m):
-                lowest, highest = min(lowest, z[i]), max(highest, z[i])
-            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
-        if excess > 0:
-            high = done
-        else:
-            low = done
-        shift = done - excess / variance
-        if not low < shift < high:
-            shift = (low + high) / 2
-        if shift == done:
-            break
-        for i in range(m):
-            z[i] += shift - done
-        done = shift
-    return variance
 
 
 @per_row
@@ -198,13 +126,6 @@ def _substitute(weights, b, v):
 
 
 @per_row
-def _guess(target, p, q, variance, z):
-    """As in laws.inverse_newton."""
-    for i in range(target.shape[0]):
-        z[i] = target[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
-
-
-@per_row
 def _compare(target, z, p, q, zero, one, total, right, variance):
     """Writes what the log-odds given B = k lack, and pi (1 - pi).
 
@@ -231,7 +152,7 @@ def _mix(a, x, b, y, out):
 def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
     """Writes the z whose log-odds given B = k are the target; returns the error."""
     variance = balance(target, k, p, q, 0.0, EPS)
-    _guess(target, p, q, variance, z)
+    guess(target, p, q, variance, z)
     last, halvings = np.inf, 0
     for _ in range(STEPS):
         balance(z, k, p, q, CLOSE, 0.0)
@@ -326,6 +247,8 @@ def _covariance_rows(begin, end, logits, b, k, result):
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    if log_odds.shape[-1] > LONGEST:
+        return numba_factors.inclusion_inverse(log_odds, k, goal)
     log_odds, k = log_odds.contiguous(), k.contiguous()
     rows, n = log_odds.shape
     logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
@@ -335,7 +258,9 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     return logits, errors
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
+    if logits.shape[-1] > LONGEST:
+        return numba_factors.covariance_inverse(logits, b, k, tolerance)
     result = logits.new_empty(logits.shape)
     arguments = (x.contiguous().numpy() for x in (logits, b, k))
     over_rows(_covariance_rows, len(result), result.numel() * logits.shape[-1] ** 2, *arguments, result.numpy())

@@ -1,11 +1,20 @@
-r"""Systems with the covariance of the units of a long row, in numba: conjugate gradients, without that matrix.
+r"""Inverses by the characteristic function of the count, in numba: of rows of any length, without their covariance.
 
-As in :mod:`khot.laws.characteristic` the covariance is, off its diagonal, a product of two matrices with a column for
-each node of an integral, of which a few dozen are enough:
+Units of chances :math:`p_i = 1 - q_i`, k of which are expected to be ones, have the characteristic functions
+:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at the nodes t of an integral,
+a few of which are enough, and the mean
 
-.. math:: C_{ij} = \operatorname{Re} \sum_t w_t\, d_i(t)\, d_j(t), \qquad
-    d_i(t) = \frac{E[(x_i - \pi_i)\, e^{itx_i}]}{\varphi_i(t)}, \quad
-    w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)} .
+.. math:: \langle f \rangle = \operatorname{Re} \sum_t w_t f(t), \qquad
+    w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)}, \qquad \delta_i = \langle y_i \rangle,
+
+what belongs to units given B = k are
+
+.. math:: \pi_i = p_i (1 + q_i \delta_i), \quad 1 - \pi_i = q_i (1 - p_i \delta_i), \qquad
+    C_{ij} = p_i q_i p_j q_j (\langle y_i y_j \rangle - \delta_i \delta_j), \quad i \ne j.
+
+So a product with C takes O(n) time a node, systems a few of them by conjugate gradients, and Newton's method on the
+log-odds of :math:`\pi` a few systems. Every node is left out that is nothing beside the tolerance. Where terms of these
+sums take away each other's digits, as in rows of hardly any open units, a row is left to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,98 +24,124 @@ import math
 import numpy as np
 from torch import Tensor
 
+from ..numba_math import LOG
 from ..numba_rows import dot, total_of
-from ..numba_tools import inlined, kernel, over_rows, per_row, summed
-from .numba_backend import CLOSE, LARGEST, balance, exp, gather
+from ..numba_tools import kernel, over_rows, per_row, summed
+from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather, guess
 
-DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic
-MOST_STEPS = 200  # of conjugate gradients; usual are 3 to 10
-RELIABLE_SHIFT = 8.0  # as in khot.laws.inverse_newton
+DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic: nodes of e^-41.4, and how many there are above that at most
+LANES = 4  # nodes are taken by fours
+MOST = 32
+SAFETY = 8.0  # by which -log of what is left out exceeds that of the tolerance
+STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10
+LEAST = math.exp(-8.0)  # of a unit's chance that its inclusion may be, and still have the digits of what it is summed of
+GAINED = 0.3  # Newton's method that gains less in a step is not where it converges
+FORCING = 0.1  # accuracy of a step, relative to the error before it or to that wanted after it
+MARGIN = 1e4  # by which a predicted error has to be small enough
+
+log = LOG[np.float64]
 
 
 @per_row
-def _choose_nodes(variance, k, m, cos, sin, weight_real, weight_imag):
-    """Writes cos t, sin t and e^{-ikt} times the weight of the nodes; returns how many there are."""
-    radius = DEPTH / 3 + math.sqrt(DEPTH * DEPTH / 9 + 2 * DEPTH * variance)
+def _choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
+    """Writes 1 - cos t, sin t and e^{-ikt} times the weight of the nodes; returns how many there are.
+
+    Some of no weight fill up what a processor does at once.
+    """
+    radius = depth / 3 + math.sqrt(depth * depth / 9 + 2 * depth * variance)
     last = math.ceil(min(radius, float(max(k, m - k))) / 2)
     count = 2 * last + 1
     step = 2 * math.pi / count
-    end = 2 * math.asin(min(1.0, math.sqrt(0.5 * DEPTH / variance)))
+    end = 2 * math.asin(min(1.0, math.sqrt(0.5 * depth / variance)))
     nodes = min(min(NODES, last + 1), 1 + math.ceil(end / step))
     for j in range(nodes):
-        cos[j], sin[j] = math.cos(j * step), math.sin(j * step)
+        half = math.sin(0.5 * j * step)
+        versine[j], sine[j] = 2 * half * half, math.sin(j * step)
         turn, size = j * k % count * step, (1.0 if j == 0 else 2.0) / count
-        weight_real[j], weight_imag[j] = size * math.cos(turn), -size * math.sin(turn)
-    return nodes
-
-
-@per_row
-def _node(p, q, spread, constant, slope, cos, sin, real, imag):
-    """Writes d of all units at a node; returns the product of their phi."""
-    for i in range(p.shape[0]):
-        size = 1 / (1 - 2 * spread[i] * (1 - cos))
-        real[i], imag[i] = (constant[i] + slope[i] * cos) * size, spread[i] * sin * size
-    a, b = 1.0, 0.0
-    for i in range(p.shape[0]):
-        c, d = q[i] + p[i] * cos, p[i] * sin
-        a, b = a * c - b * d, a * d + b * c
-    return a, b
+        law_real[j], law_imag[j] = size * math.cos(turn), -size * math.sin(turn)
+    padded = (nodes + LANES - 1) // LANES * LANES
+    for j in range(nodes, padded):
+        versine[j] = sine[j] = law_real[j] = law_imag[j] = 0.0
+    return padded
 
 
 @summed
-def _sums(real, imag, v):
-    """sum_i d_i v_i at a node."""
-    a = b = 0.0
-    for i in range(v.shape[0]):
-        a += real[i] * v[i]
-        b += imag[i] * v[i]
-    return a, b
+def _at_nodes(p, q, versine, sine, real, imag, law_real, law_imag):
+    """Writes y of all units at all nodes, and multiplies the law by their phi."""
+    nodes = versine.shape[0]
+    for i in range(p.shape[0]):
+        lean, spread, chance, at = p[i] - q[i], 2 * p[i] * q[i], p[i], i * nodes
+        for t in range(nodes):
+            size = 1 / (1 - spread * versine[t])  # of phi, its inverse square
+            real[at + t], imag[at + t] = lean * versine[t] * size, sine[t] * size
+        for t in range(nodes):
+            a, b, c, d = law_real[t], law_imag[t], 1 - chance * versine[t], chance * sine[t]
+            law_real[t], law_imag[t] = a * c - b * d, a * d + b * c
 
 
-@inlined
-def _add(real, imag, a, b, out):
-    """Adds Re (a + ib) d_i."""
-    for i in range(out.shape[0]):
-        out[i] += a * real[i] - b * imag[i]
+@summed
+def _moments(p, q, real, imag, law_real, law_imag, bend, own, slope, ratio, variance):
+    """Writes pq, delta, the ratio of the odds of inclusion to those of a unit, and what is on the diagonal of C.
+
+    That as a whole, and less what is there by the sums over nodes; returns the least ratio of probabilities.
+    """
+    nodes, least = law_real.shape[0], 1.0
+    for i in range(p.shape[0]):
+        first = second = 0.0
+        at = i * nodes
+        for t in range(nodes):
+            a, b = real[at + t], imag[at + t]
+            c, d = law_real[t] * a - law_imag[t] * b, law_real[t] * b + law_imag[t] * a
+            first += c
+            second += c * a - d * b
+        one, zero = 1 + q[i] * first, 1 - p[i] * first
+        least = min(least, min(one, zero))
+        slope[i], bend[i], ratio[i] = p[i] * q[i], first, one / zero
+        variance[i] = slope[i] * one * zero
+        own[i] = variance[i] - slope[i] * slope[i] * (second - first * first)
+    return least
 
 
 @per_row
-def _times(real, imag, law_real, law_imag, own, v, out):
-    """C v."""
-    m = v.shape[0]
-    for i in range(m):
-        out[i] = own[i] * v[i]
-    for j in range(law_real.shape[0]):
-        a, b = _sums(real[j * m : (j + 1) * m], imag[j * m : (j + 1) * m], v)
-        c, d = a * law_real[j] - b * law_imag[j], a * law_imag[j] + b * law_real[j]
-        _add(real[j * m : (j + 1) * m], imag[j * m : (j + 1) * m], c, d, out)
+def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, slope, bend, own, ratio, variance):
+    """Makes all that is needed of units of these chances, whose variances add up to ``spread``.
 
-
-@per_row
-def _make_factors(p, q, mean, rest, k, spread, constant, slope, cos, sin, law_real, law_imag, real, imag, own):
-    """Writes d of all units at all nodes, w, and the variances less what C has on its diagonal by them."""
-    m, variance = p.shape[0], 0.0
-    for i in range(m):
-        spread[i] = p[i] * q[i]
-        constant[i], slope[i] = p[i] * p[i] * rest[i] - q[i] * q[i] * mean[i], spread[i] * (rest[i] - mean[i])
-        variance += spread[i]
-    nodes = _choose_nodes(variance, k, m, cos, sin, law_real, law_imag)
+    Returns the number of nodes, 0 where digits are lost.
+    """
+    m = p.shape[0]
+    nodes = _choose_nodes(spread, k, m, depth, nodes_at[0], nodes_at[1], nodes_at[2], nodes_at[3])
+    law_real, law_imag = nodes_at[2, :nodes], nodes_at[3, :nodes]
+    _at_nodes(p, q, nodes_at[0, :nodes], nodes_at[1, :nodes], real, imag, law_real, law_imag)
     total = 0.0
-    for j in range(nodes):
-        at = slice(j * m, (j + 1) * m)
-        a, b = _node(p, q, spread, constant, slope, cos[j], sin[j], real[at], imag[at])
-        c, d = law_real[j], law_imag[j]
-        law_real[j], law_imag[j] = a * c - b * d, a * d + b * c
-        total += law_real[j]
-    for i in range(m):
-        own[i] = mean[i] * rest[i]
-    for j in range(nodes):
-        law_real[j] /= total
-        law_imag[j] /= total
-        for i in range(m):
-            a, b = real[j * m + i], imag[j * m + i]
-            own[i] -= law_real[j] * (a * a - b * b) - 2 * law_imag[j] * a * b
-    return nodes
+    for t in range(nodes):
+        total += law_real[t]
+    for t in range(nodes):
+        law_real[t] /= total
+        law_imag[t] /= total
+    least = _moments(p, q, real, imag, law_real, law_imag, bend, own, slope, ratio, variance)
+    return nodes if total > 0 and least > LEAST else 0
+
+
+@summed
+def _times(real, imag, law_real, law_imag, slope, bend, own, v, sum_real, sum_imag, out):
+    """C v."""
+    nodes, total = law_real.shape[0], 0.0
+    for t in range(nodes):
+        sum_real[t] = sum_imag[t] = 0.0
+    for i in range(v.shape[0]):
+        part, at = slope[i] * v[i], i * nodes
+        total += bend[i] * part
+        for t in range(nodes):
+            sum_real[t] += part * real[at + t]
+            sum_imag[t] += part * imag[at + t]
+    for t in range(nodes):
+        a, b = sum_real[t], sum_imag[t]
+        sum_real[t], sum_imag[t] = a * law_real[t] - b * law_imag[t], a * law_imag[t] + b * law_real[t]
+    for i in range(v.shape[0]):
+        part, at = 0.0, i * nodes
+        for t in range(nodes):
+            part += sum_real[t] * real[at + t] - sum_imag[t] * imag[at + t]
+        out[i] = own[i] * v[i] + slope[i] * (part - bend[i] * total)
 
 
 @summed
@@ -122,98 +157,161 @@ def _precondition(residual, inverse, total, out):
     return size
 
 
+@summed
+def _descend(step, direction, along, v, residual):
+    for i in range(v.shape[0]):
+        v[i] += step * direction[i]
+        residual[i] -= step * along[i]
+
+
+@summed
+def _redirect(share, z, direction):
+    for i in range(z.shape[0]):
+        direction[i] = z[i] + share * direction[i]
+
+
 @per_row
-def _conjugate_gradients(
-    real, imag, law_real, law_imag, own, variance, tolerance, v, residual, inverse, z, direction, along
-):
+def _solve(real, imag, nodes_at, nodes, slope, bend, own, variance, tolerance, residual, v, inverse, z, direction, along):
     """Writes the v with C v = residual, up to a constant; whether it has been found.
 
     Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
     D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner.
     """
-    total = total_of(variance)
-    total += dot(variance, variance) / total
     spread = total_of(variance)
+    total = spread + dot(variance, variance) / spread
     for i in range(v.shape[0]):
-        v[i], inverse[i] = 0.0, 1 / (variance[i] * (1 + variance[i] / spread))
+        v[i], direction[i], inverse[i] = 0.0, 0.0, 1 / (variance[i] * (1 + variance[i] / spread))
     size = _precondition(residual, inverse, total, z)
-    for i in range(v.shape[0]):
-        direction[i] = z[i]
+    _redirect(0.0, z, direction)
     goal = tolerance * tolerance * size
-    for _ in range(MOST_STEPS):
+    for _ in range(CG_STEPS):
         if not size > goal:
             for i in range(v.shape[0]):
                 v[i] += z[i]  # a sweep of Jacobi's method for units too improbable for a norm to see
             return size == size
-        _times(real, imag, law_real, law_imag, own, direction, along)
-        step = size / dot(direction, along)
-        for i in range(v.shape[0]):
-            v[i] += step * direction[i]
-            residual[i] -= step * along[i]
+        _times(
+            real, imag, nodes_at[2, :nodes], nodes_at[3, :nodes], slope, bend, own, direction, nodes_at[4],
+            nodes_at[5], along,
+        )  # fmt: skip
+        _descend(size / dot(direction, along), direction, along, v, residual)
         previous, size = size, _precondition(residual, inverse, total, z)
-        share = size / previous
-        for i in range(v.shape[0]):
-            direction[i] = z[i] + share * direction[i]
+        _redirect(size / previous, z, direction)
     return False
 
 
+@summed
+def _compare(target, z, ratio, variance, right):
+    """Writes what the log-odds of inclusion lack; returns the largest, relative to the largest of z, and the mean."""
+    error = largest = weight = mean = 0.0
+    for i in range(target.shape[0]):
+        lack = target[i] - (z[i] + log(ratio[i]))
+        right[i] = lack
+        error, largest = max(error, abs(lack)), max(largest, abs(z[i]))
+        weight += variance[i]
+        mean += variance[i] * lack
+    return error / (1 + largest), mean / weight
+
+
 @per_row
-def _means(z, odds, p, q, mean, rest, variance):
-    """Writes the inclusion probabilities from their log-odds; whether these are near enough to those of the units."""
-    total = shift = 0.0
-    for i in range(z.shape[0]):
-        e = exp(-abs(odds[i]))
-        s = 1.0 / (1.0 + e)
-        few = e * s
-        mean[i], rest[i] = (s, few) if odds[i] > 0 else (few, s)
-        variance[i] = few * s
-        total += variance[i]
-        shift += variance[i] * (odds[i] - z[i])
-    shift /= total
-    farthest = 0.0
-    for i in range(z.shape[0]):
-        farthest = max(farthest, abs(odds[i] - z[i] - shift))
-    return farthest <= RELIABLE_SHIFT
+def _newton(target, k, goal, z, p, q, right, nodes_at, real, imag, units):
+    """Writes the z whose log-odds given B = k are the target; returns the error, infinite where it is not found."""
+    depth = min(DEPTH, SAFETY - math.log(goal))
+    guess(target, p, q, balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal)), z)
+    slope, bend, own, ratio, variance, step = units[0], units[1], units[2], units[3], units[4], units[5]
+    last = np.inf
+    for _ in range(STEPS):
+        spread = balance(z, k, p, q, CLOSE, 0.0)
+        nodes = _evaluate(p, q, k, spread, depth, nodes_at, real, imag, slope, bend, own, ratio, variance)
+        if nodes == 0:
+            return np.inf
+        error, mean = _compare(target, z, ratio, variance, right)
+        if error <= goal:
+            return error
+        if not error < GAINED * last:
+            return error if error <= ACCEPTED else np.inf
+        gain, known = error / last, last < np.inf
+        for i in range(z.shape[0]):
+            right[i] = variance[i] * (right[i] - mean)
+        tolerance = max(FORCING * min(error, FORCING), FORCING * goal / error)
+        if not _solve(
+            real, imag, nodes_at, nodes, slope, bend, own, variance, tolerance, right, step, units[6], units[7],
+            units[8], units[9],
+        ):  # fmt: skip
+            return np.inf
+        for i in range(z.shape[0]):
+            z[i] += step[i]
+        if known and gain * gain * error * MARGIN <= goal:
+            return goal
+        last = error
+    return np.inf
 
 
 @kernel
-def _long_rows(begin, end, logits, log_odds, b, k, tolerance, result):
-    n = logits.shape[1]
-    units = np.empty(n, np.int64)
-    z, odds, p, q, mean, rest, variance, own, right, v, inverse, preconditioned, direction, along = np.empty((14, n))
-    spread, constant, slope = np.empty((3, n))
-    real, imag = np.empty((2, n * NODES))
-    cos, sin, law_real, law_imag = np.empty((4, NODES))
+def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
+    n = log_odds.shape[1]
+    at, found, nodes_at = np.empty(n, np.int64), np.empty((5, n)), np.empty((6, MOST))
+    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((10, n))
     for r in range(begin, end):
-        result[r, :] = 0.0
-        m, left = gather(logits[r], k[r], LARGEST, units, z)
-        if m == 0:
+        target, z, p, q, right = found[0], found[1], found[2], found[3], found[4]
+        m, left = gather(log_odds[r], k[r], FARTHEST, at, target)
+        certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
+        errors[r] = 0.0
+        for i in range(n):
+            x = log_odds[r, i]
+            logits[r, i] = certain if abs(x) <= FARTHEST else x * np.inf
+            if x != x:
+                errors[r] = np.nan
+        if errors[r] != 0 or not 0 < left < m:
             continue
-        average = 0.0
-        for i in range(m):
-            odds[i] = log_odds[r, units[i]]
-            average += b[r, units[i]] / m
-        for i in range(m):
-            right[i] = b[r, units[i]] - average
-        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
-        if not _means(z[:m], odds[:m], p[:m], q[:m], mean[:m], rest[:m], variance[:m]):
-            result[r, :] = np.nan
-            continue
-        nodes = _make_factors(
-            p[:m], q[:m], mean, rest, left, spread, constant, slope, cos, sin, law_real, law_imag, real, imag, own
+        errors[r] = _newton(
+            target[:m], left, goal, z[:m], p[:m], q[:m], right[:m], nodes_at, real, imag, units[:, :m]
         )
-        found = _conjugate_gradients(
-            real, imag, law_real[:nodes], law_imag[:nodes], own, variance[:m], tolerance, v[:m], right[:m],
-            inverse, preconditioned[:m], direction[:m], along[:m],
-        )  # fmt: skip
-        average = v[:m].mean()
+        mean = z[:m].mean()
         for i in range(m):
-            result[r, units[i]] = v[i] - average if found else np.nan
+            logits[r, at[i]] = z[i] - mean
+        if not np.isfinite(mean):
+            errors[r] = np.inf
     return 0
 
 
-def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
+@kernel
+def _covariance_rows(begin, end, logits, b, k, tolerance, result):
+    n, depth = logits.shape[1], min(DEPTH, SAFETY - math.log(tolerance))
+    at, found, nodes_at = np.empty(n, np.int64), np.empty((5, n)), np.empty((6, MOST))
+    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((10, n))
+    for r in range(begin, end):
+        result[r, :] = 0.0
+        m, left = gather(logits[r], k[r], LARGEST, at, found[0])
+        if not 0 < left < m:
+            continue
+        z, p, q, right, v = found[0, :m], found[1, :m], found[2, :m], found[3, :m], found[4, :m]
+        mean = 0.0
+        for i in range(m):
+            mean += b[r, at[i]] / m
+        for i in range(m):
+            right[i] = b[r, at[i]] - mean
+        spread, one = balance(z, left, p, q, CLOSE, 0.0), units[:, :m]
+        nodes = _evaluate(p, q, left, spread, depth, nodes_at, real, imag, one[0], one[1], one[2], one[3], one[4])
+        is_solved = nodes > 0 and _solve(
+            real, imag, nodes_at, nodes, one[0], one[1], one[2], one[4], tolerance, right, v, one[6], one[7], one[8],
+            one[9],
+        )  # fmt: skip
+        mean = v.mean()
+        for i in range(m):
+            result[r, at[i]] = v[i] - mean if is_solved else np.nan
+    return 0
+
+
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    log_odds, k = log_odds.contiguous(), k.contiguous()
+    logits, errors = log_odds.new_empty(log_odds.shape), log_odds.new_empty(len(log_odds))
+    arguments = (x.numpy() for x in (log_odds, k))
+    over_rows(_inverse_rows, len(logits), logits.numel() * NODES, *arguments, goal, logits.numpy(), errors.numpy())
+    return logits, errors
+
+
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
     result = logits.new_empty(logits.shape)
-    arguments = (x.contiguous().numpy() for x in (logits, log_odds, b, k))
-    over_rows(_long_rows, len(result), result.numel() * NODES, *arguments, tolerance, result.numpy())
+    arguments = (x.contiguous().numpy() for x in (logits, b, k))
+    over_rows(_covariance_rows, len(result), result.numel() * NODES, *arguments, tolerance, result.numpy())
     return result

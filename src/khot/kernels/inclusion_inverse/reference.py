@@ -48,10 +48,10 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     return logits, torch.zeros_like(logits[:, 0])
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
     """v ``(R, n)``, of mean 0 over the finite logits, with C v = b - mean(b) there, and 0 elsewhere.
 
-    NaN in rows that a kernel could not solve.
+    To a relative ``tolerance``; NaN in rows that a kernel could not solve.
     """
     v = torch.zeros_like(b)
     for row, theta, right, size in zip(v, logits, b, k.tolist(), strict=True):
@@ -59,8 +59,3 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
         if free.any():
             row[free] = _solve(theta[free], right[free], size - int((theta == torch.inf).sum()))
     return v
-
-
-def covariance_inverse_factored(logits: Tensor, log_odds: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    """:func:`covariance_inverse` to a relative ``tolerance``, where the log-odds of inclusion ``(R, n)`` are known."""
-    return covariance_inverse(logits, b, k)
