@@ -1,4 +1,4 @@
-r"""Newton's method for a row of a few units, in numba; the longer ones are in :mod:`.numba_factors`.
+r"""Newton's method for rows of a few units, in numba; of more, for those where :mod:`.numba_factors` loses digits.
 
 Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
 of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
@@ -23,7 +23,7 @@ from ..numba_tools import kernel, over_rows, per_row
 from . import numba_factors
 from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather, guess
 
-LONGEST = 32  # units of rows whose matrices are made: O(n^3) time
+SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
 STEPS, HALVINGS = 60, 30
 MARGIN = 1e4  # by which a predicted error has to be small enough
 
@@ -247,9 +247,17 @@ def _covariance_rows(begin, end, logits, b, k, result):
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    if log_odds.shape[-1] > LONGEST:
-        return numba_factors.inclusion_inverse(log_odds, k, goal)
     log_odds, k = log_odds.contiguous(), k.contiguous()
+    if log_odds.shape[-1] <= SHORT:
+        return _by_recursion(log_odds, k, goal)
+    logits, errors, left = numba_factors.inclusion_inverse(log_odds, k, goal)
+    if left and log_odds.shape[-1] <= LONGEST:
+        lost = errors.isinf()
+        logits[lost], errors[lost] = _by_recursion(log_odds[lost], k[lost], goal)
+    return logits, errors
+
+
+def _by_recursion(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
     rows, n = log_odds.shape
     logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
     over_rows(
@@ -259,9 +267,18 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
 
 
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    if logits.shape[-1] > LONGEST:
-        return numba_factors.covariance_inverse(logits, b, k, tolerance)
-    result = logits.new_empty(logits.shape)
-    arguments = (x.contiguous().numpy() for x in (logits, b, k))
-    over_rows(_covariance_rows, len(result), result.numel() * logits.shape[-1] ** 2, *arguments, result.numpy())
-    return result
+    logits, b, k = logits.contiguous(), b.contiguous(), k.contiguous()
+    if logits.shape[-1] <= SHORT:
+        return _system_by_recursion(logits, b, k)
+    v, left = numba_factors.covariance_inverse(logits, b, k, tolerance)
+    if left and logits.shape[-1] <= LONGEST:
+        lost = v.isnan().any(-1)
+        v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost])
+    return v
+
+
+def _system_by_recursion(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+    v = torch.empty_like(logits)
+    arguments = (x.numpy() for x in (logits, b, k, v))
+    over_rows(_covariance_rows, len(v), v.numel() * v.shape[-1] ** 2, *arguments)
+    return v

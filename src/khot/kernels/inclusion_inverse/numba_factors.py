@@ -1,8 +1,8 @@
 r"""Inverses by the characteristic function of the count, in numba: of rows of any length, without their covariance.
 
 Units of chances :math:`p_i = 1 - q_i`, k of which are expected to be ones, have the characteristic functions
-:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at the nodes t of an integral,
-a few of which are enough, and the mean
+:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at the nodes t of an
+integral, a few of which are enough, and the mean
 
 .. math:: \langle f \rangle = \operatorname{Re} \sum_t w_t f(t), \qquad
     w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)}, \qquad \delta_i = \langle y_i \rangle,
@@ -22,6 +22,7 @@ sums take away each other's digits, as in rows of hardly any open units, a row i
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..numba_math import LOG
@@ -34,7 +35,7 @@ LANES = 4  # nodes are taken by fours
 MOST = 32
 SAFETY = 8.0  # by which -log of what is left out exceeds that of the tolerance
 STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10
-LEAST = math.exp(-8.0)  # of a unit's chance that its inclusion may be, and still have the digits of what it is summed of
+LEAST = math.exp(-8.0)  # part of a unit's chance that its inclusion may be: smaller ones are differences
 GAINED = 0.3  # Newton's method that gains less in a step is not where it converges
 FORCING = 0.1  # accuracy of a step, relative to the error before it or to that wanted after it
 MARGIN = 1e4  # by which a predicted error has to be small enough
@@ -54,11 +55,14 @@ def _choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
     step = 2 * math.pi / count
     end = 2 * math.asin(min(1.0, math.sqrt(0.5 * depth / variance)))
     nodes = min(min(NODES, last + 1), 1 + math.ceil(end / step))
+    turn = k % count * step
+    half_cos, half_sin, turn_cos, turn_sin = math.cos(step / 2), math.sin(step / 2), math.cos(turn), math.sin(turn)
+    a, b, c, d, size = 1.0, 0.0, 1.0, 0.0, 1.0 / count
     for j in range(nodes):
-        half = math.sin(0.5 * j * step)
-        versine[j], sine[j] = 2 * half * half, math.sin(j * step)
-        turn, size = j * k % count * step, (1.0 if j == 0 else 2.0) / count
-        law_real[j], law_imag[j] = size * math.cos(turn), -size * math.sin(turn)
+        versine[j], sine[j] = 2 * b * b, 2 * a * b
+        law_real[j], law_imag[j] = size * c, -size * d
+        a, b = a * half_cos - b * half_sin, a * half_sin + b * half_cos
+        c, d, size = c * turn_cos - d * turn_sin, c * turn_sin + d * turn_cos, 2.0 / count
     padded = (nodes + LANES - 1) // LANES * LANES
     for j in range(nodes, padded):
         versine[j] = sine[j] = law_real[j] = law_imag[j] = 0.0
@@ -80,7 +84,7 @@ def _at_nodes(p, q, versine, sine, real, imag, law_real, law_imag):
 
 
 @summed
-def _moments(p, q, real, imag, law_real, law_imag, bend, own, slope, ratio, variance):
+def _moments(p, q, real, imag, law_real, law_imag, slope, bend, own, ratio, variance):
     """Writes pq, delta, the ratio of the odds of inclusion to those of a unit, and what is on the diagonal of C.
 
     That as a whole, and less what is there by the sums over nodes; returns the least ratio of probabilities.
@@ -103,8 +107,8 @@ def _moments(p, q, real, imag, law_real, law_imag, bend, own, slope, ratio, vari
 
 
 @per_row
-def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, slope, bend, own, ratio, variance):
-    """Makes all that is needed of units of these chances, whose variances add up to ``spread``.
+def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, units):
+    """Makes all that is needed of units of these chances, whose variances add up to ``spread``: rows of ``units``.
 
     Returns the number of nodes, 0 where digits are lost.
     """
@@ -118,7 +122,7 @@ def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, slope, bend, own, ra
     for t in range(nodes):
         law_real[t] /= total
         law_imag[t] /= total
-    least = _moments(p, q, real, imag, law_real, law_imag, bend, own, slope, ratio, variance)
+    least = _moments(p, q, real, imag, law_real, law_imag, units[0], units[1], units[2], units[3], units[4])
     return nodes if total > 0 and least > LEAST else 0
 
 
@@ -171,12 +175,14 @@ def _redirect(share, z, direction):
 
 
 @per_row
-def _solve(real, imag, nodes_at, nodes, slope, bend, own, variance, tolerance, residual, v, inverse, z, direction, along):
+def _solve(real, imag, nodes_at, nodes, tolerance, residual, v, units):
     """Writes the v with C v = residual, up to a constant; whether it has been found.
 
     Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
     D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner.
     """
+    slope, bend, own, variance = units[0], units[1], units[2], units[4]
+    inverse, z, direction, along = units[5], units[6], units[7], units[8]
     spread = total_of(variance)
     total = spread + dot(variance, variance) / spread
     for i in range(v.shape[0]):
@@ -213,30 +219,25 @@ def _compare(target, z, ratio, variance, right):
 
 
 @per_row
-def _newton(target, k, goal, z, p, q, right, nodes_at, real, imag, units):
+def _newton(target, k, goal, z, p, q, right, step, nodes_at, real, imag, units):
     """Writes the z whose log-odds given B = k are the target; returns the error, infinite where it is not found."""
     depth = min(DEPTH, SAFETY - math.log(goal))
     guess(target, p, q, balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal)), z)
-    slope, bend, own, ratio, variance, step = units[0], units[1], units[2], units[3], units[4], units[5]
     last = np.inf
     for _ in range(STEPS):
-        spread = balance(z, k, p, q, CLOSE, 0.0)
-        nodes = _evaluate(p, q, k, spread, depth, nodes_at, real, imag, slope, bend, own, ratio, variance)
+        nodes = _evaluate(p, q, k, balance(z, k, p, q, CLOSE, 0.0), depth, nodes_at, real, imag, units)
         if nodes == 0:
             return np.inf
-        error, mean = _compare(target, z, ratio, variance, right)
+        error, mean = _compare(target, z, units[3], units[4], right)
         if error <= goal:
             return error
         if not error < GAINED * last:
             return error if error <= ACCEPTED else np.inf
         gain, known = error / last, last < np.inf
         for i in range(z.shape[0]):
-            right[i] = variance[i] * (right[i] - mean)
+            right[i] = units[4, i] * (right[i] - mean)
         tolerance = max(FORCING * min(error, FORCING), FORCING * goal / error)
-        if not _solve(
-            real, imag, nodes_at, nodes, slope, bend, own, variance, tolerance, right, step, units[6], units[7],
-            units[8], units[9],
-        ):  # fmt: skip
+        if not _solve(real, imag, nodes_at, nodes, tolerance, right, step, units):
             return np.inf
         for i in range(z.shape[0]):
             z[i] += step[i]
@@ -248,12 +249,11 @@ def _newton(target, k, goal, z, p, q, right, nodes_at, real, imag, units):
 
 @kernel
 def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
-    n = log_odds.shape[1]
-    at, found, nodes_at = np.empty(n, np.int64), np.empty((5, n)), np.empty((6, MOST))
-    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((10, n))
+    n, lost = log_odds.shape[1], 0
+    at, found, nodes_at = np.empty(n, np.int64), np.empty((6, n)), np.empty((6, MOST))
+    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((9, n))
     for r in range(begin, end):
-        target, z, p, q, right = found[0], found[1], found[2], found[3], found[4]
-        m, left = gather(log_odds[r], k[r], FARTHEST, at, target)
+        m, left = gather(log_odds[r], k[r], FARTHEST, at, found[0])
         certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
         errors[r] = 0.0
         for i in range(n):
@@ -263,22 +263,24 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
                 errors[r] = np.nan
         if errors[r] != 0 or not 0 < left < m:
             continue
-        errors[r] = _newton(
-            target[:m], left, goal, z[:m], p[:m], q[:m], right[:m], nodes_at, real, imag, units[:, :m]
-        )
-        mean = z[:m].mean()
+        target, z, p, q, right, step = (
+            found[0, :m], found[1, :m], found[2, :m], found[3, :m], found[4, :m], found[5, :m]
+        )  # fmt: skip
+        errors[r] = _newton(target, left, goal, z, p, q, right, step, nodes_at, real, imag, units[:, :m])
+        mean = z.mean()
         for i in range(m):
             logits[r, at[i]] = z[i] - mean
         if not np.isfinite(mean):
             errors[r] = np.inf
-    return 0
+        lost += errors[r] == np.inf
+    return lost
 
 
 @kernel
 def _covariance_rows(begin, end, logits, b, k, tolerance, result):
-    n, depth = logits.shape[1], min(DEPTH, SAFETY - math.log(tolerance))
+    n, lost, depth = logits.shape[1], 0, min(DEPTH, SAFETY - math.log(tolerance))
     at, found, nodes_at = np.empty(n, np.int64), np.empty((5, n)), np.empty((6, MOST))
-    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((10, n))
+    real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((9, n))
     for r in range(begin, end):
         result[r, :] = 0.0
         m, left = gather(logits[r], k[r], LARGEST, at, found[0])
@@ -290,28 +292,28 @@ def _covariance_rows(begin, end, logits, b, k, tolerance, result):
             mean += b[r, at[i]] / m
         for i in range(m):
             right[i] = b[r, at[i]] - mean
-        spread, one = balance(z, left, p, q, CLOSE, 0.0), units[:, :m]
-        nodes = _evaluate(p, q, left, spread, depth, nodes_at, real, imag, one[0], one[1], one[2], one[3], one[4])
-        is_solved = nodes > 0 and _solve(
-            real, imag, nodes_at, nodes, one[0], one[1], one[2], one[4], tolerance, right, v, one[6], one[7], one[8],
-            one[9],
-        )  # fmt: skip
+        spread, known = balance(z, left, p, q, CLOSE, 0.0), units[:, :m]
+        nodes = _evaluate(p, q, left, spread, depth, nodes_at, real, imag, known)
+        is_solved = nodes > 0 and _solve(real, imag, nodes_at, nodes, tolerance, right, v, known)
         mean = v.mean()
         for i in range(m):
             result[r, at[i]] = v[i] - mean if is_solved else np.nan
-    return 0
+        lost += not is_solved
+    return lost
 
 
-def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    log_odds, k = log_odds.contiguous(), k.contiguous()
-    logits, errors = log_odds.new_empty(log_odds.shape), log_odds.new_empty(len(log_odds))
+def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor, int]:
+    """As the reference, with the number of rows that are left to others, of infinite error."""
+    logits, errors = torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))
     arguments = (x.numpy() for x in (log_odds, k))
-    over_rows(_inverse_rows, len(logits), logits.numel() * NODES, *arguments, goal, logits.numpy(), errors.numpy())
-    return logits, errors
+    left = over_rows(
+        _inverse_rows, len(logits), logits.numel() * NODES, *arguments, goal, logits.numpy(), errors.numpy()
+    )
+    return logits, errors, left
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    result = logits.new_empty(logits.shape)
-    arguments = (x.contiguous().numpy() for x in (logits, b, k))
-    over_rows(_covariance_rows, len(result), result.numel() * NODES, *arguments, tolerance, result.numpy())
-    return result
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> tuple[Tensor, int]:
+    """As the reference, with the number of rows that are left to others, which are NaN."""
+    v = torch.empty_like(logits)
+    arguments = (x.numpy() for x in (logits, b, k))
+    return v, over_rows(_covariance_rows, len(v), v.numel() * NODES, *arguments, tolerance, v.numpy())
