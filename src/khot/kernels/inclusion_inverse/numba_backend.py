@@ -25,7 +25,7 @@ from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather
 
 SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
 STEPS, HALVINGS = 60, 30
-MARGIN = 1e4  # by which a predicted error has to be small enough
+MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
 
@@ -151,7 +151,7 @@ def _mix(a, x, b, y, out):
 @per_row
 def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
     """Writes the z whose log-odds given B = k are the target; returns the error."""
-    variance = balance(target, k, p, q, 0.0, EPS)
+    variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
     guess(target, p, q, variance, z)
     last, halvings = np.inf, 0
     for _ in range(STEPS):

@@ -38,7 +38,7 @@ STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10
 LEAST = math.exp(-8.0)  # part of a unit's chance that its inclusion may be: smaller ones are differences
 GAINED = 0.3  # Newton's method that gains less in a step is not where it converges
 FORCING = 0.1  # accuracy of a step, relative to the error before it or to that wanted after it
-MARGIN = 1e4  # by which a predicted error has to be small enough
+MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
 
