@@ -42,7 +42,7 @@ def source_stamp() -> str:
 
 
 def _base() -> Path:
-    """``NUMBA_CACHE_DIR``, else a folder of the user's; ``XDG_CACHE_HOME`` counts if it is absolute, by its standard."""
+    """``NUMBA_CACHE_DIR``, else a folder of the user's; ``XDG_CACHE_HOME`` counts if absolute, by its standard."""
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given)
     usual = Path(AppDirs("khot", appauthor=False).user_cache_dir)
