@@ -74,6 +74,16 @@ def test_size_is_exact_whatever_the_rounding(order, dtype):
         assert (draws[:, probs == 0] == 0).all() and (draws[:, probs == 1] == 1).all()
 
 
+@in_each_backend
+def test_blocks_with_a_whole_sum_keep_their_number_whatever_the_rounding():
+    """Thirty times 0.1 sums to 2 + 2 eps on the way; of each ten one is chosen all the same."""
+    design = Pivotal(probs=torch.full((30,), 0.1, dtype=torch.float64), order="fixed")
+    for places, log_prob in (([0, 11, 21], 3 * math.log(0.1)), ([0, 11, 12], -math.inf), ([0, 25, 26], -math.inf)):
+        value = torch.zeros(30, dtype=torch.float64)
+        value[places] = 1
+        assert design.log_prob(value).item() == pytest.approx(log_prob)
+
+
 @pytest.mark.parametrize("order", [mark_interpreted("random"), "fixed"])
 def test_half_precision_logits_of_long_rows(order):
     torch.manual_seed(0)
