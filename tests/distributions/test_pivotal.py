@@ -76,10 +76,10 @@ def test_size_is_exact_whatever_the_rounding(order, dtype):
 
 @in_each_backend
 def test_blocks_with_a_whole_sum_keep_their_number_whatever_the_rounding():
-    """Thirty times 0.1 sums to 2 + 2 eps on the way; of each ten one is chosen all the same."""
-    design = Pivotal(probs=torch.full((30,), 0.1, dtype=torch.float64), order="fixed")
-    for places, log_prob in (([0, 11, 21], 3 * math.log(0.1)), ([0, 11, 12], -math.inf), ([0, 25, 26], -math.inf)):
-        value = torch.zeros(30, dtype=torch.float64)
+    """Of each 19 units of 1/19 one is chosen, though their sums are 1 - 2 eps and 2 - 7 eps on the way."""
+    design = Pivotal(probs=torch.full((57,), 1 / 19, dtype=torch.float64), order="fixed")
+    for places, log_prob in (([0, 37, 38], -3 * math.log(19)), ([0, 38, 39], -math.inf), ([19, 20, 39], -math.inf)):
+        value = torch.zeros(57, dtype=torch.float64)
         value[places] = 1
         assert design.log_prob(value).item() == pytest.approx(log_prob)
 
