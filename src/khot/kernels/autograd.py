@@ -27,6 +27,11 @@ def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
 
 
+def no_view(x: Tensor) -> Tensor:
+    """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
+    return torch.ops.aten._unsafe_view.default(x, x.shape) if x._is_view() else x
+
+
 def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:
     """``value``, to whose derivatives, of any order, those of the ``carrier`` are added: straight-through."""
     return value + (carrier - carrier.detach())
