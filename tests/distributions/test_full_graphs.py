@@ -90,9 +90,7 @@ def test_enumeration_and_divergences_of_shapes_that_change(make):
         values = p.enumerate_support()
         return (p.log_prob(values).exp() * (values * WEIGHTS).sum(-1)).sum() + kl_divergence(p, q).sum()
 
-    expected_energy_and_divergence(
-        LOGITS
-    )  # torch remembers which divergence is meant, and cannot look it up in a graph
+    expected_energy_and_divergence(LOGITS)  # torch then remembers which divergence is meant
     check_full_graph(expected_energy_and_divergence, dynamic=True, backend="eager")
 
 
