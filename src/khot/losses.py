@@ -280,8 +280,8 @@ def topk_cross_entropy(
     one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient; of
     another mask, entries below the smallest normal number count as that number, with no gradient, which bounds the
     loss at 87 (float32) or 708. Of a target whose score is ``-inf`` the logarithms make the loss infinite, as torch's
-    cross-entropy is, with no gradient. All sizes are evaluated in one call, those of weight zero in none. Differentiable
-    in ``x``, ``softness`` and ``p_k``.
+    cross-entropy is, with no gradient. All sizes are evaluated in one call, those of weight zero in none.
+    Differentiable in ``x``, ``softness`` and ``p_k``.
 
     Args:
         x: Scores (..., n) of the classes.
