@@ -203,6 +203,11 @@ def check_masked_items(case):
     grads = torch.autograd.grad((y * g).sum(), (x, k, softness), create_graph=True)
     assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
     assert_finite_to_third_order(grads, (x, k, softness), finite)
+    for function in filter(None, (case.map, case.log)):
+        _, change = torch.func.jvp(
+            lambda s, f=function: f(x.detach(), k.detach(), s), (softness.detach(),), (1e3 + 0 * softness.detach(),)
+        )
+        assert change.isfinite().all() and (change[~finite] == 0).all()
     if case.log:
         logs = case.log(x, k, softness)
         assert torch.equal(logs[~finite], torch.where(x.detach()[~finite] > 0, 0.0, -INF).double())
