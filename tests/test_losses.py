@@ -293,6 +293,16 @@ class TestTopKCrossEntropy:
             assert first > 2900 and first.isfinite()
             assert torch.autograd.grad(first, x)[0].isfinite().all()
 
+    @pytest.mark.parametrize("relaxation", [lapsum_topk, sigmoid_topk])
+    def test_excluded_targets_cost_infinitely_much_and_spoil_no_gradient(self, relaxation):
+        x = normal(3, 5)
+        x[0, 1] = x[1, 2] = -math.inf
+        x.requires_grad_()
+        losses = topk_cross_entropy(x, torch.tensor([1, 0, 4]), [0.5, 0.0, 0.5], relaxation, reduction="none")
+        assert losses[0] == math.inf and losses[1:].isfinite().all()
+        (grad,) = torch.autograd.grad(losses.sum(), x)
+        assert torch.equal(grad[0], torch.zeros(5).double()) and grad.isfinite().all() and (grad[1:] != 0).any()
+
     def test_masks_without_a_logarithm_stay_finite(self):
         x = torch.tensor([[0.0, 3000.0, 3000.0]], requires_grad=True)
         loss = topk_cross_entropy(x, torch.tensor([0]), [1.0], sparse_topk)

@@ -279,8 +279,9 @@ def topk_cross_entropy(
     Position 0 of ``p_k`` is the weight of k = 1, of the top-1 loss. Computed in logarithms where the relaxation has
     one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient; of
     another mask, entries below the smallest normal number count as that number, with no gradient, which bounds the
-    loss at 87 (float32) or 708. All sizes are evaluated in one call, those of weight zero in none. Differentiable in
-    ``x``, ``softness`` and ``p_k``.
+    loss at 87 (float32) or 708. Of a target whose score is ``-inf`` the logarithms make the loss infinite, as torch's
+    cross-entropy is, with no gradient. All sizes are evaluated in one call, those of weight zero in none.
+    Differentiable in ``x``, ``softness`` and ``p_k``.
 
     Args:
         x: Scores (..., n) of the classes.
@@ -325,10 +326,12 @@ def topk_cross_entropy(
         logs = logarithm(scores, sizes.view(column), softness)
     logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
     weights = weights.to(logs.dtype).view(column)
+    impossible = (logs.detach() == -torch.inf).all(0)
+    logs = logs.masked_fill(impossible, 0.0)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
     # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
     ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
-    losses = -(weights * ratio).sum(0).log() - highest
+    losses = (-(weights * ratio).sum(0).log() - highest).masked_fill(impossible, torch.inf)
     return _REDUCTIONS[reduction](losses)
 
 

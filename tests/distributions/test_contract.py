@@ -321,6 +321,21 @@ def check_copies(case):
         torch.testing.assert_close(twin.mean, design.mean)
 
 
+def check_inference_mode(case):
+    """Also of laws that are found by Newton's method, which takes derivatives."""
+    for given, point in (("probs", PROBS), ("logits", LOGITS[0])):
+        outputs = outputs_of(case, given, point)
+        with torch.inference_mode():
+            inside = [output(case.make(**{given: point}, k=2)) for output in outputs]
+            case.make(**{given: point}, k=2).sample((3,))
+            computed_inside = point + 0
+        for output, found in zip(outputs, inside, strict=True):
+            torch.testing.assert_close(found, output(case.make(**{given: point}, k=2)), rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(
+                output(case.make(**{given: computed_inside}, k=2)), found, rtol=1e-11, atol=1e-11
+            )
+
+
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 

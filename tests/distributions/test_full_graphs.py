@@ -1,11 +1,13 @@
 """``torch.compile`` of every design: one graph without breaks, with the results and gradients of eager mode."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
+from torch.distributions import kl_divergence
 
-from khot import GumbelTopK, ReinMax, StraightThrough, sigmoid_topk
+from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThrough, sigmoid_topk
 from khot.kernels.order_quadrature import EXACT
 from tests.registry import DESIGNS
 
@@ -73,6 +75,35 @@ def test_given_probabilities(case, dynamic, on_a_device):
     """Also for shapes that change, and with a default device: a mode of torch, under which compilers know less."""
     with torch.device("cpu") if on_a_device else nullcontext():
         check_full_graph(loss(case, "probs"), dynamic=dynamic, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(partial(Sampford, k=2), id="fixed"),
+        pytest.param(partial(ConditionalPoisson, k=(1, 2)), id="range", marks=pytest.mark.slow),
+    ],
+)
+def test_enumeration_and_divergences_of_shapes_that_change(make):
+    def expected_energy_and_divergence(logits):
+        p, q = make(logits=logits), make(logits=logits / 2)
+        values = p.enumerate_support()
+        return (p.log_prob(values).exp() * (values * WEIGHTS).sum(-1)).sum() + kl_divergence(p, q).sum()
+
+    expected_energy_and_divergence(LOGITS)  # torch then remembers which divergence is meant
+    check_full_graph(expected_energy_and_divergence, dynamic=True, backend="eager")
+
+
+def test_a_size_that_changes():
+    """It is a symbol to the compiler from its second value on."""
+
+    def loss_of_size(logits, k):
+        design = Sampford(logits=logits, k=k)
+        return design.log_prob((torch.arange(5) < k).double()).sum() + design.mean.square().sum()
+
+    once = compiled(loss_of_size, backend="eager")
+    for k in (2, 3, 4):
+        torch.testing.assert_close(once(LOGITS, k), loss_of_size(LOGITS, k))
 
 
 def test_conditional_poisson_with_a_default_device():

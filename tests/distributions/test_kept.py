@@ -243,13 +243,14 @@ def test_a_parameter_that_has_changed_has_new_results(how):
     """But for ``mean``, which like all that torch's distributions compute at first use is that of before."""
     theta = torch.nn.Parameter(logits(2))
     design = ConditionalPoisson(logits=theta, k=K)
-    _ = design.log_prob(VALUE), design.entropy(), design.sample()
+    _ = design.log_prob(VALUE), design.entropy(), design.sample(), design.mean
     for seed in (1, 2):
         update(theta, how, logits(2, seed=seed))
         fresh = ConditionalPoisson(logits=theta.detach().clone(), k=K)
         assert drawn(design).equal(drawn(fresh))
         assert design.log_prob(VALUE).equal(fresh.log_prob(VALUE))
         assert design.entropy().equal(fresh.entropy())
+        torch.testing.assert_close(design.pairwise_inclusion, fresh.pairwise_inclusion, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("how", UPDATES)

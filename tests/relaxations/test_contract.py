@@ -179,6 +179,14 @@ def check_ties(case):
         assert torch.autograd.grad(y.square().sum(), x)[0].isfinite().all()
 
 
+def assert_finite_to_third_order(grads, inputs, finite):
+    """Of large cotangents, too, whose products with distances as good as infinite overflow."""
+    for last in (False, True):
+        total = 1000 * sum(grad.square().sum() for grad in grads)
+        grads = torch.autograd.grad(total, inputs, create_graph=not last)
+        assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
+
+
 def check_masked_items(case):
     x = torch.tensor(
         [[0.3, -INF, 1.0, -0.5, -INF, 0.1], [INF, 0.2, -INF, 0.4, 0.0, INF]], dtype=torch.float64, requires_grad=True
@@ -194,13 +202,21 @@ def check_masked_items(case):
     g = normal(2, 6, seed=1)
     grads = torch.autograd.grad((y * g).sum(), (x, k, softness), create_graph=True)
     assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
-    again = torch.autograd.grad(sum(grad.square().sum() for grad in grads), (x, k, softness))
-    assert all(grad.isfinite().all() for grad in again) and (again[0][~finite] == 0).all()
+    assert_finite_to_third_order(grads, (x, k, softness), finite)
+    for function in filter(None, (case.map, case.log)):
+        _, change = torch.func.jvp(
+            lambda s, f=function: f(x.detach(), k.detach(), s), (softness.detach(),), (1e3 + 0 * softness.detach(),)
+        )
+        assert change.isfinite().all() and (change[~finite] == 0).all()
     if case.log:
         logs = case.log(x, k, softness)
         assert torch.equal(logs[~finite], torch.where(x.detach()[~finite] > 0, 0.0, -INF).double())
-        grads = torch.autograd.grad(logs[finite].sum(), (x, k, softness))
-        assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
+        for create_graph in (False, True):
+            grads = torch.autograd.grad(
+                logs[finite].sum(), (x, k, softness), retain_graph=True, create_graph=create_graph
+            )
+            assert all(grad.isfinite().all() for grad in grads) and (grads[0][~finite] == 0).all()
+        assert_finite_to_third_order(grads, (x, k, softness), finite)
     everything = torch.tensor([-INF, 2.0, -INF, 1.0])
     assert torch.equal(case.map(everything, 2), torch.tensor([0.0, 1, 0, 1]))
     for infeasible in (3, torch.tensor(2.5)):

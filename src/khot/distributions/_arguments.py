@@ -64,7 +64,7 @@ def _check_integers(name: str, k: Any) -> None:
     if isinstance(k, Tensor):
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
-    elif isinstance(k, bool) or not hasattr(k, "__index__"):
+    elif isinstance(k, bool) or not (isinstance(k, int) or hasattr(k, "__index__")):  # a compiler's int lacks it
         raise TypeError(f"`{name}` must be an int or an integer tensor, but got {name}={k!r}")
 
 

@@ -1,6 +1,7 @@
 """Conditional Poisson design: independent Bernoulli units, given that exactly k of them are ones."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -175,7 +176,9 @@ class ConditionalPoisson(SamplingDesign):
     @property
     def pairwise_inclusion(self) -> Tensor:
         """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time."""
-        return law.pairwise_inclusion(self.logits, self.size, self.mean.double()).to(self.logits.dtype)
+        given = self.parameter_name == "probs"  # else computed anew, as `probs` may be that of logits before an update
+        mean = self.probs.double() if given else law.inclusion_probabilities(self.logits, self.size, self.kept)
+        return law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
@@ -216,7 +219,7 @@ class ConditionalPoisson(SamplingDesign):
         """
         if not self.size_varies:
             return super().enumerate_support(expand)
-        n, (low, high) = self.event_shape[0], self.shared_ends("enumerate_support")
+        n, (low, high) = operator.index(self.event_shape[0]), self.shared_ends("enumerate_support")
         counts = {size: math.comb(n, size) for size in range(low, high + 1)}
         if (count := sum(counts.values())) > MAX_SUPPORT:
             raise ValueError(

@@ -553,7 +553,7 @@ class SamplingDesign(KHotDistribution):
             NotImplementedError: If rows differ in ``k``.
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
-        n, k = self.event_shape[0], self._require_shared_k("enumerate_support")
+        n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support")
         count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
         if count > MAX_SUPPORT:
             raise ValueError(f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}")

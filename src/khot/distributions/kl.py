@@ -10,6 +10,7 @@ every design of k = 1 is; infinite for other sizes.
 
 import copy
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -86,11 +87,12 @@ def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
 def _number_of_vectors(design: SamplingDesign) -> int:
     """In the support of the row that has most."""
     fixed = design.wrapped if isinstance(design, PhantomUnit) else design
-    n = fixed.event_shape[0]
+    n = operator.index(fixed.event_shape[0])
     if fixed.size_varies:
         low, high = fixed.shared_ends("a divergence by enumeration")
         return sum(math.comb(n, size) for size in range(low, high + 1))
-    return max((math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")), default=0)
+    counts = [math.comb(n, k) for k in fixed.sizes("a divergence by enumeration")]
+    return max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
 
 
 @register_kl(SamplingDesign, OneHotCategorical)

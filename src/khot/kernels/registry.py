@@ -37,7 +37,7 @@ from torch import Tensor
 from khot._distributed.draws import draws_of_rows
 from khot._torch_internals import count_as_constant, eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
 
-from .autograd import move_batch_first
+from .autograd import move_batch_first, no_view
 from .sharding_rules import teach_rules
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
@@ -292,7 +292,8 @@ class Operator(Backends):
             _rules_are_known()
             return self._definition(*args)
         with torch.no_grad():
-            return self.implementation(*args)(*args)
+            results = self.implementation(*args)(*args)
+            return no_view(results) if isinstance(results, Tensor) else (no_view(results[0]), *results[1:])
 
     def implementation(self, *args: Any) -> Callable[..., Any]:
         """The function that computes this call.

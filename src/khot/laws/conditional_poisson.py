@@ -327,7 +327,8 @@ def slopes(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
-    if torch.is_grad_enabled() or not is_plain(logits) or has_derivative(logits, False):
+    no_graphs = torch.is_inference_mode_enabled()  # which transforms of functions make all the same
+    if torch.is_grad_enabled() or no_graphs or not is_plain(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
     with torch.enable_grad():
         theta = logits.detach().requires_grad_()

@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes
-from khot.kernels.autograd import has_derivative
+from khot._validation import can_look
+from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
@@ -55,6 +56,7 @@ MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds th
 FAR = 1000.0  # e^-1000 is 0
 FARTHEST_IN_LOOPS = 2.0**17  # a position for which loops have nodes enough between it and the others
 UNDERFLOW = 1e-300
+APART = 1e-10  # kinks between which a rule has nodes that are on the right sides of both
 TINY_LOG_ODDS = -37.0  # of probabilities p with log(1 - p) = -p
 
 
@@ -154,7 +156,7 @@ def _log_prob_in_torch(theta: Tensor, k: Tensor, value: Tensor, noise: str) -> T
 
     def log_integrand(s: Tensor) -> Tensor:
         law = law_of.law(s[..., None] + near)
-        rate = (value * law.ahead).sum(-1).clamp(min=UNDERFLOW)
+        rate = ((value * law.ahead) if law_of.smooth else (missing * law.behind)).sum(-1).clamp(min=UNDERFLOW)
         return (value * law.log_cdf + missing * law.log_sf).sum(-1) + rate.log()
 
     s, weight = _nodes(law_of, near, log_integrand, around, slab)
@@ -220,6 +222,26 @@ def _without_far_gaps(theta: Tensor, k: Tensor) -> Tensor:
 def _inclusion(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     """P(i in S) and P(i not in S) of the open units, each to its own relative accuracy."""
     rows = rows._replace(theta=_without_far_gaps(rows.theta, rows.k))
+    included, out = _inclusion_integrals(noise, rows)
+    if noise.smooth or not has_derivative(rows.theta, torch.is_grad_enabled()):
+        return included, out
+    apart = _apart(rows.theta)
+    if can_look(apart) and torch.equal(apart, rows.theta):
+        return included, out
+    # The integrand jumps where a unit is sure to have come: which of two units does it is known only if one is first.
+    like_included, like_out = _inclusion_integrals(noise, rows._replace(theta=apart))
+    return with_derivatives_of(included.detach(), like_included), with_derivatives_of(out.detach(), like_out)
+
+
+def _apart(theta: Tensor) -> Tensor:
+    """Positions no two of which are nearer to each other than ``APART``."""
+    ordered, index = theta.detach().sort(-1)
+    steps = APART * torch.arange(theta.shape[-1], dtype=theta.dtype, device=theta.device)
+    moves = (ordered - steps).cummax(-1).values - (ordered - steps)
+    return theta + torch.zeros_like(ordered).scatter(-1, index, moves)
+
+
+def _inclusion_integrals(noise: Noise, rows: _Rows) -> tuple[Tensor, Tensor]:
     theta, k, fixed = rows.theta, rows.k, rows.theta.detach()
     slab = max(1, MAX_ELEMENTS // max(1, theta.numel()))
     tilt = solve_threshold(fixed, k)

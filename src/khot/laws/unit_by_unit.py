@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from khot._torch_internals import in_forward_mode
 from khot._tracing import broadcast_shapes
-from khot.kernels.autograd import has_derivative
+from khot.kernels.autograd import has_derivative, no_view
 from khot.kernels.bernoulli_count import (
     bernoulli_count,
     bernoulli_count_derivative,
@@ -164,7 +164,7 @@ class _LogProb(Function):
     def forward(ctx: Any, logits: Tensor, value: Tensor, solved: Solved, by_tree: ByTree) -> Tensor:
         ctx.solved, ctx.by_tree = solved, by_tree
         ctx.save_for_backward(logits, value)
-        return _log_prob(value.detach(), solved)
+        return no_view(_log_prob(value.detach(), solved))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -180,6 +180,7 @@ class _LogProb(Function):
             grad_logits = _like(gradient, solved.shape, logits)
         if wanted[1]:
             z = (solved.logits - solved.tilt[:, :1]) + solved.tilt[:, 1:]
+            z = z.masked_fill(z.isinf(), 0.0)  # a unit without choice, whose value is a constant
             grad_value = (g.unsqueeze(-1) * z.view(solved.shape)).sum_to_size(value.shape).to(value.dtype)
         return grad_logits, grad_value, None, None
 
@@ -251,7 +252,7 @@ class _SampfordLogProb(Function):
     def forward(ctx: Any, probs: Tensor, value: Tensor, marked: Marked, by_tree: ByTree) -> Tensor:
         ctx.marked, ctx.by_tree = marked, by_tree
         ctx.save_for_backward(probs, value)
-        return _sampford_log_prob(value, marked)
+        return no_view(_sampford_log_prob(value, marked))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -28,7 +28,15 @@ from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values, shares
+from khot.kernels.capped_simplex.derivative import (
+    balanced,
+    centred,
+    derivative,
+    levers,
+    local_shape,
+    mask_values,
+    shares,
+)
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
@@ -104,7 +112,7 @@ def _jvp(
     z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
-        moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
+        moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     rest, mean = centred(moved, share)
     shift = mean.double() if dk is None else mean.double() - dk / density

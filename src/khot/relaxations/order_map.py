@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._torch_internals import in_forward_mode
+from khot.kernels.autograd import no_view
 from khot.kernels.order import RowMap
 from khot.kernels.registry import Backends, is_eager
 
@@ -71,7 +72,7 @@ class _Whole(Function):
         ctx.rows, ctx.compose = rows, compose
         scales, ctx.number = (scale, None) if isinstance(scale, Tensor) else (None, scale)
         ctx.save_for_backward(x, scales, values, order, *saved)
-        return result
+        return no_view(result)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -28,6 +28,11 @@ def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
 
 
+def levers(z: Tensor, x: Tensor) -> Tensor:
+    """The distances as factors of what the scale moves: of an infinite score 0, whose multiples cannot overflow."""
+    return z.masked_fill(x.isinf(), 0.0)
+
+
 def local_shape(
     link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,7 +177,7 @@ def derivative(
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset / density
     grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
-    grad_scale = _lever(grad_z, z, scale)
+    grad_scale = _lever(grad_z, levers(z, x), scale)
     if grad_offset is not None:  # which is (t - anchor) / s
         grad_scale = grad_scale - grad_offset * (at.offset / scale)
     return grad_x, grad_k, grad_scale

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import has_derivative, with_forward_mode
+from ..autograd import has_derivative, no_view, with_forward_mode
 from ..registry import is_eager
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
@@ -69,7 +69,7 @@ class _Inclusion(Function):
     def forward(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> tuple[Tensor, ...]:
         rows, sizes = _rows(theta), k.expand(theta.shape[:-1]).reshape(-1).contiguous()
         probs, *law = order_inclusion(rows, sizes, depth)
-        return probs.view(theta.shape), sizes, *law
+        return no_view(probs.view(theta.shape)), sizes, *law
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
