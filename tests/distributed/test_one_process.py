@@ -69,13 +69,27 @@ def test_plain_and_spread_tensors_do_not_mix(mesh):
         khot.sigmoid_topk(normal(3, 7), distribute_tensor(torch.tensor(2.0), mesh, [Replicate()]))
 
 
-def test_compiled_thresholds_have_no_gradient(mesh):
-    x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
+def test_gradients_of_thresholds_in_and_out_of_graphs(mesh):
+    """In scores, sums and softness; of a row without an entry between 0 and 1, whose threshold is free, they are 0."""
+    x, k, softness = normal(3, 7), torch.tensor([2.5, 1.0, 3.5]).double(), torch.full((3,), 0.7).double()
+    x[1, 0] += 9.0
     torch.compiler.reset()
     compiled = torch.compile(khot.topk_threshold, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, 2.5).full_tensor(), khot.topk_threshold(normal(3, 7), 2.5))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="no gradient in a compiled graph of DTensors"):
-        compiled(x.clone().requires_grad_(), 2.5)
+    for relaxation, placement in ((khot.sigmoid_topk, Shard(0)), (khot.sparse_topk, Shard(1))):
+        beside = placement if placement == Shard(0) else Replicate()
+        found = []
+        for threshold, spread in ((khot.topk_threshold, False), (khot.topk_threshold, True), (compiled, True)):
+            leaves = [v.clone().requires_grad_() for v in (x, k, softness)]
+            if spread:
+                where = (placement, beside, beside)
+                leaves = [distribute_tensor(v.detach(), mesh, [p]) for v, p in zip(leaves, where, strict=True)]
+                leaves = [v.requires_grad_() for v in leaves]
+            t = threshold(*leaves, relaxation=relaxation)
+            t.sin().sum().backward()
+            found.append([v.full_tensor() if spread else v for v in (t.detach(), *(leaf.grad for leaf in leaves))])
+        for several in found[1:]:
+            torch.testing.assert_close(several, found[0], rtol=1e-9, atol=1e-11)
+    assert not any(grad[1].any() for grad in found[0][1:])
 
 
 @pytest.mark.slow

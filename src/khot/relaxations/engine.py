@@ -28,7 +28,15 @@ from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import capped_simplex
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import balanced, centred, derivative, local_shape, mask_values, shares
+from khot.kernels.capped_simplex.derivative import (
+    balanced,
+    centred,
+    derivative,
+    local_shape,
+    mask_values,
+    shares,
+    sum_moves_threshold,
+)
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
 from khot.kernels.rows import Threshold, distances, distances_of
@@ -107,7 +115,7 @@ def _jvp(
         moved = moved - z * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     rest, mean = centred(moved, share)
-    shift = mean.double() if dk is None else mean.double() - dk / density
+    shift = mean.double() if dk is None else mean.double() - dk * sum_moves_threshold(density, z, link)
     if ctx.log:
         dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
