@@ -94,19 +94,23 @@ def test_gradients_of_thresholds_in_and_out_of_graphs(mesh):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch has no loops")
-def test_loops_over_pieces_of_a_row(mesh):
+@pytest.mark.parametrize(
+    ("function", "dtype", "rtol"),
+    [(khot.sigmoid_topk, torch.float32, 1e-5), (khot.sparse_topk_magnitude, torch.float64, 1e-12)],
+)
+def test_loops_over_pieces_of_a_row(mesh, function, dtype, rtol):
     """They find what loops over whole rows find, with any number of threads the same."""
-    whole = normal(2, 100_000, dtype=torch.float32).requires_grad_()
+    whole = normal(2, 100_000, dtype=dtype).requires_grad_()
     parts = [distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_() for _ in range(2)]
-    values = [khot.sigmoid_topk(whole, 1000, 0.5)]
+    values = [function(whole, 1000, 0.5)]
     for x, threads in zip(parts, (1, 3), strict=True):
         with torch_threads(threads):
-            values.append(khot.sigmoid_topk(x, 1000, 0.5).to_local())
+            values.append(function(x, 1000, 0.5).to_local())
             (values[-1] * whole.detach()).sum().backward()
     (values[0] * whole.detach()).sum().backward()
     grads = [whole.grad, *(x.grad.to_local() for x in parts)]
     for one, several, again in (values, grads):
-        torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(several, one, rtol=rtol, atol=1e-8 if dtype == torch.float32 else 1e-12)
         assert torch.equal(several, again)
 
 
