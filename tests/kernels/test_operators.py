@@ -52,8 +52,9 @@ def mask_gradient(log: bool) -> tuple[Any, ...]:
 
 
 def threshold_gradient() -> tuple[Any, ...]:
-    *before, _, link, _, _ = mask_gradient(False)
-    return *before, normal(3, seed=1), link
+    """Of thresholds that are not their anchors."""
+    x, scale, anchor, offset, _, link, _, _ = mask_gradient(False)
+    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link
 
 
 def odd_gradient(magnitude: bool, with_strength: bool = True) -> tuple[Any, ...]:
