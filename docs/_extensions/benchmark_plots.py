@@ -24,6 +24,16 @@ def draw(results: Path, folder: Path) -> None:
         lambda row: (row["operation"], row["backend"] or "torch"),
         lambda row: f"{float(row['ms']):.3g} ({row['of softmax']})",
     )
+    _shape_table(
+        _read(results / "cpu_designs.csv"),
+        folder / "one_hot.csv",
+        ["construct, draw, backward, ms (of one-hot)", "with", "backend"],
+        lambda row: (row["design"], row["with"], row["backend"] or "torch"),
+        lambda row: f"{float(row['ms']):.3g} ({row['of one-hot']})",
+    )
+    _lines(_read(results / "cpu_growth.csv"), "ms", lambda row: row["operation"], "one row, k = n / 10").savefig(
+        folder / "growth.png", dpi=110
+    )
     growth = _read(results / "distributions_growth.csv")
     _growth_plot(growth).savefig(folder / "designs.png", dpi=110)
     _shape_table(

@@ -17,7 +17,10 @@ from khot.nn import BatchTopK, ExpertChoice, KHotGate, TopK
 from tests.distributed.group import case
 from tests.distributed.spread import R, S, compare, mesh_of, spread
 from tests.inputs import normal
+from tests.modules import MODULES, N
 
+STATEFUL = [case for case in MODULES if case.target is None and case.make().state_dict()]
+ROW_BY_ROW = ("topk_learned", "jump_relu_learned")  # rows do not know of each other: a rank needs no more than its own
 LOCAL = {0: 3, 1: 2, 2: 0, 3: 1}  # rows of the batch that a rank has
 
 
@@ -142,6 +145,36 @@ def a_sampled_selector_trained_over_ranks_is_as_good():
         with torch.no_grad():
             scores[name] = (model(x).argmax(-1) == y).float().mean().item()
     assert min(scores.values()) > 0.6 and max(scores.values()) - min(scores.values()) < 0.1, scores
+
+
+def state_after_two_steps(member, rank=None):
+    """Parameters and buffers; of all ranks' rows where no rank is given. Each rank draws in its own way."""
+    ranks = dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(N, N), member.make())
+    parallel = model if rank is None else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(1 if rank is None else rank)
+    for blocks in normal(2 * ranks, 6, N, dtype=torch.float32).split(ranks):
+        y = parallel(blocks.flatten(0, 1) if rank is None else blocks[rank])
+        optimizer.zero_grad()
+        (y * y.detach().cos()).mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@case
+def modules_learn_the_same_on_all_ranks():
+    for member in STATEFUL:
+        state, parameters = state_after_two_steps(member, dist.get_rank()), dict(member.make().named_parameters())
+        for name, value in state.items():
+            assert value.isfinite().all(), (member.name, name)
+            if name.startswith("0.") or name.removeprefix("1.") in parameters:
+                first = value.clone()
+                dist.broadcast(first, 0)
+                assert torch.equal(first, value), (member.name, name)
+        if member.name in ROW_BY_ROW:
+            torch.testing.assert_close(state, state_after_two_steps(member))
 
 
 @case

@@ -33,6 +33,7 @@ PROBS = {
     "tiny": tensor(1e-300, 0.3, 0.7, 1e-300),
     "tiny_and_nearly_certain": tensor(1e-300, 1 - 2**-53, 1.0, 0.5, 0.5),
     "nearly_certain": tensor(1 - 2**-53, 1 - 2**-53, 2**-52),
+    "all_nearly_certain": tensor(1 - 2**-53, 1 - 2**-52, 1 - 2**-53),
     "nearly_one_vector": tensor(1e-12, 1e-12, 1 - 2e-12),
     "nearly_one_vector_of_three": tensor(1e-14, 1 - 1e-14, 1e-14, 1 - 1e-14, 0.5, 0.5),
     "next_to_nothing_beside_one": tensor(1e-160, 1e-160, 1.0),

@@ -74,6 +74,16 @@ def test_size_is_exact_whatever_the_rounding(order, dtype):
         assert (draws[:, probs == 0] == 0).all() and (draws[:, probs == 1] == 1).all()
 
 
+@in_each_backend
+def test_blocks_with_a_whole_sum_keep_their_number_whatever_the_rounding():
+    """Of each 19 units of 1/19 one is chosen, though their sums are 1 - 2 eps and 2 - 7 eps on the way."""
+    design = Pivotal(probs=torch.full((57,), 1 / 19, dtype=torch.float64), order="fixed")
+    for places, log_prob in (([0, 37, 38], -3 * math.log(19)), ([0, 38, 39], -math.inf), ([19, 20, 39], -math.inf)):
+        value = torch.zeros(57, dtype=torch.float64)
+        value[places] = 1
+        assert design.log_prob(value).item() == pytest.approx(log_prob)
+
+
 @pytest.mark.parametrize("order", [mark_interpreted("random"), "fixed"])
 def test_half_precision_logits_of_long_rows(order):
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
 
 pytestmark = [pytest.mark.one_of(2), pytest.mark.usefixtures("cpu_backend")]
 
-QUICK_ROWS, SLOW_ROWS = 120, 2000
+QUICK_ROWS, SLOW_ROWS = 120, 1000
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ TIER = 64  # eps: values, as in tests/oracles/README.md with A = 1, since t is k
 SUM = {torch.float32: 1e-6, torch.float64: 1e-12}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
 LEVERAGE = 1e-3  # of an item far away with next to no derivative, in that of the softness
-QUICK_ROWS, SLOW_ROWS = 14, 300  # of a map
+QUICK_ROWS, SLOW_ROWS = 14, 160  # of a map
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def test_with_nuts_against_marginal_likelihoods():
     posterior = dist.MultivariateNormal(ZEROS(12), covariance).log_prob(y).softmax(0)
     coefficients = posterior @ (torch.linalg.solve(covariance, y.expand(10, 12)) @ x_matrix * support)
     samples = run(
-        spike_and_slab, x_matrix, y, num_samples=480, warmup_steps=120, continuous=NUTS, swaps_per_step=2
+        spike_and_slab, x_matrix, y, num_samples=320, warmup_steps=80, continuous=NUTS, swaps_per_step=2
     ).get_samples()
     for draws, expected in ((samples["x"], posterior @ support), (samples["x"] * samples["slab"], coefficients)):
         check_means(draws.view(40, -1, 5).mean(1), expected)

@@ -218,6 +218,14 @@ def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
             cached.cache_clear()
 
 
+def test_the_folder_is_none_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for relative in ("", "cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert numba_cache._base().is_absolute()
+
+
 def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")

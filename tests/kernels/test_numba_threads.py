@@ -131,3 +131,16 @@ def test_many_callers_at_once():
     for caller in callers:
         caller.join()
     assert not failures
+
+
+def test_an_interrupted_caller_waits_for_the_shares_that_were_taken(monkeypatch):
+    """Or workers would write into arrays that are gone."""
+    seen, weights = np.zeros((1000, 3)), np.arange(1000)
+
+    def interrupt(workers, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(numba_threads._Workers, "wake", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        over_rows(visit, 1000, WORK, seen, weights, 1, False, 1.0)
+    np.testing.assert_array_equal(seen[:, 0], weights + 1.0)

@@ -18,6 +18,7 @@ import torch
 from tests.maps import RELAXATIONS
 
 torch.set_num_threads(1)
+gc.freeze()  # a collection looks at what comes from here on
 n, page = 200_000, os.sysconf("SC_PAGE_SIZE")
 
 

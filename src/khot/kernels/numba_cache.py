@@ -41,11 +41,18 @@ def source_stamp() -> str:
     return found.hexdigest()
 
 
+def _base() -> Path:
+    """``NUMBA_CACHE_DIR``, else a folder of the user's; ``XDG_CACHE_HOME`` counts if absolute, by its standard."""
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(given)
+    usual = Path(AppDirs("khot", appauthor=False).user_cache_dir)
+    return usual if usual.is_absolute() else Path.home() / ".cache" / "khot"
+
+
 @functools.cache
 def _folder() -> Path | None:
     """The folder for this installation; None, with a warning, if it cannot be written."""
-    base = os.environ.get("NUMBA_CACHE_DIR") or AppDirs("khot", appauthor=False).user_cache_dir
-    installation = Path(base) / f"khot_{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
+    installation = _base() / f"khot_{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
     path = installation / source_stamp()[:16]
     try:
         if not path.exists():

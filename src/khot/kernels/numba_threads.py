@@ -230,10 +230,12 @@ def run_in_shares(kernel: Any, rows: int, threads: int, wake: bool, arguments: S
         if entry is None or data is None:
             return None
         job, address = _workers.job.ctypes.data, ctypes.addressof(ctypes.c_char.from_buffer(data))
-        _offer(job, rows, min(rows, SHARES_A_THREAD * threads), threads - 1, entry.address, address)
-        if wake:
-            _workers.wake(threads - 1)
-        _lead(job)
+        try:
+            _offer(job, rows, min(rows, SHARES_A_THREAD * threads), threads - 1, entry.address, address)
+            if wake:
+                _workers.wake(threads - 1)
+        finally:  # also where the user interrupts: shares that others do need the data until they are done
+            _lead(job)
     finally:
         _workers.lock.release()
     total, errors = HEADER.unpack_from(data)

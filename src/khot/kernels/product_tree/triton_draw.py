@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..random_numbers import uniform
 from ..triton_tools import on_device
-from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_level, scratch_size
+from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, scratch_size
 
 DRAWN = 16  # entries of the lowest level that a thread draws
 
@@ -102,14 +102,7 @@ def _forest_draw(
         )  # fmt: skip
         _load_counts(root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk, ROWS, BLOCK)
         tl.debug_barrier()
-        at = 0
-        for level in range(1, levels + 1):
-            nodes, width = level_shape(units, level - 1, bound)
-            parents, wide = level_shape(units, level, bound)
-            above = at + ROWS * nodes * width
-            merge_level(x_ptr + at, x_ptr, x_ptr + above, x_ptr, nodes, parents, width, wide, False, ROWS, BLOCK)
-            tl.debug_barrier()
-            at = above
+        at = merge_levels(x_ptr, x_ptr, units, levels, bound, False, ROWS, BLOCK)
         here = 0
         noise = noise_ptr + parity.to(tl.int64) * task
         for down in range(levels):

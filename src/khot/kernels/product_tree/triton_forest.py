@@ -87,7 +87,7 @@ def _store_units(
 
 
 @triton.jit
-def merge_level(
+def _merge_level(
     x_ptr, u_ptr, x_above_ptr, u_above_ptr, nodes, parents, width, wide,
     TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -219,6 +219,40 @@ def level_shape(units, level, bound):
     return (units + (1 << level) - 1) >> level, tl.minimum(1 << level, bound) + 1
 
 
+@triton.jit
+def merge_levels(x_ptr, u_ptr, units, top, bound, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Levels 1 to ``top``, one after the other; where the highest begins."""
+    at = 0
+    for level in range(1, top + 1):
+        nodes, width = level_shape(units, level - 1, bound)
+        parents, wide = level_shape(units, level, bound)
+        above = at + ROWS * nodes * width
+        _merge_level(
+            x_ptr + at, u_ptr + at, x_ptr + above, u_ptr + above, nodes, parents, width, wide, TANGENT, ROWS, BLOCK
+        )
+        tl.debug_barrier()
+        at = above
+    return at
+
+
+@triton.jit
+def _split_levels(
+    x_ptr, u_ptr, g_ptr, v_ptr, at, units, top, bound, TANGENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Down to level 0 from ``top``, which begins at ``at``."""
+    for down in range(top):
+        level = top - down
+        nodes, width = level_shape(units, level - 1, bound)
+        parents, wide = level_shape(units, level, bound)
+        below = at - ROWS * nodes * width
+        _split_level(
+            x_ptr + below, u_ptr + below, g_ptr + below, v_ptr + below, g_ptr + at, v_ptr + at,
+            nodes, parents, width, wide, TANGENT, ROWS, BLOCK,
+        )  # fmt: skip
+        tl.debug_barrier()
+        at = below
+
+
 @triton.jit(
     do_not_specialize=[
         "stride_value", "stride_unit", "stride_row", "stride_tangent_value", "stride_tangent_unit",
@@ -255,16 +289,7 @@ def _forest(
                 stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
-        at = 0
-        for level in range(1, top + 1):
-            nodes, width = level_shape(units, level - 1, bound)
-            parents, wide = level_shape(units, level, bound)
-            above = at + ROWS * nodes * width
-            merge_level(
-                x_ptr + at, u_ptr + at, x_ptr + above, u_ptr + above, nodes, parents, width, wide, TANGENT, ROWS, BLOCK
-            )
-            tl.debug_barrier()
-            at = above
+        at = merge_levels(x_ptr, u_ptr, units, top, bound, TANGENT, ROWS, BLOCK)
         _, wide = level_shape(units, top, bound)
         if OUTSIDE:
             if WHOLE:
@@ -275,17 +300,7 @@ def _forest(
             else:
                 _load_roots(grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK)
             tl.debug_barrier()
-            for down in range(top):
-                level = top - down
-                nodes, width = level_shape(units, level - 1, bound)
-                parents, wide = level_shape(units, level, bound)
-                below = at - ROWS * nodes * width
-                _split_level(
-                    x_ptr + below, u_ptr + below, g_ptr + below, v_ptr + below, g_ptr + at, v_ptr + at,
-                    nodes, parents, width, wide, TANGENT, ROWS, BLOCK,
-                )  # fmt: skip
-                tl.debug_barrier()
-                at = below
+            _split_levels(x_ptr, u_ptr, g_ptr, v_ptr, at, units, top, bound, TANGENT, ROWS, BLOCK)
             _store_units(
                 v_ptr if TANGENT else g_ptr, out_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit,
                 stride_out_row, units, row_0, rows, ROWS, BLOCK,
