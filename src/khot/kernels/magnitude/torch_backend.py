@@ -41,7 +41,9 @@ def threshold_of_parts(
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     k, strength = k.reshape(-1), strength.reshape(-1)
     a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
-    look = None if loops is None else loops.look(a.contiguous(), link)
+    if loops is not None:
+        a = a.contiguous()  # as a loop wants it, which abs of transposed axes is not
+    look = None if loops is None else loops.look(a, link)
     span = row_range(a, shards, None if look is None else look.ends)
     if check:
         _check_rows(x.reshape(-1, n), k, strength, span, shards)
