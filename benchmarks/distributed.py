@@ -1,14 +1,17 @@
-"""Rows that are cut over processes: masks by sums, draws by candidates, against gathering the row as DTensor's maps do.
+"""Rows that are cut over processes: by sums or candidates, against gathering the row as DTensor's softmax and topk do.
 
-Processes of this machine talk by gloo over the loopback address. A table has the median time of a step, of masks
-forward and backward, the collectives and the bytes that a process hands to them. A draw is that of a design of its own,
-made of the logits each time, as in training.
+Processes of this machine talk by gloo over the loopback address, each on one thread. The table has the median time of a
+step, the collectives in it and the bytes that a process hands to them. A step is a call, forward and backward where the
+result has a gradient: of a relaxed mask, a hard one, a draw, and the log-probability of a k-hot vector. Designs are
+made of the logits each time, as in training. Rows of laws are shorter, as a whole tree takes longer than a mask. What
+the guide's model is made of is there as well: one all-reduce, a call on next to no entries, and the mask of the part of
+each process as a row by itself, by all of them at once.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -19,9 +22,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.multiprocessing import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from khot import GumbelTopK, sigmoid_topk, topk_mask
+from khot import ConditionalPoisson, GumbelTopK, sigmoid_topk, topk_mask
 
-RANKS, LENGTHS, SHARE = (1, 2, 4), (10**5, 10**6, 10**7), 100  # k is n / SHARE
+RANKS, SHARE = (1, 2, 4), 100  # k is n / SHARE
+LENGTHS, LENGTHS_OF_LAWS, FEW = (10**5, 10**6, 10**7), (10**4, 10**5), 100
 
 
 class CountedCollectives(TorchDispatchMode):
@@ -46,13 +50,23 @@ def tensors_in(value) -> list[Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
 
 
-def gathered(mask: Callable[..., Tensor]) -> Callable[..., DTensor]:
-    """The mask of the whole row on every process, of which each keeps its part."""
+def gathered(function: Callable[..., Tensor]) -> Callable[..., DTensor]:
+    """The function of the whole row on every process; of a result with an entry for each unit each keeps its part."""
 
     def of_whole(x: DTensor, k: int) -> DTensor:
-        return mask(x.redistribute(placements=[Replicate()]), k).redistribute(placements=[Shard(1)])
+        y = function(x.redistribute(placements=[Replicate()]), k)
+        return y.redistribute(placements=[Shard(1)]) if y.dim() == x.dim() else y
 
     return of_whole
+
+
+def of_own_part(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function of the part of each process, as if it were a row."""
+
+    def of_part(x: DTensor, k: int) -> Tensor:
+        return function(x.to_local().detach().requires_grad_(), k // x.device_mesh.size())
+
+    return of_part
 
 
 def gumbel_topk_draw(logits: Tensor, k: int) -> Tensor:
@@ -60,26 +74,33 @@ def gumbel_topk_draw(logits: Tensor, k: int) -> Tensor:
     return GumbelTopK(logits=logits.detach(), k=k).sample()
 
 
-def step(mask: Callable[..., DTensor], x: DTensor, k: int) -> None:
-    y = mask(x, k)
+def conditional_poisson_log_prob(logits: Tensor, k: int) -> Tensor:
+    """The log-probability of every SHARE-th unit."""
+    value = torch.zeros(logits.shape)
+    value[..., ::SHARE] = 1.0
+    return ConditionalPoisson(logits=logits, k=k).log_prob(value)
+
+
+def step(function: Callable[..., Tensor], x: DTensor, k: int) -> None:
+    y = function(x, k)
     if y.requires_grad:
-        y.to_local().sum().backward()
+        (y.to_local() if isinstance(y, DTensor) else y).sum().backward()
 
 
-def measure(mask: Callable[..., DTensor], x: DTensor, k: int, seconds: float) -> tuple[float, int, int]:
+def measure(function: Callable[..., Tensor], x: DTensor, k: int, seconds: float) -> tuple[float, int, int]:
     """Median seconds of a step, its collectives and their bytes; the number of steps is the same everywhere."""
-    step(mask, x, k)
+    step(function, x, k)
     with CountedCollectives() as counted:
-        step(mask, x, k)
+        step(function, x, k)
     started = time.perf_counter()
-    step(mask, x, k)
+    step(function, x, k)
     repeats = torch.tensor(min(100.0, max(3.0, seconds / (time.perf_counter() - started))))
     dist.all_reduce(repeats, dist.ReduceOp.MIN)
     times = []
     for _ in range(int(repeats)):
         dist.barrier()
         started = time.perf_counter()
-        step(mask, x, k)
+        step(function, x, k)
         times.append(time.perf_counter() - started)
     return torch.tensor(times).median().item(), counted.count, counted.bytes
 
@@ -88,8 +109,12 @@ def work(rank: int, ranks: int, folder: str, seconds: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/{ranks}", rank=rank, world_size=ranks)
     mesh, rows = init_device_mesh("cpu", (ranks,)), [latency(ranks)]
+    rows += rows_of([(sigmoid_topk, "sums")], FEW, mesh, seconds)
+    masks_and_draws = (sigmoid_topk, "sums"), (topk_mask, "candidates"), (gumbel_topk_draw, "candidates")
     for n in LENGTHS:
-        rows += rows_of(n, mesh, seconds)
+        rows += rows_of(masks_and_draws, n, mesh, seconds)
+    for n in LENGTHS_OF_LAWS:
+        rows += rows_of([(conditional_poisson_log_prob, "sums")], n, mesh, seconds)
     if rank == 0:
         torch.save(rows, f"{folder}/rows{ranks}")
     dist.destroy_process_group()
@@ -104,19 +129,25 @@ def latency(ranks: int) -> dict[str, object]:
         dist.all_reduce(numbers)
         times.append(time.perf_counter() - started)
     milliseconds = 1e3 * torch.tensor(times).median().item()
-    found = {"mask": "none", "by": "one all-reduce", "ranks": ranks, "n": 4, "milliseconds": round(milliseconds, 3)}
+    found = {"call": "none", "by": "one all-reduce", "ranks": ranks, "n": 4, "milliseconds": round(milliseconds, 3)}
     return found | {"collectives": 1, "bytes": 32}
 
 
-def rows_of(n: int, mesh: DeviceMesh, seconds: float) -> list[dict[str, object]]:
+def rows_of(
+    calls: Iterable[tuple[Callable[..., Tensor], str]], n: int, mesh: DeviceMesh, seconds: float
+) -> list[dict[str, object]]:
+    """Each function as it is, which goes by its own way, and of the gathered row."""
     scores = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
     x = distribute_tensor(scores, mesh, [Shard(1)]).requires_grad_()
     rows = []
-    for mask, by in ((sigmoid_topk, "sums"), (topk_mask, "sums"), (gumbel_topk_draw, "candidates")):
-        for how, function in ((by, mask), ("gathered row", gathered(mask))):
+    for call, by in calls:
+        ways = [(by, call), ("gathered row", gathered(call))]
+        if call is sigmoid_topk:
+            ways.append(("own part alone", of_own_part(call)))
+        for how, function in ways:
             median, collectives, count = measure(function, x, n // SHARE, seconds)
             rows.append(
-                {"mask": mask.__name__, "by": how, "ranks": mesh.size(), "n": n, "milliseconds": round(1e3 * median, 2)}
+                {"call": call.__name__, "by": how, "ranks": mesh.size(), "n": n, "milliseconds": round(1e3 * median, 2)}
                 | {"collectives": collectives, "bytes": count}
             )
     return rows

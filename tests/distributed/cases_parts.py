@@ -45,7 +45,8 @@ def compile_loops_once(mask, x):
 
 @case
 def limits_of_cut_rows():
-    for mask, n in itertools.product((khot.sigmoid_topk, khot.sparse_topk, khot.sparse_topk_magnitude), (3, 7)):
+    masks = khot.sigmoid_topk, khot.sparse_topk, khot.sparse_topk_magnitude, khot.sparse_topk_signed
+    for mask, n in itertools.product(masks, (3, 7)):
         for k in (0, 1, n, float(n) - 0.5):
             compare(lambda x, m=mask, k=k: m(x, k, 0.7), [normal(2, n)], [[S(1)]])
         compare(lambda x, m=mask: m(x, 1, 0.7), [torch.zeros(2, n).double()], [[S(1)]])  # ties over all ranks
@@ -63,6 +64,11 @@ def masked_items_and_far_ones():
     x[3, 0] = 1e12
     for mask, softness in itertools.product((khot.sigmoid_topk, khot.lapsum_topk, khot.sparse_topk), (1.0, 1e-3, 1e3)):
         compare(lambda x, m=mask, s=softness: m(x, 2, s), [x], [[S(1)]], rtol=1e-8)
+    x = x.nan_to_num(neginf=0.0, posinf=0.0)  # which masks an entry by absolute value
+    x[0, 6:] *= 1e-12
+    for mask, softness in itertools.product((khot.sparse_topk_magnitude, khot.sparse_topk_signed), (1.0, 1e-3, 1e3)):
+        for rows in (x, x[:3], x[1:3]):  # some with numbers for which there are loops, some without
+            compare(lambda x, m=mask, s=softness: m(x, 2, s), [rows], [[S(1)]], rtol=1e-8)
 
 
 @case
@@ -138,6 +144,14 @@ def collectives_of_cut_rows():
         with CommDebugMode() as backward:
             loss.backward()
         assert backward.get_total_counts() == 1, (mask, backward.get_comm_counts())
+    for mask, most in ((khot.sparse_topk_signed, 2 + 8), (khot.sparse_topk_magnitude, 4 + 8)):
+        with CommDebugMode() as forward:
+            y = mask(x, k, softness)
+        assert 3 <= forward.get_total_counts() <= most, (mask, forward.get_comm_counts())
+        loss = y.to_local().sum()
+        with CommDebugMode() as backward:
+            loss.backward()
+        assert backward.get_total_counts() == 2, (mask, backward.get_comm_counts())  # one of them for the strength
     with CommDebugMode() as forward:
         khot.topk_mask(x, 20)
     assert forward.get_total_counts() == 1

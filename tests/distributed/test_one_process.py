@@ -78,30 +78,48 @@ def test_plain_and_spread_tensors_do_not_mix(mesh):
         khot.sigmoid_topk(normal(3, 7), distribute_tensor(torch.tensor(2.0), mesh, [Replicate()]))
 
 
-def test_compiled_thresholds_have_no_gradient(mesh):
-    x = distribute_tensor(normal(3, 7), mesh, [Shard(0)])
+def test_gradients_of_thresholds_in_and_out_of_graphs(mesh):
+    """In scores, sums and softness; of a row without an entry between 0 and 1, whose threshold is free, they are 0."""
+    x, k, softness = normal(3, 7), torch.tensor([2.5, 1.0, 3.5]).double(), torch.full((3,), 0.7).double()
+    x[1, 0] += 9.0
     torch.compiler.reset()
     compiled = torch.compile(khot.topk_threshold, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, 2.5).full_tensor(), khot.topk_threshold(normal(3, 7), 2.5))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="no gradient in a compiled graph of DTensors"):
-        compiled(x.clone().requires_grad_(), 2.5)
+    for relaxation, placement in ((khot.sigmoid_topk, Shard(0)), (khot.sparse_topk, Shard(1))):
+        beside = placement if placement == Shard(0) else Replicate()
+        found = []
+        for threshold, spread in ((khot.topk_threshold, False), (khot.topk_threshold, True), (compiled, True)):
+            leaves = [v.clone().requires_grad_() for v in (x, k, softness)]
+            if spread:
+                where = (placement, beside, beside)
+                leaves = [distribute_tensor(v.detach(), mesh, [p]) for v, p in zip(leaves, where, strict=True)]
+                leaves = [v.requires_grad_() for v in leaves]
+            t = threshold(*leaves, relaxation=relaxation)
+            t.sin().sum().backward()
+            found.append([v.full_tensor() if spread else v for v in (t.detach(), *(leaf.grad for leaf in leaves))])
+        for several in found[1:]:
+            torch.testing.assert_close(several, found[0], rtol=1e-9, atol=1e-11)
+    assert not any(grad[1].any() for grad in found[0][1:])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch has no loops")
-def test_loops_over_pieces_of_a_row(mesh):
+@pytest.mark.parametrize(
+    ("function", "dtype", "rtol"),
+    [(khot.sigmoid_topk, torch.float32, 1e-5), (khot.sparse_topk_magnitude, torch.float64, 1e-12)],
+)
+def test_loops_over_pieces_of_a_row(mesh, function, dtype, rtol):
     """They find what loops over whole rows find, with any number of threads the same."""
-    whole = normal(2, 100_000, dtype=torch.float32).requires_grad_()
+    whole = normal(2, 100_000, dtype=dtype).requires_grad_()
     parts = [distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_() for _ in range(2)]
-    values = [khot.sigmoid_topk(whole, 1000, 0.5)]
+    values = [function(whole, 1000, 0.5)]
     for x, threads in zip(parts, (1, 3), strict=True):
         with torch_threads(threads):
-            values.append(khot.sigmoid_topk(x, 1000, 0.5).to_local())
+            values.append(function(x, 1000, 0.5).to_local())
             (values[-1] * whole.detach()).sum().backward()
     (values[0] * whole.detach()).sum().backward()
     grads = [whole.grad, *(x.grad.to_local() for x in parts)]
     for one, several, again in (values, grads):
-        torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(several, one, rtol=rtol, atol=1e-8 if dtype == torch.float32 else 1e-12)
         assert torch.equal(several, again)
 
 

@@ -51,6 +51,12 @@ def mask_gradient(log: bool) -> tuple[Any, ...]:
     return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, log, True
 
 
+def threshold_gradient() -> tuple[Any, ...]:
+    """Of thresholds that are not their anchors."""
+    x, scale, anchor, offset, _, link, _, _ = mask_gradient(False)
+    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link
+
+
 def odd_gradient(magnitude: bool, with_strength: bool = True) -> tuple[Any, ...]:
     x, k, strength = rows()
     at = OPERATORS["odd_threshold"].reference(x, k, strength, SPARSE.key, magnitude, True)
@@ -211,6 +217,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (*rows(), SPARSE.key, False, "scale", True),
     ],
     "capped_simplex_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
+    "capped_simplex_threshold_derivative": [threshold_gradient],
     "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map_derivative": [

@@ -51,6 +51,18 @@ def test_derivatives(case):
         assert gradgradcheck(function, (x, k, softness))
 
 
+@pytest.mark.parametrize("mask", [sparse_topk, partial(sparse_topk, p=1.5)], ids=["p=2", "p=1.5"])
+def test_a_free_threshold_has_no_derivatives(mask):
+    """Where no entry is strictly between 0 and 1; forwards, backwards and twice."""
+    leaves = torch.tensor([0.0, 1.0, 5.0, 9.0]).double(), torch.tensor(2.0).double(), torch.tensor(0.5).double()
+    function = partial(topk_threshold, relaxation=mask)
+    _, tangent = torch.func.jvp(function, leaves, tuple(map(torch.ones_like, leaves)))
+    first = torch.func.grad(function, argnums=(0, 1, 2))
+    twice = torch.func.jacrev(first, argnums=(0, 1, 2))(*leaves)
+    for number in (tangent, *first(*leaves), *(v for row in twice for v in row)):
+        assert not number.any(), number
+
+
 @every_mask
 def test_certain_sums(case):
     """At k = 0 and n the threshold is finite, and gives the constant mask."""

@@ -36,6 +36,7 @@ from khot.kernels.capped_simplex.derivative import (
     local_shape,
     mask_values,
     shares,
+    sum_moves_threshold,
 )
 from khot.kernels.links.base import Link
 from khot.kernels.registry import is_eager
@@ -115,7 +116,7 @@ def _jvp(
         moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     rest, mean = centred(moved, share)
-    shift = mean.double() if dk is None else mean.double() - dk / density
+    shift = mean.double() if dk is None else mean.double() - dk * sum_moves_threshold(density, z, link)
     if ctx.log:
         dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)

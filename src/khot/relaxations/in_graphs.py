@@ -7,7 +7,6 @@ constant.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -42,19 +41,26 @@ def mask_in_graph(x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, so
     return result
 
 
-def threshold_in_graph(x: Tensor, k: Tensor, scale: Tensor, link: Link, softness: str) -> Tensor:
-    """The float64 threshold of rows of a DTensor.
+class _Threshold(Function):
+    """(x, k, s, a, c) -> t, likewise."""
 
-    Raises:
-        NotImplementedError: If somebody may ask for its gradient, for which there is no operator.
-    """
-    if torch.is_grad_enabled() and (x.requires_grad or k.requires_grad or scale.requires_grad):
-        raise NotImplementedError(
-            "a threshold has no gradient in a compiled graph of DTensors: call topk_threshold outside of torch.compile "
-            "or under torch.no_grad(), or detach its arguments"
-        )
-    anchor, offset = capped_simplex.threshold(x, k, scale, link.key, softness, checks_contents(x))
-    return anchor + offset * scale
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, link: Link) -> Tensor:
+        ctx.save_for_backward(x, scale, anchor, offset)
+        ctx.link = link
+        return anchor + offset * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *capped_simplex.threshold_derivative(*ctx.saved_tensors, grad, ctx.link.key), *(None,) * 3
+
+
+def threshold_in_graph(x: Tensor, k: Tensor, scale: Tensor, link: Link, softness: str) -> Tensor:
+    """The float64 threshold (...) of rows (..., n) of a DTensor, with float64 k and scale (...)."""
+    arguments = x.detach(), k.detach(), scale.detach()
+    at = capped_simplex.threshold(*arguments, link.key, softness, checks_contents(x))
+    result: Tensor = _Threshold.apply(x, k, scale, *at, link)
+    return result
 
 
 class _OddMap(Function):

@@ -20,6 +20,7 @@ from khot.kernels import capped_simplex, magnitude
 from khot.kernels.capped_simplex import parts
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
+from khot.kernels.magnitude import parts as odd_parts
 from khot.kernels.magnitude.derivative import derivative as differentiable_odd_derivative
 from khot.kernels.rows import Threshold, compute_dtype, distances
 
@@ -92,22 +93,22 @@ class _OddMapOfParts(Function):
     def forward(
         ctx: Any, x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitudes: bool, shards: Shards
     ) -> tuple[Tensor, Tensor, Tensor]:
-        check = checks_contents(x)
-        y, anchor, offset = magnitude.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards)
+        check, loops = checks_contents(x), magnitude.shard_loops[magnitudes].find(x)
+        y, anchor, offset = odd_parts.odd_map_of_parts(x, k, strength, link, magnitudes, check, shards, loops)
         ctx.save_for_backward(x, strength, anchor, offset)
         ctx.mark_non_differentiable(anchor)
         ctx.set_materialize_grads(False)
-        ctx.link, ctx.magnitudes, ctx.shards = link, magnitudes, shards
+        ctx.link, ctx.magnitudes, ctx.shards, ctx.loops = link, magnitudes, shards, loops
         return y, anchor, offset
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, strength, anchor, offset = ctx.saved_tensors
+        x, strength, *at_row = ctx.saved_tensors
+        at = Threshold(*at_row)
         if grad_y is not None and grad_offset is None and not torch.is_grad_enabled():
-            options = ctx.link, ctx.magnitudes, ctx.needs_input_grad[2], ctx.shards
-            grads = magnitude.odd_map_of_parts_derivative(x, strength, anchor, offset, grad_y, *options)
+            options = ctx.link, ctx.magnitudes, ctx.needs_input_grad[2], ctx.shards, ctx.loops
+            grads = odd_parts.odd_map_derivative_of_parts(x, strength, at, grad_y, *options)
         else:
-            at = Threshold(anchor, offset)
             grads = differentiable_odd_derivative(
                 x, strength, at, grad_y, grad_offset, ctx.link, ctx.magnitudes, ctx.shards
             )

@@ -31,6 +31,7 @@ __all__ = [
     "shard_loops",
     "solve_threshold",
     "threshold",
+    "threshold_derivative",
     "threshold_of_parts",
 ]
 
@@ -79,6 +80,12 @@ mask_derivative.backend(
     takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
 )
 mask_derivative.backend("torch", module=".torch_backend")
+
+# In graphs of DTensors, which hand over what they know how to place; elsewhere its operations are differentiable ones.
+threshold_derivative = Operator(
+    "capped_simplex_threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows
+)
+threshold_derivative.backend("torch", module=".torch_backend")
 
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.

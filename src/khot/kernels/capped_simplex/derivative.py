@@ -44,6 +44,14 @@ def local_shape(
     return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
 
 
+def sum_moves_threshold(density: Tensor, like: Tensor, link: Link) -> Tensor:
+    """1 / sum F', how far k moves the threshold in scales; 0 where no slope holds it, and it may lie anywhere."""
+    if not (link.compact and link.reaches_zero):
+        return density.reciprocal()
+    held = density > torch.finfo(like.dtype).tiny
+    return torch.where(held, torch.where(held, density, 1.0).reciprocal(), 0.0)
+
+
 def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
     """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
     limit = 0.125 * torch.finfo(x.dtype).max
@@ -175,7 +183,7 @@ def derivative(
         grad_z, grad_k = balanced(slope * rest, share), mean.double()
     if grad_offset is not None:
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
-        grad_k = grad_k - grad_offset / density
+        grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
     grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     grad_scale = _lever(grad_z, levers(z, x), scale)
     if grad_offset is not None:  # which is (t - anchor) / s

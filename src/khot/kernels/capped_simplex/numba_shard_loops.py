@@ -1,8 +1,7 @@
 """The loops for rows of which this process holds a part, one for each step between two reductions.
 
-A loop runs over pieces of rows of a fixed length, so that one long row keeps all threads busy, and what it finds does
-not depend on how many they are. Arithmetic is that of :mod:`khot.kernels.capped_simplex.numba_loops` forward. Backward
-it is float64, as no process can centre cotangents a second time without one more reduction.
+Arithmetic is that of :mod:`khot.kernels.capped_simplex.numba_loops` forward. Backward it is float64, as no process can
+centre cotangents a second time without one more reduction.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,11 +14,10 @@ import numpy as np
 from ..links.base import Link
 from ..links.base_numba import NumbaLink, numba_link, variant_of
 from ..numba_math import Real
+from ..numba_pieces import number, piece, row_of
 from ..numba_rows import CHUNK, REALS_AT, distance, doubles_at, look
 from ..numba_tools import inlined, kernel, specialised, summed
 from .numba_loops import Compiled, tail_sums
-
-PIECE = 2**15  # items
 
 
 class ShardLoops(NamedTuple):
@@ -62,7 +60,7 @@ def spans(real: Real) -> Compiled:
     def span(first, last, n, x, found):
         out = doubles_at(found, last, 6)
         for p in range(first, last):
-            selected, finite, low, high, mean, variance = look(_piece(reals_at, x, n, p), True)
+            selected, finite, low, high, mean, variance = look(piece(reals_at, x, n, p), True)
             if finite == 0:
                 low, high = np.inf, -np.inf
             out[p, 0], out[p, 1], out[p, 2] = selected, finite, low
@@ -73,24 +71,6 @@ def spans(real: Real) -> Compiled:
         return kernel(span)
 
 
-@inlined
-def _row_of(n, p):
-    return p // ((n + PIECE - 1) // PIECE)
-
-
-@inlined
-def _piece(reals_at, x, n, p):
-    """Items of the piece p of rows (..., n) at the address x."""
-    pieces = (n + PIECE - 1) // PIECE
-    r, start = p // pieces, (p % pieces) * PIECE
-    return reals_at(x, r + 1, n)[r, start : min(start + PIECE, n)]
-
-
-@inlined
-def _number(address, r):
-    return doubles_at(address, 1, r + 1)[0, r]
-
-
 @functools.cache
 def _sums(module: str, variant: str, real: Real) -> Compiled:
     reals_at = REALS_AT[real]
@@ -98,9 +78,9 @@ def _sums(module: str, variant: str, real: Real) -> Compiled:
     def sums(first, last, n, x, t, scale, q, found):
         out = doubles_at(found, last, 4)
         for p in range(first, last):
-            r = _row_of(n, p)
-            items = _piece(reals_at, x, n, p)
-            above, signed, total, slope = of_items(items, _number(t, r), 1 / _number(scale, r), q)
+            r = row_of(n, p)
+            items = piece(reals_at, x, n, p)
+            above, signed, total, slope = of_items(items, number(t, r), 1 / number(scale, r), q)
             out[p, 0], out[p, 1], out[p, 2], out[p, 3] = above, signed, total, slope
         return 0
 
@@ -115,9 +95,9 @@ def _values(module: str, variant: str, real: Real, log: bool) -> Compiled:
 
     def values(first, last, n, x, anchor, offset, scale, q, y):
         for p in range(first, last):
-            r = _row_of(n, p)
-            items, out = _piece(reals_at, x, n, p), _piece(reals_at, y, n, p)
-            a, inverse, c = real(_number(anchor, r)), real(1 / _number(scale, r)), real(_number(offset, r))
+            r = row_of(n, p)
+            items, out = piece(reals_at, x, n, p), piece(reals_at, y, n, p)
+            a, inverse, c = real(number(anchor, r)), real(1 / number(scale, r)), real(number(offset, r))
             for i in range(items.shape[0]):
                 out[i] = value(distance(items[i], a, inverse, c), q)
         return 0
@@ -160,9 +140,9 @@ def _backward(link: NumbaLink, real: Real, log: bool) -> tuple[Compiled, Compile
     def slopes(first, last, n, x, anchor, offset, scale, q, g, found):
         out = doubles_at(found, last, 4)
         for p in range(first, last):
-            r = _row_of(n, p)
-            items, cotangents = _piece(reals_at, x, n, p), _piece(reals_at, g, n, p)
-            a, inverse, c = _number(anchor, r), 1 / _number(scale, r), _number(offset, r)
+            r = row_of(n, p)
+            items, cotangents = piece(reals_at, x, n, p), piece(reals_at, g, n, p)
+            a, inverse, c = number(anchor, r), 1 / number(scale, r), number(offset, r)
             out[p] = 0.0
             for i in range(0, items.shape[0], CHUNK):
                 w, d, wz, dz = of_chunk(items[i : i + CHUNK], cotangents[i : i + CHUNK], a, inverse, c, q)
@@ -174,9 +154,9 @@ def _backward(link: NumbaLink, real: Real, log: bool) -> tuple[Compiled, Compile
 
     def gradient(first, last, n, x, anchor, offset, scale, q, g, mean, grad):
         for p in range(first, last):
-            r = _row_of(n, p)
-            items, cotangents, out = _piece(reals_at, x, n, p), _piece(reals_at, g, n, p), _piece(reals_at, grad, n, p)
-            a, inverse, c, b = _number(anchor, r), 1 / _number(scale, r), _number(offset, r), _number(mean, r)
+            r = row_of(n, p)
+            items, cotangents, out = piece(reals_at, x, n, p), piece(reals_at, g, n, p), piece(reals_at, grad, n, p)
+            a, inverse, c, b = number(anchor, r), 1 / number(scale, r), number(offset, r), number(mean, r)
             for i in range(items.shape[0]):
                 z = distance(np.float64(items[i]), a, inverse, c)
                 w = slope(z, q)

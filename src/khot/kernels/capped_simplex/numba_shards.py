@@ -1,54 +1,23 @@
 """What this process finds of its parts of rows between two reductions, each in one loop on a CPU."""
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..links.base import Link, TailSums
-from ..numba_math import Real
-from ..numba_tools import over_rows
+from ..numba_pieces import addresses, flat, new_sums, over_pieces, real_of, rows_of
 from ..rows import Ends, Threshold, compute_dtype
 from .local_loops import LocalLoops
-from .numba_loops import NARROWEST, WIDEST, Compiled
-from .numba_shard_loops import PIECE, shard_loops, spans
+from .numba_loops import NARROWEST, WIDEST
+from .numba_shard_loops import shard_loops, spans
 
 
 def _is_ordinary(scale: Tensor) -> bool:
     return bool(((scale > NARROWEST) & (scale < WIDEST)).all())
 
 
-def _real(x: Tensor) -> Real:
-    return np.float64 if compute_dtype(x) == torch.float64 else np.float32
-
-
-def _rows(x: Tensor) -> Tensor:
-    """As contiguous rows of the computing dtype."""
-    return x.detach().to(compute_dtype(x)).reshape(-1, x.shape[-1]).contiguous()
-
-
-def _over_pieces(loop: Compiled, x: Tensor, *arguments: Any) -> None:
-    rows, n = x.shape
-    over_rows(loop, rows * -(-n // PIECE), rows * n, n, x.data_ptr(), *arguments)
-
-
-def _addresses(*values: Tensor) -> list[int]:
-    return [value.data_ptr() for value in values]
-
-
-def _flat(*values: Tensor) -> list[Tensor]:
-    return [value.detach().double().reshape(-1).contiguous() for value in values]
-
-
-def _new_sums(x: Tensor, numbers: int) -> Tensor:
-    rows, n = x.shape
-    return x.new_empty((rows, -(-n // PIECE), numbers), dtype=torch.float64)
-
-
 def _ends(x: Tensor) -> Ends | None:
-    found = _new_sums(x, 6)
-    _over_pieces(spans(_real(x)), x, found.data_ptr())
+    found = new_sums(x, 6)
+    over_pieces(spans(real_of(x)), x, found.data_ptr())
     selected, finite, low, high, mean, variance = found.unbind(-1)
     if not bool(variance.isfinite().all()):  # a NaN, or squares that overflow
         return None
@@ -58,32 +27,32 @@ def _ends(x: Tensor) -> Ends | None:
 
 
 def _sums(x: Tensor, t: Tensor, scale: Tensor, link: Link) -> TailSums:
-    found = _new_sums(x, 4)
-    numbers = _flat(t, scale)
-    _over_pieces(shard_loops(link, _real(x), False).sums, x, *_addresses(*numbers), float(link.q), found.data_ptr())
+    found = new_sums(x, 4)
+    numbers = flat(t, scale)
+    over_pieces(shard_loops(link, real_of(x), False).sums, x, *addresses(*numbers), float(link.q), found.data_ptr())
     return TailSums(*found.sum(1).unbind(-1))
 
 
 def _values(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> Tensor:
-    items, numbers = _rows(x), _flat(*at, scale)
+    items, numbers = rows_of(x), flat(*at, scale)
     y = torch.empty_like(items)
-    _over_pieces(shard_loops(link, _real(x), log).values, items, *_addresses(*numbers), float(link.q), y.data_ptr())
+    over_pieces(shard_loops(link, real_of(x), log).values, items, *addresses(*numbers), float(link.q), y.data_ptr())
     return y.reshape(x.shape).to(x.dtype)
 
 
 def _slopes(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link, log: bool) -> list[Tensor]:
-    items, cotangents, numbers = _rows(x), _rows(grad.to(compute_dtype(x))), _flat(*at, scale)
-    found = _new_sums(items, 4)
-    loop = shard_loops(link, _real(x), log).slopes
-    _over_pieces(loop, items, *_addresses(*numbers), float(link.q), cotangents.data_ptr(), found.data_ptr())
+    items, cotangents, numbers = rows_of(x), rows_of(grad.to(compute_dtype(x))), flat(*at, scale)
+    found = new_sums(items, 4)
+    loop = shard_loops(link, real_of(x), log).slopes
+    over_pieces(loop, items, *addresses(*numbers), float(link.q), cotangents.data_ptr(), found.data_ptr())
     return [v.reshape(scale.shape) for v in found.sum(1).unbind(-1)]
 
 
 def _gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, mean: Tensor, link: Link, log: bool) -> Tensor:
-    items, cotangents, numbers = _rows(x), _rows(grad.to(compute_dtype(x))), _flat(*at, scale)
-    (mean,), grad_x = _flat(mean), torch.empty_like(items)
-    loop = shard_loops(link, _real(x), log).gradient
-    _over_pieces(loop, items, *_addresses(*numbers), float(link.q), *_addresses(cotangents, mean, grad_x))
+    items, cotangents, numbers = rows_of(x), rows_of(grad.to(compute_dtype(x))), flat(*at, scale)
+    (mean,), grad_x = flat(mean), torch.empty_like(items)
+    loop = shard_loops(link, real_of(x), log).gradient
+    over_pieces(loop, items, *addresses(*numbers), float(link.q), *addresses(cotangents, mean, grad_x))
     return grad_x.reshape(x.shape).to(x.dtype)
 
 

@@ -76,8 +76,11 @@ class _RowNumbers(NamedTuple):
         pushed = torch.zeros_like(offset) if grad_offset is None else grad_offset
         of_items = 1.0 if log else self.unit  # d of the mask has the unit of its slopes, d of the logarithm its own
         b = (of_items * self.pull - pushed) / self.density
-        true_density = (self.density * self.unit).clamp(min=torch.finfo(offset.dtype).tiny)
-        grad_k = (self.pull / true_density if log else self.pull / self.density) - pushed / true_density
+        tiny = torch.finfo(offset.dtype).tiny
+        true_density = (self.density * self.unit).clamp(min=tiny)
+        held = self.density > tiny  # else no slope holds the threshold, which may lie anywhere
+        of_offset = torch.where(held, pushed / torch.where(held, true_density, 1.0), 0.0)
+        grad_k = (self.pull / true_density if log else self.pull / self.density) - of_offset
         levers = of_items * self.lever - b * self.first
         return b, grad_k, -(levers + offset * pushed) / scale
 

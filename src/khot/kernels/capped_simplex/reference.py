@@ -63,3 +63,17 @@ def mask_derivative(
     grad_x = (direct - slope * grad_k.unsqueeze(-1)) / scale.unsqueeze(-1)
     grad_scale = -(z * grad_x).sum(-1) if with_scale else torch.zeros_like(grad_k)
     return grad_x.to(x.dtype), grad_k, grad_scale
+
+
+def threshold_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/dt of the thresholds ``(...)``; 0 where no slope holds one."""
+    found = Link.find(link)
+    z = distances(x.double(), Threshold(anchor, offset), scale)
+    slope = found.slope(z)
+    total = slope.sum(-1, keepdim=True)
+    share = torch.where(total > 0, slope / total, 0.0)
+    grad_x = share * grad.unsqueeze(-1)
+    grad_k = torch.where(total > 0, -scale.unsqueeze(-1) / total, 0.0).squeeze(-1) * grad
+    return grad_x.to(x.dtype), grad_k, -(z * grad_x).sum(-1)

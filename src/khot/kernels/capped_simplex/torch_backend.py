@@ -61,3 +61,11 @@ def mask_derivative(
         grad_x, grad_k, of_scale = plain_derivative(x, scale, at, grad, found, log, with_scale)
         grad_scale = torch.zeros_like(grad_k) if of_scale is None else of_scale
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
+
+
+def threshold_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    at, of_offset = Threshold(anchor, offset), grad * scale  # t = anchor + offset * scale
+    grad_x, grad_k, grad_scale = derivative(x, scale, at, None, of_offset, Link.find(link), False)
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale + grad * offset

@@ -25,11 +25,10 @@ capped entries, with :math:`u = |y|^{p-1}`, the slope :math:`h = u^{q-1} / (u^{q
 import torch
 from torch import Tensor
 
-from ..registry import Operator
+from ..registry import Backends, Operator
 from . import reference
-from .torch_backend import odd_map_of_parts, odd_map_of_parts_derivative
 
-__all__ = ["odd_map", "odd_map_derivative", "odd_map_of_parts", "odd_map_of_parts_derivative", "threshold"]
+__all__ = ["odd_map", "odd_map_derivative", "shard_loops", "threshold"]
 
 
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,3 +51,8 @@ odd_map.backend("torch", module=".torch_backend")
 odd_map_derivative = Operator("odd_map_derivative", reference.odd_map_derivative, fake=_like_x_and_rows)
 odd_map_derivative.backend("numba", module=".numba_backend")
 odd_map_derivative.backend("torch", module=".torch_backend")
+
+# What a process does with its parts of rows between two reductions, by whether the map is that of magnitudes.
+shard_loops = {True: Backends(__name__, "MAGNITUDES"), False: Backends(__name__, "SIGNED")}
+for _loops in shard_loops.values():
+    _loops.backend("numba", module=".numba_shards")

@@ -64,19 +64,54 @@ class Place(NamedTuple):
     offset: Any
 
 
+class Chunks(NamedTuple):
+    """What loops over rows and over pieces of rows are made of; all but ``place`` of some entries of a row.
+
+    Attributes:
+        look: ``(x)``: the :class:`Row`.
+        sums: ``(x, t, strength, q)``: number of capped entries, and the sums of F and F' of the others.
+        place: ``(anchor, offset, strength, q)``: t, and its :class:`Place`.
+        fill_roots: ``(x, strength, q, u)``: u of all entries but 0.
+        fill: ``(x, at, t, strength, q, y)``: y in the place of the roots u.
+        slopes: ``(x, at, g, q, out)``: f; their sum, that of z^q over the same entries, and the pull.
+        pull_back: ``(x, at, g, u, mean, rate, strength, q, out)``: dL/dx in the place of the slopes; the levers.
+    """
+
+    look: Compiled
+    sums: Compiled
+    place: Compiled
+    fill_roots: Compiled
+    fill: Compiled
+    slopes: Compiled
+    pull_back: Compiled
+
+
+def variant_of(q: float) -> str:
+    """The name of what is compiled for an exponent."""
+    return WITH_LOOPS_OF_THEIR_OWN.get(q, "clip_power")
+
+
 @functools.cache
-def loops_of(q: float, real: Real) -> Loops:
-    """The loops for an exponent."""
-    variant = WITH_LOOPS_OF_THEIR_OWN.get(q, "clip_power")
-    with specialised(real.__name__):
-        parts = _looker(real), _splitter(real)
+def chunks_of(variant: str, real: Real) -> Chunks:
+    """What is done to some entries of a row."""
     with specialised(f"{variant} {real.__name__}"):
         link, power = numba_link(clipped_power.__name__, variant, real), power_below(variant, real)
         shrinker, place = _shrinker(variant, real), _placer(_thresholder(variant), real)
-        fill_roots, search = _root_filler(shrinker, real), _searcher(link, real)
-        solve = _solver(*parts, _shrink(variant), search, _kink_leaver(place, real))
-        odd_map = _odd_map(link, solve, place, fill_roots, shrinker, real)
-        return Loops(kernel(odd_map), kernel(_derivative(link, power, place, fill_roots, real)))
+        fill_roots, fill = _root_filler(shrinker, real), _filler(link, shrinker, real)
+        return Chunks(_looker(real), _sums(link, real), place, fill_roots, fill, *_gradients(link, power, real))
+
+
+@functools.cache
+def loops_of(q: float, real: Real) -> Loops:
+    """The loops for an exponent."""
+    variant = variant_of(q)
+    chunks = chunks_of(variant, real)
+    with specialised(real.__name__):
+        split = _splitter(real)
+    with specialised(f"{variant} {real.__name__}"):
+        search, leave_kink = _searcher(chunks.sums, real), _kink_leaver(chunks.place, real)
+        solve = _solver(chunks.look, split, _shrink(variant), search, leave_kink)
+        return Loops(kernel(_odd_map(solve, chunks, real)), kernel(_derivative(chunks, real)))
 
 
 @inlined
@@ -220,6 +255,11 @@ def _chunk_moments(x):
 
 @functools.cache
 def _looker(real: Real) -> Compiled:
+    with specialised(real.__name__):
+        return _compiled_look(real)
+
+
+def _compiled_look(real: Real) -> Compiled:
     nothing = real(np.inf)
 
     @summed
@@ -300,9 +340,9 @@ def _middle(low, high):
     return math.sqrt(low) * math.sqrt(high) if high > WIDE * low else 0.5 * low + 0.5 * high
 
 
-def _searcher(link: NumbaLink, real: Real) -> Compiled:
+def _searcher(sums: Compiled, real: Real) -> Compiled:
     """``(x, k, strength, q, t, low, high)``: t, what its rounding took, and how the search has ended."""
-    sums, eps = _sums(link, real), float(np.finfo(real).eps)
+    eps = float(np.finfo(real).eps)
 
     @per_row
     def search(x, k, strength, q, t, low, high):
@@ -431,10 +471,8 @@ def _solver(look: Compiled, split: Compiled, shrink: Compiled, search: Compiled,
 # ---- Forward
 
 
-def _odd_map(
-    link: NumbaLink, solve: Compiled, place: Compiled, fill_roots: Compiled, shrinker: Shrinker, real: Real
-) -> Any:
-    value, kept, reals_at, zero, one = link.value, shrinker.value, REALS_AT[real], real(0), real(1)
+def _filler(link: NumbaLink, shrinker: Shrinker, real: Real) -> Compiled:
+    value, kept, zero, one = link.value, shrinker.value, real(0), real(1)
 
     @per_row
     def fill(x, at, t, strength, q, y):
@@ -444,6 +482,12 @@ def _odd_map(
             capped = (z >= one) & (a > zero)
             size = kept(y[i], a, strength, real(q)) if capped else t * value(z, q)
             y[i] = -size if x[i] < zero else size
+
+    return fill
+
+
+def _odd_map(solve: Compiled, chunks: Chunks, real: Real) -> Any:
+    reals_at, place, fill_roots, fill = REALS_AT[real], chunks.place, chunks.fill_roots, chunks.fill
 
     def odd_map(first, last, n, x, k, strength, y, anchor, offset, left, q):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n)
@@ -469,8 +513,9 @@ def _odd_map(
 # ---- Backward
 
 
-def _derivative(link: NumbaLink, power: Compiled, place: Compiled, fill_roots: Compiled, real: Real) -> Any:
-    terms, reals_at, zero, one = link.terms, REALS_AT[real], real(0), real(1)
+def _gradients(link: NumbaLink, power: Compiled, real: Real) -> tuple[Compiled, Compiled]:
+    """``slopes`` and ``pull_back``."""
+    terms, zero, one = link.terms, real(0), real(1)
 
     @inlined
     def inward(x, g):
@@ -503,6 +548,12 @@ def _derivative(link: NumbaLink, power: Compiled, place: Compiled, fill_roots: C
             own_levers += own * u[i]
             out[i] = inward(x[i], centred * rate + own)
         return levers, own_levers
+
+    return slopes, pull_back
+
+
+def _derivative(chunks: Chunks, real: Real) -> Any:
+    reals_at, (_, _, place, fill_roots, _, slopes, pull_back) = REALS_AT[real], chunks
 
     @per_row
     def gradient(x, at, g, t, strength, q, roots, out):

@@ -27,10 +27,12 @@ from torch import Tensor
 from khot._distributed.shards import Shards
 
 from .. import capped_simplex
+from ..capped_simplex.search import solve_rows
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..newton import COARSEST, NEAR, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
 from ..rows import SAMPLE_SIZE, Span, Threshold, compute_dtype, row_range
+from .local_loops import LocalSums, Look
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
@@ -93,12 +95,25 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
     return compute_dtype(x) if bool(ordinary.all()) else torch.float64
 
 
-def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, shards: Shards | None = None) -> Threshold:
+def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> Threshold:
     """Thresholds of the signed mask for a = abs(x), not below 0."""
-    if shards is None:
-        at = Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False))
-    else:
-        at = Threshold(*capped_simplex.threshold_of_parts(a, k, strength, link, "strength", False, shards))
+    return _not_below_0(Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False)), strength)
+
+
+def solve_signed_parts(
+    a: Tensor,
+    k: Tensor,
+    strength: Tensor,
+    link: ClippedPower,
+    span: Span,
+    shards: Shards,
+    local_sums: LocalSums | None,
+) -> Threshold:
+    """The same of rows of which a is the part of one process."""
+    return _not_below_0(solve_rows(a.contiguous(), k, strength, link, span, shards, local_sums), strength)
+
+
+def _not_below_0(at: Threshold, strength: Tensor) -> Threshold:
     binding = at.anchor + at.offset * strength > 0
     return Threshold(torch.where(binding, at.anchor, 0.0), torch.where(binding, at.offset, 0.0))
 
@@ -110,9 +125,16 @@ class _Magnitudes:
     """
 
     def __init__(
-        self, a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, shards: Shards | None = None
+        self,
+        a: Tensor,
+        k: Tensor,
+        strength: Tensor,
+        link: ClippedPower,
+        shards: Shards | None = None,
+        local_sums: LocalSums | None = None,
     ) -> None:
         self.a, self.k, self.strength, self.link, self.shards = a, k, strength, link, shards
+        self.local_sums = local_sums
         self.n = a.shape[-1] if shards is None else shards.n
         self.buffer = torch.empty_like(a)
         self.sums, self.excess = TailSums(k, k, k, k), k
@@ -120,10 +142,18 @@ class _Magnitudes:
     def take(self, which: Tensor) -> "_Magnitudes":
         return _Magnitudes(self.a[which], self.k[which], self.strength[which], self.link, self.shards)
 
-    def _finish(self, z: Tensor) -> None:
-        sums = self.link.tail_sums(z)
+    def _finish(self, sums: TailSums) -> None:
         self.sums = TailSums(*((v.double() for v in sums) if self.shards is None else self.shards.sum(*sums)))
         self.excess = self.sums.above - self.k
+
+    def _sums_here(self, a: Tensor, t: Tensor, strength: Tensor, link: ClippedPower) -> TailSums:
+        dtype = a.dtype
+        z, high = self.buffer, t.to(dtype)
+        torch.sub(a, high[:, None], out=z)
+        if dtype != t.dtype:
+            z.sub_((t - high).to(dtype)[:, None])
+        z.mul_((1 / strength).to(dtype)[:, None]).mul_(_inverse(t ** (1 / link.q), dtype).to(dtype)[:, None])
+        return link.tail_sums(z)
 
     def _is_small(self, residual: Tensor) -> Tensor:
         size = self.sums.total + self.excess.abs()
@@ -131,14 +161,9 @@ class _Magnitudes:
 
     def at_threshold(self, t: Tensor) -> Evaluation:
         """For :func:`guarded_newton`, of thresholds t."""
-        link, dtype = self.link, self.a.dtype
-        z, high = self.buffer, t.to(dtype)
-        torch.sub(self.a, high[:, None], out=z)
-        if dtype != t.dtype:
-            z.sub_((t - high).to(dtype)[:, None])
-        z.mul_((1 / self.strength).to(dtype)[:, None]).mul_(_inverse(t ** (1 / link.q), dtype).to(dtype)[:, None])
-        self._finish(z)
-        q, total = link.q, self.sums.total
+        sums_at = self._sums_here if self.local_sums is None else self.local_sums
+        self._finish(sums_at(self.a, t, self.strength, self.link))
+        q, total = self.link.q, self.sums.total
         residual = total + self.excess
         inverse = t ** (1 - 1 / q) / self.strength  # t in scales
         growth = torch.where(self.excess <= 0, total * ((-self.excess / total) ** (1 / q) - 1), -residual / q)
@@ -153,7 +178,7 @@ class _Magnitudes:
         """The same of offsets from an anchor."""
         at = Threshold(anchor, offset)
         t = threshold_value(at, self.strength, self.link)
-        self._finish(ratios(self.a, at, root_of(t, self.link), self.strength))
+        self._finish(self.link.tail_sums(ratios(self.a, at, root_of(t, self.link), self.strength)))
         step, residual = self.link.newton_step(self.sums, self.excess), self.sums.total + self.excess
         return step, residual, self._is_small(residual)
 
@@ -179,11 +204,21 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
 
 
 def solve_magnitudes(
-    a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, span: Span, shards: Shards | None = None
+    a: Tensor,
+    k: Tensor,
+    strength: Tensor,
+    link: ClippedPower,
+    span: Span,
+    shards: Shards | None = None,
+    look: Look | None = None,
+    local_sums: LocalSums | None = None,
 ) -> Threshold:
-    """Thresholds of the magnitudes for a = abs(x)."""
-    q, nonzero = link.q, a.sign().sum(-1).double()
-    smallest = torch.where(a > 0, a, torch.inf).amin(-1).double()
+    """Thresholds of the magnitudes for a = abs(x); of parts of rows a backend may have a look, and loops for sums."""
+    q = link.q
+    if look is None:
+        nonzero, smallest = a.sign().sum(-1).double(), torch.where(a > 0, a, torch.inf).amin(-1).double()
+    else:
+        nonzero, smallest = look.nonzero, look.smallest
     if shards is not None:
         (nonzero,) = shards.sum(nonzero)
         smallest = -shards.max(-smallest)[0]
@@ -195,7 +230,7 @@ def solve_magnitudes(
     trivial = everything | none
     start = torch.maximum(torch.minimum(_first_guess(a, k, strength, link, span, shards), high), low)
     t = torch.where(none, high, start)
-    rows = _Magnitudes(a, k, strength, link, shards)
+    rows = _Magnitudes(a, k, strength, link, shards, local_sums)
     root = _search(rows, t, low, high, trivial, FIRST_STEPS)
     at = _split(root, strength, link, a.dtype)
     anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
@@ -204,7 +239,7 @@ def solve_magnitudes(
     hard = ~trivial & (~root.found | rows.may_be_hard() | extreme)
     if bool(hard.any()):
         which = hard.nonzero().squeeze(-1)
-        rest = rows if bool(hard.all()) else rows.take(which)
+        rest = rows if local_sums is None and bool(hard.all()) else rows.take(which)
         if bool(extreme.any()):  # the distances of entries from a threshold among them are far smaller than they are
             rest = _Magnitudes(a[which].double(), k[which], strength[which], link, shards)
         again = _solve_hard_rows(rest, root.t[which], low[which], high[which], a.dtype)

@@ -11,20 +11,29 @@ from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..links.clipped_power import ClippedPower
 from ..rows import Span, Threshold, compute_dtype, row_range
+from .local_loops import LocalLoops
 from .local_shape import LocalShape, local_shape, over, pullback
-from .search import far_dtype, solve_magnitudes, solve_signed
+from .search import far_dtype, solve_magnitudes, solve_signed, solve_signed_parts
 
 ORDINARY = 2.0**24  # thresholds and strengths up to which, and down to the inverse of which, float32 does
 TILE = 2**16  # entries that are worked on at a time, as few as fit a CPU's cache
 
 
 def threshold(x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool) -> tuple[Tensor, Tensor]:
-    return _threshold(x, k, strength, _found(link), magnitude, check, None)
+    return threshold_of_parts(x, k, strength, _found(link), magnitude, check, None, None)
 
 
-def _threshold(
-    x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitude: bool, check: bool, shards: Shards | None
+def threshold_of_parts(
+    x: Tensor,
+    k: Tensor,
+    strength: Tensor,
+    link: ClippedPower,
+    magnitude: bool,
+    check: bool,
+    shards: Shards | None,
+    loops: LocalLoops | None,
 ) -> tuple[Tensor, Tensor]:
+    """:func:`threshold` of rows of which x (..., m) may be the part of one process; the same on all of them."""
     batch, n = x.shape[:-1], x.shape[-1]
     if x.numel() == 0:  # n = 0, or no rows
         if check:
@@ -32,13 +41,19 @@ def _threshold(
         return torch.zeros(batch, dtype=k.dtype, device=x.device), torch.zeros(batch, dtype=k.dtype, device=x.device)
     k, strength = k.reshape(-1), strength.reshape(-1)
     a = x.to(compute_dtype(x) if magnitude else far_dtype(x, strength)).reshape(-1, n).abs()
-    span = row_range(a, shards)
+    if loops is not None:
+        a = a.contiguous()  # as a loop wants it, which abs of transposed axes is not
+    look = None if loops is None else loops.look(a, link)
+    span = row_range(a, shards, None if look is None else look.ends)
     if check:
         _check_rows(x.reshape(-1, n), k, strength, span, shards)
+    sums = loops.sums if loops is not None and loops.take(strength, span.highest) else None
     if magnitude:
-        at = solve_magnitudes(a, k, strength, link, span, shards)
+        at = solve_magnitudes(a, k, strength, link, span, shards, look, sums)
+    elif shards is None:
+        at = solve_signed(a, k, strength, link)
     else:
-        at = solve_signed(a, k, strength, link, shards)
+        at = solve_signed_parts(a, k, strength, link, span, shards, sums)
     return at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
@@ -57,25 +72,23 @@ def check_rows(x: Tensor, k: Tensor, strength: Tensor) -> None:
 def odd_map(
     x: Tensor, k: Tensor, strength: Tensor, link: str, magnitude: bool, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return odd_map_of_parts(x, k, strength, _found(link), magnitude, check, None)
+    at, found = Threshold(*threshold(x, k, strength, link, magnitude, check)), _found(link)
+    return map_at(x, strength, at, found, magnitude), *at
 
 
-def odd_map_of_parts(
-    x: Tensor, k: Tensor, strength: Tensor, link: ClippedPower, magnitude: bool, check: bool, shards: Shards | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`odd_map` of rows of which x (..., m) may be the part of one process."""
-    anchor, offset = _threshold(x, k, strength, link, magnitude, check, shards)
+def map_at(x: Tensor, strength: Tensor, at: Threshold, link: ClippedPower, magnitude: bool) -> Tensor:
+    """y of entries x (..., m) of rows with these thresholds."""
     if x.numel() == 0:
-        return torch.zeros_like(x), anchor, offset
+        return torch.zeros_like(x)
     rows = x.reshape(-1, x.shape[-1])
-    at, strength = Threshold(anchor.reshape(-1), offset.reshape(-1)), strength.reshape(-1)
+    at, strength = Threshold(at.anchor.reshape(-1), at.offset.reshape(-1)), strength.reshape(-1)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)
     dtype = _arithmetic(x, at, strength, magnitude)
     for which, columns in _tiles(rows):
         part = rows[which, columns].to(dtype)
         here = Threshold(at.anchor[which], at.offset[which])
         y[which, columns] = local_shape(part.abs(), here, strength[which], link, magnitude).value.mul_(part.sign())
-    return y.reshape(x.shape), anchor, offset
+    return y.reshape(x.shape)
 
 
 def odd_map_derivative(
@@ -88,15 +101,14 @@ def odd_map_derivative(
     magnitude: bool,
     with_strength: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = _found(link)
-    return odd_map_of_parts_derivative(x, strength, anchor, offset, grad, found, magnitude, with_strength, None)
+    at = Threshold(anchor, offset)
+    return derivative_of_parts(x, strength, at, grad, _found(link), magnitude, with_strength, None)
 
 
-def odd_map_of_parts_derivative(
+def derivative_of_parts(
     x: Tensor,
     strength: Tensor,
-    anchor: Tensor,
-    offset: Tensor,
+    at: Threshold,
     grad: Tensor,
     link: ClippedPower,
     magnitude: bool,
@@ -106,9 +118,9 @@ def odd_map_of_parts_derivative(
     """:func:`odd_map_derivative` of rows of which x (..., m) may be the part of one process."""
     batch = x.shape[:-1]
     if x.numel() == 0:
-        return torch.zeros_like(x), torch.zeros_like(anchor), torch.zeros_like(anchor)
+        return torch.zeros_like(x), torch.zeros_like(at.anchor), torch.zeros_like(at.anchor)
     rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, x.shape[-1])
-    at, strength = Threshold(anchor.reshape(-1), offset.reshape(-1)), strength.reshape(-1)
+    at, strength = Threshold(at.anchor.reshape(-1), at.offset.reshape(-1)), strength.reshape(-1)
     dtype = _arithmetic(x, at, strength, magnitude)
 
     def at_tile(which: slice, columns: slice) -> tuple[Tensor, Tensor, LocalShape]:
