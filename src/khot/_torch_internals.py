@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ __all__ = [
     "is_transformed",
     "is_wrapped",
     "nested_forward_mode",
+    "no_view",
     "outside_trace",
     "overrides_torch_functions",
     "writes_onnx",
@@ -79,6 +80,14 @@ def is_eager_everywhere() -> bool:
         and functorch.peek_interpreter_stack() is None
         and not is_tracing()
     )
+
+
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
+
+
+def no_view(x: Tensor) -> Tensor:
+    """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
+    return cast(Tensor, _UNSAFE_VIEW(x, x.shape)) if x._is_view() else x
 
 
 def is_plain(argument: Any) -> bool:

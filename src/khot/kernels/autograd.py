@@ -21,17 +21,10 @@ from khot._torch_internals import (
     nested_forward_mode,
 )
 
-_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
-
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """For vmap rules: the batch as the first axis of every tensor, expanded where it has none."""
     return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
-
-
-def no_view(x: Tensor) -> Tensor:
-    """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
-    return _UNSAFE_VIEW(x, x.shape) if x._is_view() else x
 
 
 def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:

@@ -35,9 +35,16 @@ import torch
 from torch import Tensor
 
 from khot._distributed.draws import draws_of_rows
-from khot._torch_internals import count_as_constant, eager_dispatcher, has_dispatch_mode, is_plain, is_transformed
+from khot._torch_internals import (
+    count_as_constant,
+    eager_dispatcher,
+    has_dispatch_mode,
+    is_plain,
+    is_transformed,
+    no_view,
+)
 
-from .autograd import move_batch_first, no_view
+from .autograd import move_batch_first
 from .sharding_rules import teach_rules
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
@@ -239,6 +246,10 @@ class Backends:
         choice = self.choose(*asked)
         return None if choice is None else choice.load()
 
+    def named(self, name: str) -> Any:
+        """What this backend has, imported: for the same backend of an operation that is built on this one."""
+        return next(choice.load() for choice in self.registered if choice.name == name)
+
     def is_fused(self, *asked: Any) -> bool:
         """:meth:`fuses` to a compiler; to others whether a backend other than torch computes this call."""
         if torch.compiler.is_compiling():
@@ -293,7 +304,10 @@ class Operator(Backends):
             return self._definition(*args)
         with torch.no_grad():
             results = self.implementation(*args)(*args)
-            return no_view(results) if isinstance(results, Tensor) else (no_view(results[0]), *results[1:])
+            if isinstance(results, Tensor):
+                return no_view(results)
+            first = no_view(results[0])
+            return results if first is results[0] else (first, *results[1:])
 
     def implementation(self, *args: Any) -> Callable[..., Any]:
         """The function that computes this call.

@@ -327,7 +327,8 @@ def slopes(
     function: Callable[[Tensor, Any], Tensor], logits: Tensor, k: Size
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
-    no_graphs = torch.is_inference_mode_enabled()  # which transforms of functions make all the same
+    # Where there are no graphs, transforms of functions make them all the same. A compiler knows no such mode.
+    no_graphs = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     if torch.is_grad_enabled() or no_graphs or not is_plain(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
     with torch.enable_grad():

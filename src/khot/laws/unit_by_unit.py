@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode
+from khot._torch_internals import in_forward_mode, no_view
 from khot._tracing import broadcast_shapes
-from khot.kernels.autograd import has_derivative, no_view
+from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
     bernoulli_count,
     bernoulli_count_derivative,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode
-from khot.kernels.autograd import no_view
+from khot._torch_internals import in_forward_mode, no_view
 from khot.kernels.order import RowMap
 from khot.kernels.registry import Backends, is_eager
 

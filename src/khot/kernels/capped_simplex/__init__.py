@@ -22,6 +22,7 @@ from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
 from ..rows import in_rows_of
 from . import reference
+from .search import solve_rows
 from .torch_backend import threshold_of_parts
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "mask_derivative",
     "plain",
     "shard_loops",
+    "solve_rows",
     "solve_threshold",
     "threshold",
     "threshold_derivative",

@@ -27,7 +27,6 @@ from torch import Tensor
 from khot._distributed.shards import Shards
 
 from .. import capped_simplex
-from ..capped_simplex.search import solve_rows
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..newton import COARSEST, NEAR, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
@@ -110,7 +109,9 @@ def solve_signed_parts(
     local_sums: LocalSums | None,
 ) -> Threshold:
     """The same of rows of which a is the part of one process."""
-    return _not_below_0(solve_rows(a.contiguous(), k, strength, link, span, shards, local_sums), strength)
+    return _not_below_0(
+        capped_simplex.solve_rows(a.contiguous(), k, strength, link, span, shards, local_sums), strength
+    )
 
 
 def _not_below_0(at: Threshold, strength: Tensor) -> Threshold:

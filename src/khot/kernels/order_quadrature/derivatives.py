@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import has_derivative, no_view, with_forward_mode
+from khot._torch_internals import no_view
+
+from ..autograd import has_derivative, with_forward_mode
 from ..registry import is_eager
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
