@@ -53,7 +53,7 @@ def test_draws(mesh):
 ORDER_SAMPLING = (khot.GumbelTopK, khot.ParetoSampling)
 
 
-@pytest.mark.loops
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_NUMBA, reason="plain torch draws from torch's own generator")
 def test_draws_of_units_are_those_of_whole_rows(mesh):
     logits = normal(3, 7)

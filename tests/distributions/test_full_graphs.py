@@ -77,11 +77,12 @@ def test_given_probabilities(case, dynamic, on_a_device):
         check_full_graph(loss(case, "probs"), dynamic=dynamic, backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(partial(Sampford, k=2), id="fixed"),
-        pytest.param(partial(ConditionalPoisson, k=(1, 2)), id="range", marks=pytest.mark.slow),
+        pytest.param(partial(ConditionalPoisson, k=(1, 2)), id="range"),
     ],
 )
 def test_enumeration_and_divergences_of_shapes_that_change(make):
@@ -94,6 +95,7 @@ def test_enumeration_and_divergences_of_shapes_that_change(make):
     check_full_graph(expected_energy_and_divergence, dynamic=True, backend="eager")
 
 
+@pytest.mark.slow
 def test_a_size_that_changes():
     """It is a symbol to the compiler from its second value on."""
 
