@@ -347,7 +347,7 @@ class SamplingDesign(KHotDistribution):
     def parts_here(self) -> "SamplingDesign":
         """The same of cut rows, as a design of the units that this process has: for members that work on parts.
 
-        They are to be called where :func:`khot._distributed.shards.shards_of_rows` tells who has the other parts.
+        They are to be called where ``shards_of_rows`` tells who has the other parts.
         """
         new = self._part_of(cast(SpreadBatch, self.spread).in_parts())
         new._validate_args = False
