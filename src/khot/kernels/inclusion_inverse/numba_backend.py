@@ -21,7 +21,7 @@ from torch import Tensor
 from ..numba_math import LOG
 from ..numba_tools import kernel, over_rows, per_row
 from . import numba_factors
-from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather, guess
+from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle
 
 SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
 STEPS, HALVINGS = 60, 30
@@ -194,14 +194,7 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
     first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
-        m, left = gather(log_odds[r], k[r], FARTHEST, units, target)
-        certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
-        errors[r] = 0.0
-        for i in range(n):
-            x = log_odds[r, i]
-            logits[r, i] = certain if abs(x) <= FARTHEST else x * np.inf
-            if x != x:
-                errors[r] = np.nan
+        m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
         if errors[r] != 0 or not 0 < left < m:
             continue
         left, sign = _arrange(units[:m], target[:m], left)

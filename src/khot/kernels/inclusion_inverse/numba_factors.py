@@ -28,7 +28,7 @@ from torch import Tensor
 from ..numba_math import LOG
 from ..numba_rows import dot, total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
-from .numba_tilt import ACCEPTED, CLOSE, EPS, FARTHEST, LARGEST, balance, gather, guess
+from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic: nodes of e^-41.4, and how many there are above that at most
 LANES = 4  # nodes are taken by fours
@@ -253,14 +253,7 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
     at, found, nodes_at = np.empty(n, np.int64), np.empty((6, n)), np.empty((6, MOST))
     real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((9, n))
     for r in range(begin, end):
-        m, left = gather(log_odds[r], k[r], FARTHEST, at, found[0])
-        certain = np.inf if left > 0 else -np.inf  # what the others are, if k leaves them no choice
-        errors[r] = 0.0
-        for i in range(n):
-            x = log_odds[r, i]
-            logits[r, i] = certain if abs(x) <= FARTHEST else x * np.inf
-            if x != x:
-                errors[r] = np.nan
+        m, left, errors[r] = settle(log_odds[r], k[r], at, found[0], logits[r])
         if errors[r] != 0 or not 0 < left < m:
             continue
         target, z, p, q, right, step = (

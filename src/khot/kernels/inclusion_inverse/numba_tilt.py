@@ -92,3 +92,19 @@ def guess(target, p, q, variance, z):
     """As in laws.inverse_newton."""
     for i in range(target.shape[0]):
         z[i] = target[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
+
+
+@per_row
+def settle(log_odds, k, units, target, logits):
+    """Writes the logits of units that k or their log-odds leave no choice, and gathers the others in ``target``.
+
+    Returns how many these are, how many of them are ones, and the error so far: NaN if there is a NaN.
+    """
+    m, left = gather(log_odds, k, FARTHEST, units, target)
+    certain, error = np.inf if left > 0 else -np.inf, 0.0  # what the others are, if k leaves them no choice
+    for i in range(log_odds.shape[0]):
+        x = log_odds[i]
+        logits[i] = certain if abs(x) <= FARTHEST else x * np.inf
+        if x != x:
+            error = np.nan
+    return m, left, error
