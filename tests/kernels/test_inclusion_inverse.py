@@ -133,3 +133,16 @@ def test_results_do_not_depend_on_the_number_of_threads(n: int, k: int, rows: in
     torch.set_num_threads(threads)
     for other in found[1:]:
         assert torch.equal(other[0], found[0][0]) and torch.equal(other[1], found[0][1])
+
+
+@pytest.mark.slow
+@needs_numba
+@pytest.mark.parametrize("n", [5, 20])  # by the recursion, and by the characteristic function
+def test_rows_without_a_choice_and_rows_with_nan(n: int) -> None:
+    """In loops; without them, what asks for logits looks at these rows first."""
+    log_odds, k = normal(3, n), torch.tensor([0, n, 2])
+    log_odds[2, 1] = torch.nan
+    with backend("numba"):
+        logits, errors = inclusion_inverse(log_odds, k, 1e-14)
+    assert (logits[0] == -INF).all() and (logits[1] == INF).all()
+    assert errors[0] == 0 and errors[1] == 0 and errors[2].isnan()
