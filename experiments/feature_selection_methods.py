@@ -206,7 +206,7 @@ def train(
         {"params": selection.classifier.parameters(), "lr": settings.weights_lr},
         {"params": [selection.logits], "lr": settings.mask_lr},
     ]
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups, fused=True)
 
     def train_epoch(epoch: int) -> None:
         for images, labels in minibatches(settings.batch_size, *split.train):

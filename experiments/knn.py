@@ -103,7 +103,7 @@ def train(
 ) -> tuple[Embedding, Fitted]:
     """Trains a network by its relaxed neighbours, or without a relaxation by cross-entropy."""
     embedding = Embedding(split.train.images)
-    optimizer = torch.optim.Adam(embedding.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam(embedding.parameters(), lr=LEARNING_RATE, fused=True)
 
     def train_epoch(epoch: int) -> None:
         for images, labels in minibatches(QUERIES + CANDIDATES, *split.train):

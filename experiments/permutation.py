@@ -124,7 +124,7 @@ ROWS: dict[str, Callable[[Scorer, Tensor, Tensor], Tensor]] = {
 def train(run: Run, split: Split, row: str, n: int, args: Namespace) -> tuple[Scorer, Fitted]:
     """Trains a scorer on sequences of length n; takes note of its scale after each epoch."""
     scorer = Scorer(*split.train.images.shape[-2:])
-    optimizer = torch.optim.Adam(scorer.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam(scorer.parameters(), lr=LEARNING_RATE, fused=True)
 
     def train_epoch(epoch: int) -> None:
         for _ in range(args.steps):

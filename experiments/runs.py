@@ -148,6 +148,7 @@ class Run:
             self.say("was finished before")
             return saved["result"]
         torch.set_num_threads(1)  # processes share the cores, and so the numbers do not depend on their number
+        torch.set_flush_denormal(True)  # where Adam's averages end when a gradient stays 0: such numbers are slow
         for set_seed in (random.seed, np.random.seed, torch.manual_seed):
             set_seed(self.seed)
         result = run_row(self, args)

@@ -278,7 +278,7 @@ def loss(vae: VAE, images: Tensor) -> float:
 
 def train(run: Run, args: Namespace, vae: VAE, images: Tensor, validation: Tensor) -> Fitted:
     pyro.clear_param_store()
-    optimizer = torch.optim.Adam(vae.parameters(), lr=vae.settings.learning_rate)
+    optimizer = torch.optim.Adam(vae.parameters(), lr=vae.settings.learning_rate, fused=True)
 
     def train_epoch(epoch: int) -> None:
         for (batch,) in minibatches(BATCH_SIZE, images):

@@ -8,7 +8,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacrev, vmap
 
 from khot import rescaled_sigmoid_topk, successive_softmax_topk, topk_mask
+from khot.kernels import backend
 from tests.inputs import normal
+
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 BOTH = [successive_softmax_topk, rescaled_sigmoid_topk]
 INF = float("inf")
@@ -144,6 +147,25 @@ class TestSuccessiveSoftmax:
     def test_is_shift_invariant(self):
         x = normal(3, 6)
         torch.testing.assert_close(successive_softmax_topk(x + 7.5, 3), successive_softmax_topk(x, 3))
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.3, 1e-3])
+    def test_agrees_with_torch_in_float64(self, temperature):
+        """Also where a softmax saturates, or weights sink too far for loops, in rows beside ordinary ones."""
+        spread = torch.tensor([[1e-3], [1.0], [30.0], [0.5], [1e4]]).double()
+        x, g = spread * normal(5, 12), normal(5, 12, seed=1)
+        x[3, 4:7] = -INF
+        for k, dtype in itertools.product((1, 3, 9), (torch.float64, torch.float32)):
+            rows = x.to(dtype).requires_grad_()
+            y = successive_softmax_topk(rows, k, temperature)
+            grad = torch.autograd.grad(y, rows, g.to(dtype))[0].double()
+            with backend("torch"):
+                exact = rows.detach().double().requires_grad_()
+                expected = successive_softmax_topk(exact, k, temperature)
+                slope = torch.autograd.grad(expected, exact, g.to(dtype).double())[0]
+            tolerance = {"rtol": 0, "atol": 300 * torch.finfo(dtype).eps / temperature}
+            torch.testing.assert_close(y.double(), expected, **tolerance)
+            size = 1 + slope.abs().amax(-1, keepdim=True)
+            torch.testing.assert_close(grad / size, slope / size, **tolerance)
 
     def test_flaw_entries_above_one(self):
         y = successive_softmax_topk(torch.tensor([0.0, 1.0]), 2)

@@ -1,11 +1,23 @@
-"""Successive softmax: k one-hot relaxations after each other. A baseline, kept for comparison."""
+"""Successive softmax: k one-hot relaxations after each other. A baseline, kept for comparison.
+
+On a CPU loops compute it, if numba is there, and its first derivative in x; what else there is composes operations of
+torch: other derivatives, transforms, compiled graphs, and rows on which those loops would lose digits.
+"""
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from khot._distributed.boundary import of_rows
+from khot._torch_internals import in_forward_mode, no_view
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
-from khot.kernels.rows import compute_dtype
+from khot.kernels.autograd import has_derivative
+from khot.kernels.registry import is_eager
+from khot.kernels.rows import compute_dtype, in_rows_of
+from khot.kernels.successive_softmax import Rounds, rounds
 
 from .axes import as_axes, as_rows
 
@@ -23,6 +35,68 @@ def _largest(k: int | Tensor) -> int:
     if isinstance(k, (int, torch.SymInt)):
         return k
     return int(k.max()) if k.numel() else 0
+
+
+def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
+    """Of rows (..., n), in their dtype, and a temperature that is a number or of the batch shape (...)."""
+    excluded = rows == -torch.inf
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(rows).unsqueeze(-1)
+    logits = rows.masked_fill(excluded, 0) / temperature
+    y = torch.zeros_like(logits)
+    for j in range(_largest(k)):
+        log_p = logits.clamp(-FAR, FAR).masked_fill(excluded, torch.finfo(logits.dtype).min).log_softmax(-1)
+        logits = logits + _log_complement(log_p) / temperature
+        y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
+    return y.masked_fill(excluded, 0)
+
+
+def _find(rows: Tensor, k: int, temperature: float | Tensor) -> Rounds | None:
+    """What else than torch computes this, and may: it knows no derivative in the temperature."""
+    if rows.numel() == 0 or in_forward_mode() or not is_eager(rows, temperature):
+        return None
+    if isinstance(temperature, Tensor) and has_derivative(temperature, torch.is_grad_enabled()):
+        return None
+    found: Rounds | None = rounds.find(rows, k)
+    return found
+
+
+class _InLoops(Function):
+    """Of rows (rows, n) and 1 / temperature (rows,)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inverse: Tensor, k: int, found: Rounds) -> Tensor:
+        y, left = found.forward(rows.detach(), inverse, k)
+        if left.any():
+            y[left] = _compose(rows.detach()[left], k, inverse[left].reciprocal())
+        ctx.k, ctx.found = k, found
+        ctx.save_for_backward(rows, inverse, left)
+        return no_view(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, inverse, left = ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_eager(grad):
+            return _composed_gradient(rows, ctx.k, inverse, grad), None, None, None
+        found = ctx.found.backward(rows.detach(), inverse, ctx.k, grad.contiguous())
+        if left.any():
+            found[left] = _composed_gradient(rows.detach()[left], ctx.k, inverse[left], grad[left])
+        return found, None, None, None
+
+
+def _composed_gradient(rows: Tensor, k: int, inverse: Tensor, grad: Tensor) -> Tensor:
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        rows = rows.view_as(rows) if further else rows.detach().requires_grad_()
+        y = _compose(rows, k, inverse.reciprocal())
+        return torch.autograd.grad(y, rows, grad, create_graph=further)[0]
+
+
+def _in_loops(found: Rounds, rows: Tensor, k: int, temperature: float | Tensor) -> Tensor:
+    inverse = in_rows_of(rows, temperature).reshape(-1).reciprocal()
+    flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1]).contiguous()
+    y: Tensor = _InLoops.apply(flat, inverse, k, found)
+    return y.view(rows.shape)
 
 
 @of_rows
@@ -75,14 +149,9 @@ def successive_softmax_topk(
     check_softness("temperature", temperature, x, batch)
     if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
-    excluded = rows == -torch.inf
-    scores = rows.to(compute_dtype(x)).masked_fill(excluded, 0)
-    if isinstance(temperature, Tensor):
-        temperature = temperature.to(scores).unsqueeze(-1)
-    logits = scores / temperature
-    y = torch.zeros_like(logits)
-    for j in range(_largest(k)):
-        log_p = logits.clamp(-FAR, FAR).masked_fill(excluded, torch.finfo(logits.dtype).min).log_softmax(-1)
-        logits = logits + _log_complement(log_p) / temperature
-        y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
-    return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)
+    rows = rows.to(compute_dtype(x))
+    if isinstance(k, int) and (found := _find(rows, k, temperature)):
+        y = _in_loops(found, rows, k, temperature)
+    else:
+        y = _compose(rows, k, temperature)
+    return as_axes(y.to(x.dtype), x, dim)

@@ -1,0 +1,41 @@
+r"""Softmaxes in turn, each of which lowers what the former have chosen, and their first derivative.
+
+A row of x has weights :math:`w = e^{x / T}` up to a factor. A round adds its shares p to y and lowers the weights,
+
+.. math:: p = w / S, \qquad S = \textstyle\sum_i w_i, \qquad y \mathrel{+}= p, \qquad w \leftarrow w q^{1/T},
+    \qquad q = 1 - p.
+
+Backwards through the rounds, with :math:`a = dL / d \log w` of the weights that a round leaves and g = dL/dy,
+
+.. math:: d = g - a / (T q), \qquad a \leftarrow a + p \circ (d - \langle p, d \rangle), \qquad dL/dx = a / T.
+
+One weight at most is more than half of S. Its q is the sum of the others over S, and in its entry of the last formula
+:math:`d - \langle p, d \rangle = (q g - a / T) - \sum_{i\,\mathrm{other}} p_i d_i` with its own q and g: no digit is
+lost where a softmax saturates.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..registry import Backends
+
+MOST_WEIGHTS = 2**22  # of all rounds of a row, which a thread keeps for the derivative
+
+
+class Rounds(NamedTuple):
+    """All rounds of rows (rows, n) of an x without NaN, in float32 or float64, with 1 / T in float64 (rows,).
+
+    Attributes:
+        forward: ``(x, inverse, k)``: y, and which rows (bool) it has left, as their weights sink too far.
+        backward: ``(x, inverse, k, grad)``: dL/dx, of the same rows.
+    """
+
+    forward: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, int, Tensor], Tensor]
+
+
+# What no backend takes, the map composes of torch operations.
+rounds = Backends(__name__, "ROUNDS")
+rounds.backend("numba", module=".numba_backend", takes=lambda x, k: 0 < k * x.shape[-1] <= MOST_WEIGHTS)
