@@ -154,7 +154,8 @@ class TestSuccessiveSoftmax:
         spread = torch.tensor([[1e-3], [1.0], [30.0], [0.5], [1e4]]).double()
         x, g = spread * normal(5, 12), normal(5, 12, seed=1)
         x[3, 4:7] = -INF
-        for k, dtype in itertools.product((1, 3, 9), (torch.float64, torch.float32)):
+        sizes = torch.tensor([2, 0, 9, 3, 5])
+        for k, dtype in itertools.product((1, 3, 9, sizes), (torch.float64, torch.float32)):
             rows = x.to(dtype).requires_grad_()
             y = successive_softmax_topk(rows, k, temperature)
             grad = torch.autograd.grad(y, rows, g.to(dtype))[0].double()

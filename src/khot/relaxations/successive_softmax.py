@@ -51,40 +51,40 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
     return y.masked_fill(excluded, 0)
 
 
-def _find(rows: Tensor, k: int, temperature: float | Tensor) -> Rounds | None:
+def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds | None:
     """What else than torch computes this, and may: it knows no derivative in the temperature."""
-    if rows.numel() == 0 or in_forward_mode() or not is_eager(rows, temperature):
+    if rows.numel() == 0 or in_forward_mode() or not is_eager(rows, k, temperature):
         return None
     if isinstance(temperature, Tensor) and has_derivative(temperature, torch.is_grad_enabled()):
         return None
-    found: Rounds | None = rounds.find(rows, k)
+    found: Rounds | None = rounds.find(rows, _largest(k))
     return found
 
 
 class _InLoops(Function):
-    """Of rows (rows, n) and 1 / temperature (rows,)."""
+    """Of rows (rows, n), and 1 / temperature and k (rows,), the largest of which is ``most``."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, inverse: Tensor, k: int, found: Rounds) -> Tensor:
-        y, left = found.forward(rows.detach(), inverse, k)
+    def forward(ctx: Any, rows: Tensor, inverse: Tensor, k: Tensor, most: int, found: Rounds) -> Tensor:
+        y, left = found.forward(rows.detach(), inverse, k, most)
         if left.any():
-            y[left] = _compose(rows.detach()[left], k, inverse[left].reciprocal())
-        ctx.k, ctx.found = k, found
-        ctx.save_for_backward(rows, inverse, left)
+            y[left] = _compose(rows.detach()[left], k[left], inverse[left].reciprocal())
+        ctx.most, ctx.found = most, found
+        ctx.save_for_backward(rows, inverse, k, left)
         return no_view(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, inverse, left = ctx.saved_tensors
+        rows, inverse, k, left = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_eager(grad):
-            return _composed_gradient(rows, ctx.k, inverse, grad), None, None, None
-        found = ctx.found.backward(rows.detach(), inverse, ctx.k, grad.contiguous())
+            return _composed_gradient(rows, inverse, k, grad), None, None, None, None
+        found = ctx.found.backward(rows.detach(), inverse, k, ctx.most, grad.contiguous())
         if left.any():
-            found[left] = _composed_gradient(rows.detach()[left], ctx.k, inverse[left], grad[left])
-        return found, None, None, None
+            found[left] = _composed_gradient(rows.detach()[left], inverse[left], k[left], grad[left])
+        return found, None, None, None, None
 
 
-def _composed_gradient(rows: Tensor, k: int, inverse: Tensor, grad: Tensor) -> Tensor:
+def _composed_gradient(rows: Tensor, inverse: Tensor, k: Tensor, grad: Tensor) -> Tensor:
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         rows = rows.view_as(rows) if further else rows.detach().requires_grad_()
@@ -92,10 +92,12 @@ def _composed_gradient(rows: Tensor, k: int, inverse: Tensor, grad: Tensor) -> T
         return torch.autograd.grad(y, rows, grad, create_graph=further)[0]
 
 
-def _in_loops(found: Rounds, rows: Tensor, k: int, temperature: float | Tensor) -> Tensor:
+def _in_loops(found: Rounds, rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
+    batch, n = rows.shape[:-1], rows.shape[-1]
     inverse = in_rows_of(rows, temperature).reshape(-1).reciprocal()
-    flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1]).contiguous()
-    y: Tensor = _InLoops.apply(flat, inverse, k, found)
+    sizes = torch.as_tensor(k, dtype=torch.int64, device=rows.device).expand(batch).reshape(-1)
+    flat = rows.reshape(math.prod(batch), n).contiguous()
+    y: Tensor = _InLoops.apply(flat, inverse, sizes.contiguous(), _largest(k), found)
     return y.view(rows.shape)
 
 
@@ -150,8 +152,6 @@ def successive_softmax_topk(
     if looks_at_contents(*tensors_among(x, k, temperature)):
         check_maskable(rows, k, "temperature", temperature)
     rows = rows.to(compute_dtype(x))
-    if isinstance(k, int) and (found := _find(rows, k, temperature)):
-        y = _in_loops(found, rows, k, temperature)
-    else:
-        y = _compose(rows, k, temperature)
+    found = _find(rows, k, temperature)
+    y = _in_loops(found, rows, k, temperature) if found else _compose(rows, k, temperature)
     return as_axes(y.to(x.dtype), x, dim)

@@ -25,17 +25,18 @@ MOST_WEIGHTS = 2**22  # of all rounds of a row, which a thread keeps for the der
 
 
 class Rounds(NamedTuple):
-    """All rounds of rows (rows, n) of an x without NaN, in float32 or float64, with 1 / T in float64 (rows,).
+    """All rounds of rows of x (rows, n), in float32 or float64, with 1 / T in float64 and k in int64 (rows,).
 
     Attributes:
-        forward: ``(x, inverse, k)``: y, and which rows (bool) it has left, as their weights sink too far.
-        backward: ``(x, inverse, k, grad)``: dL/dx, of the same rows.
+        forward: ``(x, inverse, k, most)`` with the largest k: y, and which rows (bool) it has left, as their weights
+            sink too far.
+        backward: ``(x, inverse, k, most, grad)``: dL/dx, of the same rows.
     """
 
-    forward: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, int, Tensor], Tensor]
+    forward: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, int, Tensor], Tensor]
 
 
 # What no backend takes, the map composes of torch operations.
 rounds = Backends(__name__, "ROUNDS")
-rounds.backend("numba", module=".numba_backend", takes=lambda x, k: 0 < k * x.shape[-1] <= MOST_WEIGHTS)
+rounds.backend("numba", module=".numba_backend", takes=lambda x, most: 0 < most * x.shape[-1] <= MOST_WEIGHTS)

@@ -76,13 +76,13 @@ def _choose(x, inverse, k, weights, y):
 
 
 @kernel
-def _forward(first, last, x, inverse, k, y, left):
+def _forward(first, last, x, inverse, sizes, y, left):
     n, count = x.shape[1], 0
     weights, row = np.empty((2, n)), np.empty(n)
     for r in range(first, last):
         for i in range(n):
             row[i] = 0.0
-        left[r] = not _choose(x[r], inverse[r], k, weights, row)
+        left[r] = not _choose(x[r], inverse[r], sizes[r], weights, row)
         count += left[r]
         for i in range(n):
             y[r, i] = row[i]
@@ -127,31 +127,33 @@ def _pull_back(w, inverse, g, a, slopes):
 
 
 @kernel
-def _backward(first, last, x, inverse, k, grad, out):
+def _backward(first, last, x, inverse, sizes, most, grad, out):
     n = x.shape[1]
-    weights, shares, g = np.empty((k, n)), np.empty(n), np.empty(n)
+    weights, shares, g = np.empty((most, n)), np.empty(n), np.empty(n)
     a, slopes = np.empty(n), np.empty(n)
     for r in range(first, last):
         for i in range(n):
             shares[i] = a[i] = 0.0
             g[i] = grad[r, i]
-        if _choose(x[r], inverse[r], k, weights, shares):
-            for j in range(k - 1, -1, -1):
+        if _choose(x[r], inverse[r], sizes[r], weights, shares):
+            for j in range(sizes[r] - 1, -1, -1):
                 _pull_back(weights[j], inverse[r], g, a, slopes)
         for i in range(n):
             out[r, i] = a[i] * inverse[r]
     return 0
 
 
-def _choose_rows(x: Tensor, inverse: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _choose_rows(x: Tensor, inverse: Tensor, k: Tensor, most: int) -> tuple[Tensor, Tensor]:
     y, left = torch.empty_like(x), x.new_empty(len(x), dtype=torch.bool)
-    over_rows(_forward, len(x), k * x.numel(), x.numpy(), inverse.numpy(), k, y.numpy(), left.numpy())
+    arguments = (v.numpy() for v in (x, inverse, k, y, left))
+    over_rows(_forward, len(x), most * x.numel(), *arguments)
     return y, left
 
 
-def _pull_rows(x: Tensor, inverse: Tensor, k: int, grad: Tensor) -> Tensor:
+def _pull_rows(x: Tensor, inverse: Tensor, k: Tensor, most: int, grad: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    over_rows(_backward, len(x), 2 * k * x.numel(), x.numpy(), inverse.numpy(), k, grad.numpy(), out.numpy())
+    arguments = (v.numpy() for v in (x, inverse, k))
+    over_rows(_backward, len(x), 2 * most * x.numel(), *arguments, most, grad.numpy(), out.numpy())
     return out
 
 
