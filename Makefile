@@ -19,7 +19,8 @@ demo: $(READY)  ## the main job: learn which pixels of the digits to look at; wr
 	$(BIN)/python experiments/feature_selection.py --out demo-output
 
 # DATA=mnist DATA_DIR=folder: those experiments alone that know this data set, on it. That takes days on two cores. What
-# is finished is kept in demo-output/runs, and the same command goes on from there; after a change of the code, delete it.
+# is finished is kept in experiments/results/mnist/runs, and the same command goes on from there: more seeds add to the
+# runs that are there. To make them all again, delete that folder.
 DATA ?=
 DATA_DIR ?=
 SCRIPTS := $(filter-out %/build_readme.py,$(shell grep -l '^if __name__' experiments/*.py))
@@ -29,7 +30,7 @@ RESULTS = experiments/results$(if $(DATA),/$(DATA))
 experiments: $(READY)  ## the papers' comparisons, and experiments/README.md made of their results; takes an hour
 	@for script in $(EXPERIMENTS); do \
 		set -- --out $(RESULTS) $(if $(DATA),--data $(DATA) --data-dir "$(DATA_DIR)"); \
-		if test "$(DATA)" && grep -q run_grid $$script; then set -- "$$@" --runs "demo-output/runs/$(DATA)"; fi; \
+		if test "$(DATA)" && grep -q run_grid $$script; then set -- "$$@" --runs "$(RESULTS)/runs"; fi; \
 		echo "$$script" && $(BIN)/python $$script "$$@" || exit 1; \
 	done
 	$(BIN)/python experiments/build_readme.py

@@ -44,9 +44,9 @@ The papers' comparisons again, to be read; scripts to copy are in [`examples/`](
 experiments` runs all with their defaults, on data that ship with scikit-learn or are generated, and builds this page
 from the tables and figures that they write as Markdown, JSON and PNG to [`results/`](results). `make experiments
 DATA=mnist DATA_DIR=folder` runs those that know MNIST on its standard files, can be cut and resumed, and writes to
-`results/mnist`. All rows of a table have the same data, optimiser and budget. The findings were stated before the runs
-that test them: one holds, or does not hold, where Student's 95 % interval of the paired difference over the seeds lies
-on one side of zero, and is open otherwise.
+`results/mnist`, each run to `results/mnist/runs`: more seeds train what is not there yet. All rows of a table have the
+same data, optimiser and budget. The findings were stated before the runs that test them: one holds, or does not hold,
+where Student's 95 % interval of the paired difference over the seeds lies on one side of zero, and is open otherwise.
 """
 
 

@@ -39,6 +39,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 SMOKE = {"images": 300, "processes": 1}
+MANY_SECONDS = 1800  # of training, which a reader is told
 
 
 def experiment_parser(doc: str, data: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -144,6 +145,7 @@ class Table:
     notes: Sequence[str] = ()
     scores: dict[str, list[Mapping[str, float]]] = field(default_factory=dict, init=False)
     claims: list[tuple[str, str, str, str, bool, float]] = field(default_factory=list, init=False)
+    seconds: float = field(default=0, init=False)
 
     def add(self, row: str, scores: Mapping[str, float]) -> None:
         """Adds the scores of one seed."""
@@ -152,10 +154,15 @@ class Table:
         self.scores.setdefault(row, []).append(scores)
 
     def add_all(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Adds the "scores" of all rows and seeds, as `run_grid` returns them."""
+        """Adds the "scores" of all rows and seeds, as `run_grid` returns them, and the time that they took."""
         for row, of_seeds in results.items():
             for result in of_seeds:
                 self.add(row, result["scores"])
+        self.add_time(results)
+
+    def add_time(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Adds the "seconds" that trainings took."""
+        self.seconds += sum(result.get("seconds", 0) for of_seeds in results.values() for result in of_seeds)
 
     def find(
         self,
@@ -250,6 +257,8 @@ class Table:
             f"{key} {value}" for key, value in settings.items() if key not in hidden and value is not None
         )
         text = f"{self.markdown()}\nSettings: {shown}.\n"
+        if self.seconds > MANY_SECONDS:
+            text += f"\nAll trainings together took {self.seconds / 3600:.1f} hours of one core.\n"
         if "command" in settings:
             text += f"\nCommand: `{settings['command']}`\n"
         document = {"settings": settings, **self.as_dict()}

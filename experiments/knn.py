@@ -22,6 +22,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
@@ -142,7 +143,7 @@ TRAINED: dict[str, Callable[..., Tensor] | None] = {CROSS_ENTROPY: None, **MAPS}
 
 
 def run_row(run: Run, args: Namespace) -> Result:
-    """Scores; of a trained row those of its classifier as well, and the features of the test images in the figure."""
+    """Scores; of a trained row those of its classifier as well; of the row in the figure the places of test images."""
     split = load_split(args.data, run.seed, args.data_dir, args.images)
     labels = split.test.labels
     with torch.no_grad():
@@ -157,7 +158,7 @@ def run_row(run: Run, args: Namespace) -> Result:
         return {
             "scores": accuracy(vote(split, embedding.network, args.k), labels),
             "classifier": accuracy(embedding.head(features).argmax(-1), labels),
-            "features": features[:MAPPED].tolist(),
+            "map": in_plane(features[:MAPPED]).tolist() if run.row == SOFT else None,
             "epochs": fitted.best + 1,
             "seconds": sum(fitted.seconds),
         }
@@ -167,14 +168,18 @@ def project_by(components: PCA, images: Tensor) -> Tensor:
     return torch.from_numpy(components.transform(images.flatten(1).numpy())).float()
 
 
-def draw_figure(data: Labelled, features: Tensor) -> Figure:
+def in_plane(points: Tensor) -> np.ndarray:
+    """By t-SNE."""
+    return TSNE(random_state=0, init="pca").fit_transform(points.numpy()).round(2)
+
+
+def draw_figure(data: Labelled, places: np.ndarray) -> Figure:
     """Test images in the plane, by t-SNE of their pixels and of their learned features."""
     figure = Figure(figsize=(11, 5), layout="constrained")
-    labels = data.labels[: len(features)]
-    spaces = {"pixels": data.images.flatten(1)[: len(features)], "features learned with SOFT top-k": features}
+    labels = data.labels[: len(places)]
+    spaces = {"pixels": in_plane(data.images.flatten(1)[: len(places)]), "features learned with SOFT top-k": places}
     for axes, (title, points) in zip(figure.subplots(1, 2), spaces.items(), strict=True):
-        x, y = TSNE(random_state=0, init="pca").fit_transform(points.numpy()).T
-        dots = axes.scatter(x, y, c=labels.numpy(), cmap="tab10", s=12)
+        dots = axes.scatter(*points.T, c=labels.numpy(), cmap="tab10", s=12)
         axes.set(title=title, xticks=[], yticks=[])
     figure.legend(*dots.legend_elements(), loc="outside right center", title="label")
     figure.suptitle("Test images by t-SNE")
@@ -203,7 +208,7 @@ def main(arguments: list[str] | None = None) -> Table:
     table.save(args, "knn")
     if SOFT in results:
         test = load_split(args.data, args.seed, args.data_dir, args.images).test
-        save_figure(draw_figure(test, torch.tensor(results[SOFT][0]["features"])), args, "knn")
+        save_figure(draw_figure(test, np.array(results[SOFT][0]["map"])), args, "knn")
     return table
 
 

@@ -192,6 +192,7 @@ def fill(table: Table, results: dict[str, list[Result]]) -> None:
         for of_seed in zip(*of_lengths, strict=True):
             found = {name: value for result in of_seed for name, value in result["scores"].items()}
             table.add(row, {name: found[name] for name in table.columns})
+    table.add_time(results)
 
 
 def draw_figure(results: dict[str, list[Result]], images: Tensor, n: int) -> Figure:

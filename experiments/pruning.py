@@ -179,6 +179,7 @@ def fill(table: Table, results: dict[str, list[Result]], sparsities: tuple[float
         for of_seed in zip(*(results.get(name, []) for name in names), strict=True):
             values = [result["accuracy"] for result in of_seed]
             table.add(row, dict(zip(table.columns, values, strict=True)))
+    table.add_time(results)
 
 
 def draw_figure(table: Table, results: dict[str, list[Result]], sparsity: float) -> Figure:

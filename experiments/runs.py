@@ -154,7 +154,8 @@ class Run:
         result = run_row(self, args)
         if self.file is not None:
             unfinished = _with(self.file, ".part")
-            unfinished.write_text(json.dumps({"settings": self.settings, "result": result}), encoding="utf-8")
+            document = {"settings": self.settings, "result": result}
+            unfinished.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
             unfinished.replace(_with(self.file, ".json"))
             _with(self.file, ".pt").unlink(missing_ok=True)
         return result

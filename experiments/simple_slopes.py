@@ -131,6 +131,7 @@ def main(arguments: list[str] | None = None) -> Table:
     for row in METHODS:
         for rate, result in better_rates(results, row):
             table.add(row, {LOSS: result["test"], EARLY: result["losses"][0], RATE: rate})
+    table.add_time(results)
     for column in (LOSS, EARLY):
         for row in (PUBLISHED, DRAWS, SLOPES, STEEPER):
             table.find(

@@ -74,6 +74,7 @@ from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
 BATCH_SIZE, CHUNK = 128, 500
 SHOWN = 8  # images in the figure
+WHITE = 255  # the largest of their bytes
 XIE_ERMON, NCPSS, GUMBEL, SIMPLE, FIRST, SECOND = "Xie & Ermon", "NCPSS", "Gumbel-σ_k", "SIMPLE", "πST", "πST2"
 TRAINED, BOUND, RECONSTRUCTION = "loss as trained, nats", "−ELBO, nats", "reconstruction, nats"
 EPOCHS = "epochs"
@@ -318,8 +319,8 @@ def run_row(run: Run, args: Namespace) -> Result:
     scores = {**evaluate(vae, test, args.draws), EPOCHS: fitted.best + 1}
     with torch.no_grad():
         pictures = {"decoded": reconstruct(vae, test[:SHOWN])[0], "sampled": vae.model(None, SHOWN)}
-    rounded = {name: pixels.double().mul(1000).round().div(1000).tolist() for name, pixels in pictures.items()}
-    return {"scores": scores, "seconds": sum(fitted.seconds), **rounded}
+    bytes_of = {name: (pixels * WHITE).round().int().tolist() for name, pixels in pictures.items()}
+    return {"scores": scores, "seconds": sum(fitted.seconds), **bytes_of}
 
 
 def draw_figure(results: dict[str, list[Result]], images: Tensor, title: str) -> Figure:
@@ -329,7 +330,7 @@ def draw_figure(results: dict[str, list[Result]], images: Tensor, title: str) ->
     side = round(images.shape[-1] ** 0.5)
     pictures = {"test images": (images[:SHOWN], torch.zeros(0))}
     for row, of_seeds in results.items():
-        pictures[row] = torch.tensor(of_seeds[0]["decoded"]), torch.tensor(of_seeds[0]["sampled"])
+        pictures[row] = tuple(torch.tensor(of_seeds[0][name]) / WHITE for name in ("decoded", "sampled"))
     axes = figure.subplots(len(pictures), 2)
     for (name, strips), places in zip(pictures.items(), axes, strict=True):
         for place, strip in zip(places, strips, strict=True):
