@@ -33,9 +33,10 @@ from common import Table, experiment_parser, parse, save_figure
 from image_data import load_split
 from khot import ConditionalPoisson, StraightThrough, topk_mask
 from runs import Result, Run, add_run_arguments, run_grid
-from vae import BATCH_SIZE, THE_PAPERS, VAE, Latent, Method, grey_levels, loss, train, uniform
+from vae import THE_PAPERS, VAE, Latent, Method, grey_levels, loss, train, uniform
 
 LATENT = Latent(1, 100, 10)
+BATCH_SIZE = 128
 RATES = (1e-3, 3e-4)
 EARLY, LOSS, RATE = "validation, first epoch", "test loss, nats", "learning rate"
 EXACT, STEEPER, DRAWS, SLOPES, PUBLISHED = "exact", "exact, steeper", "Gumbel draws", "published slopes", "published"
@@ -90,7 +91,7 @@ def run_row(run: Run, args: Namespace) -> Result:
     row, rate = TRAININGS[run.row]
     split = load_split(args.data, run.seed, args.data_dir, args.images)
     images, validation, test = (grey_levels(part, 1) for part in split)
-    settings = THE_PAPERS._replace(learning_rate=rate)
+    settings = THE_PAPERS._replace(batch_size=BATCH_SIZE, learning_rate=rate)
     vae = VAE(images.shape[-1], LATENT, METHODS[row], "softmax", settings)
     fitted = train(run, args, vae, images, validation)
     tested = sum(loss(vae, test) for _ in range(args.draws)) / args.draws

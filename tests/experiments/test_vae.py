@@ -9,7 +9,7 @@ import torch
 import vae
 from khot import ConditionalPoisson
 
-SETTINGS = vae.Settings((16,), 1e-3, 1.0, 1)
+SETTINGS = vae.Settings((16,), 32, 1e-3, 1, 1.0, 1)
 
 
 @pytest.mark.slow
