@@ -29,7 +29,7 @@ COSTS = {  # label to file, line, columns
     "`sigmoid_topk` in plain torch": (MASKS, {"operation": "sigmoid_topk", "backend": "torch"}, ("ms", "of softmax")),
     "`torch.topk`": (MASKS, {"operation": "topk"}, ("ms", "of softmax")),
     "`torch.sort`": (MASKS, {"operation": "sort"}, ("ms", "of softmax")),
-    "successive softmax (Xie & Ermon), k = 10": (
+    "successive softmax in plain torch, k = 10": (
         MAPS,
         {"function": "successive_softmax_topk", "k": "10"},
         ("both_ms",),
