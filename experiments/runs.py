@@ -23,6 +23,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -148,10 +149,10 @@ class Run:
             self.say("was finished before")
             return saved["result"]
         torch.set_num_threads(1)  # processes share the cores, and so the numbers do not depend on their number
-        torch.set_flush_denormal(True)  # where Adam's averages end when a gradient stays 0: such numbers are slow
         for set_seed in (random.seed, np.random.seed, torch.manual_seed):
             set_seed(self.seed)
-        result = run_row(self, args)
+        with _without_denormals():
+            result = run_row(self, args)
         if self.file is not None:
             unfinished = _with(self.file, ".part")
             document = {"settings": self.settings, "result": result}
@@ -159,6 +160,16 @@ class Run:
             unfinished.replace(_with(self.file, ".json"))
             _with(self.file, ".pt").unlink(missing_ok=True)
         return result
+
+
+@contextmanager
+def _without_denormals() -> Iterator[None]:
+    """Adam's averages of a weight whose gradient has become 0 sink to denormal numbers, and double a step's time."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _ended(fitted: Fitted, epochs: int, patience: int | None) -> bool:

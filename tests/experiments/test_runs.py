@@ -150,3 +150,12 @@ def test_rows_have_files_of_their_own(tmp_path):
 def test_best_of_no_epochs_is_an_error():
     with pytest.raises(ValueError, match="empty"):
         _ = Fitted().best
+
+
+def test_denormal_numbers_are_none_in_a_run_alone():
+    def smallest(run, args):
+        return {"half": (torch.tensor([torch.finfo(torch.float32).tiny]) / 2).item()}
+
+    results = run_grid(arguments("--seeds", "1"), "toy", ("smallest",), smallest)
+    assert results["smallest"] == [{"half": 0}]
+    assert torch.tensor([torch.finfo(torch.float32).tiny]) / 2 > 0
