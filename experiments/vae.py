@@ -20,7 +20,7 @@ hard k-hot vectors:
 This is table 4 of "Differentiable top-k: from one-hot to k-hot" (2025), https://openreview.net/forum?id=HxLmtJYfBi,
 which compares these on MNIST; its finding is that sampling based on the sigmoid top-k beats Xie and Ermon's. On MNIST
 the settings are the paper's: an encoder with hidden layers of 512 and 256, a decoder with 256 and 512, Adam at 1e-4.
-Ours are: minibatches of 64, all temperatures 1, and when to stop, after 50 epochs at most. A single code is not trained
+Ours are: minibatches of 32, all temperatures 1, and when to stop, after 50 epochs at most. A single code is not trained
 by Xie and Ermon's method there, with k = 500 softmaxes a step; the paper has no number for it either.
 
 Prior terms: "exact" is the Kullback-Leibler divergence from the uniform law on k-hot vectors. Of the two Gumbel rows,
@@ -110,7 +110,7 @@ class Settings(NamedTuple):
 
 
 DIGITS = Settings((128,), 128, 5e-3, 300, 0.5, 16)
-THE_PAPERS = Settings((512, 256), 64, 1e-4, 50, 1.0, 1)
+THE_PAPERS = Settings((512, 256), 32, 1e-4, 50, 1.0, 1)
 
 
 def settings_of(data: str) -> Settings:
