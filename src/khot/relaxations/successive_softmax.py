@@ -62,42 +62,42 @@ def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds 
 
 
 class _InLoops(Function):
-    """Of rows (rows, n), and 1 / temperature and k (rows,), the largest of which is ``most``."""
+    """Of rows (rows, n), and temperature and k (rows,), the largest of which is ``most``."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, inverse: Tensor, k: Tensor, most: int, found: Rounds) -> Tensor:
-        y, left = found.forward(rows.detach(), inverse, k, most)
+    def forward(ctx: Any, rows: Tensor, temperature: Tensor, k: Tensor, most: int, found: Rounds) -> Tensor:
+        y, left = found.forward(rows.detach(), temperature, k, most)
         if left.any():
-            y[left] = _compose(rows.detach()[left], k[left], inverse[left].reciprocal())
+            y[left] = _compose(rows.detach()[left], k[left], temperature[left])
         ctx.most, ctx.found = most, found
-        ctx.save_for_backward(rows, inverse, k, left)
+        ctx.save_for_backward(rows, temperature, k, left)
         return no_view(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, inverse, k, left = ctx.saved_tensors
+        rows, temperature, k, left = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_eager(grad):
-            return _composed_gradient(rows, inverse, k, grad), None, None, None, None
-        found = ctx.found.backward(rows.detach(), inverse, k, ctx.most, grad.contiguous())
+            return _composed_gradient(rows, temperature, k, grad), None, None, None, None
+        found = ctx.found.backward(rows.detach(), temperature, k, ctx.most, grad.contiguous())
         if left.any():
-            found[left] = _composed_gradient(rows.detach()[left], inverse[left], k[left], grad[left])
+            found[left] = _composed_gradient(rows.detach()[left], temperature[left], k[left], grad[left])
         return found, None, None, None, None
 
 
-def _composed_gradient(rows: Tensor, inverse: Tensor, k: Tensor, grad: Tensor) -> Tensor:
+def _composed_gradient(rows: Tensor, temperature: Tensor, k: Tensor, grad: Tensor) -> Tensor:
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         rows = rows.view_as(rows) if further else rows.detach().requires_grad_()
-        y = _compose(rows, k, inverse.reciprocal())
+        y = _compose(rows, k, temperature)
         return torch.autograd.grad(y, rows, grad, create_graph=further)[0]
 
 
 def _in_loops(found: Rounds, rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
     batch, n = rows.shape[:-1], rows.shape[-1]
-    inverse = in_rows_of(rows, temperature).reshape(-1).reciprocal()
+    softness = in_rows_of(rows, temperature).reshape(-1).contiguous()
     sizes = torch.as_tensor(k, dtype=torch.int64, device=rows.device).expand(batch).reshape(-1)
     flat = rows.reshape(math.prod(batch), n).contiguous()
-    y: Tensor = _InLoops.apply(flat, inverse, sizes.contiguous(), _largest(k), found)
+    y: Tensor = _InLoops.apply(flat, softness, sizes.contiguous(), _largest(k), found)
     return y.view(rows.shape)
 
 

@@ -25,12 +25,12 @@ MOST_WEIGHTS = 2**22  # of all rounds of a row, which a thread keeps for the der
 
 
 class Rounds(NamedTuple):
-    """All rounds of rows of x (rows, n), in float32 or float64, with 1 / T in float64 and k in int64 (rows,).
+    """All rounds of rows of x (rows, n), in float32 or float64, with T in float64 and k in int64 (rows,).
 
     Attributes:
-        forward: ``(x, inverse, k, most)`` with the largest k: y, and which rows (bool) it has left, as their weights
-            sink too far.
-        backward: ``(x, inverse, k, most, grad)``: dL/dx, of the same rows.
+        forward: ``(x, temperature, k, most)`` with the largest k: y, and which rows (bool) it has left, as their
+            weights sink too far.
+        backward: ``(x, temperature, k, most, grad)``: dL/dx, of the same rows.
     """
 
     forward: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]

@@ -143,16 +143,16 @@ def _backward(first, last, x, inverse, sizes, most, grad, out):
     return 0
 
 
-def _choose_rows(x: Tensor, inverse: Tensor, k: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _choose_rows(x: Tensor, temperature: Tensor, k: Tensor, most: int) -> tuple[Tensor, Tensor]:
     y, left = torch.empty_like(x), x.new_empty(len(x), dtype=torch.bool)
-    arguments = (v.numpy() for v in (x, inverse, k, y, left))
+    arguments = (v.numpy() for v in (x, temperature.reciprocal(), k, y, left))
     over_rows(_forward, len(x), most * x.numel(), *arguments)
     return y, left
 
 
-def _pull_rows(x: Tensor, inverse: Tensor, k: Tensor, most: int, grad: Tensor) -> Tensor:
+def _pull_rows(x: Tensor, temperature: Tensor, k: Tensor, most: int, grad: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    arguments = (v.numpy() for v in (x, inverse, k))
+    arguments = (v.numpy() for v in (x, temperature.reciprocal(), k))
     over_rows(_backward, len(x), 2 * most * x.numel(), *arguments, most, grad.numpy(), out.numpy())
     return out
 
