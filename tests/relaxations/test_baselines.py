@@ -135,6 +135,17 @@ class TestSuccessiveSoftmax:
         for k in range(5):
             torch.testing.assert_close(successive_softmax_topk(x, k, 1e-3), topk_mask(x, k))
 
+    @pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 1e-36), (torch.float64, 1e-300)])
+    def test_tends_to_the_hard_mask_however_small_the_temperature(self, dtype, temperature):
+        x = torch.tensor([[0.1, 0.4, 0.3, 0.2], [3.1, 3.4, 3.3, 3.2]], dtype=dtype, requires_grad=True)
+        softness = torch.tensor(temperature, dtype=dtype, requires_grad=True)
+        for k in range(5):
+            for soft in (temperature, softness):
+                torch.testing.assert_close(successive_softmax_topk(x, k, soft), topk_mask(x, k))
+            if k > 0:
+                y = successive_softmax_topk(x, k, softness)
+                assert all(grad.isfinite().all() for grad in torch.autograd.grad(y[:, 1].sum(), (x, softness)))
+
     def test_one_k_per_row(self):
         x, k = normal(3, 6), torch.tensor([0, 4, 2])
         y = successive_softmax_topk(x, k)

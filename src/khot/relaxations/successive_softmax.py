@@ -21,14 +21,18 @@ from khot.kernels.successive_softmax import Rounds, rounds
 
 from .axes import as_axes, as_rows
 
-FAR = 1e30  # bounds the logits: more would overflow when they are lowered
-
 
 def _log_complement(log_p: Tensor) -> Tensor:
     """log(1 - p) of a softmax, accurate also for its largest entry, where 1 - p is the sum of the others."""
     largest = torch.zeros_like(log_p, dtype=torch.bool).scatter(-1, log_p.argmax(-1, keepdim=True), True)
     others = log_p.masked_fill(largest, torch.finfo(log_p.dtype).min)
     return torch.where(largest, others.logsumexp(-1, keepdim=True), torch.log1p(-others.exp()))
+
+
+def _inverse(temperature: Tensor) -> Tensor:
+    """1 / T, with derivatives in which a gradient of 0 meets no 1 / T^2 that has overflowed."""
+    log = temperature.log()
+    return temperature.detach().reciprocal() * (log.detach() - log).exp()
 
 
 def _largest(k: int | Tensor) -> int:
@@ -39,14 +43,19 @@ def _largest(k: int | Tensor) -> int:
 
 def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tensor:
     """Of rows (..., n), in their dtype, and a temperature that is a number or of the batch shape (...)."""
+    most = _largest(k)
+    if most == 0:
+        return torch.zeros_like(rows)
     excluded = rows == -torch.inf
-    if isinstance(temperature, Tensor):
-        temperature = temperature.to(rows).unsqueeze(-1)
-    logits = rows.masked_fill(excluded, 0) / temperature
+    inverse = _inverse(temperature.to(rows).unsqueeze(-1)) if isinstance(temperature, Tensor) else 1 / temperature
+    lowest = torch.finfo(rows.dtype).min
+    # Relative to the largest, so that nothing overflows upwards; what does downwards, such as items chosen already,
+    # stays above the excluded ones.
+    logits = (rows - rows.detach().amax(-1, keepdim=True)).masked_fill(excluded, 0) * inverse
     y = torch.zeros_like(logits)
-    for j in range(_largest(k)):
-        log_p = logits.clamp(-FAR, FAR).masked_fill(excluded, torch.finfo(logits.dtype).min).log_softmax(-1)
-        logits = logits + _log_complement(log_p) / temperature
+    for j in range(most):
+        log_p = logits.clamp(min=lowest / 4).masked_fill(excluded, lowest).log_softmax(-1)
+        logits = logits + _log_complement(log_p) * inverse
         y = y + (log_p.exp() * (j < k).unsqueeze(-1) if isinstance(k, Tensor) else log_p.exp())
     return y.masked_fill(excluded, 0)
 
