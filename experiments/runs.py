@@ -51,7 +51,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
 
 @dataclass
 class Fitted:
-    """Of each epoch of a training: validation loss, seconds, and a number that the experiment takes note of."""
+    """Of each epoch: validation loss, seconds of a core, and a number that the experiment takes note of."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -105,13 +105,13 @@ class Run:
             fitted, best = Fitted(**saved["fitted"]), saved["best"]
             self.say(f"goes on after epoch {len(fitted.losses)}")
         while not _ended(fitted, epochs, patience):
-            start = time.monotonic()
+            start = time.process_time()  # of its one thread: others may share the core
             train_epoch(len(fitted.losses))
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(VALIDATION_SEED)
                 fitted.losses.append(validate())
             fitted.notes.append(note())
-            fitted.seconds.append(time.monotonic() - start)
+            fitted.seconds.append(time.process_time() - start)
             if patience is not None and fitted.best == len(fitted.losses) - 1:
                 best = deepcopy(model.state_dict())
             self._save_state(model, optimizer, fitted, best)
