@@ -85,7 +85,8 @@ PAPER = {
 
 NOTE = (
     "The paper's numbers are of its own prior term, whatever the table's is. It gives neither minibatches nor epochs, "
-    "nor the temperatures here: these are our choices."
+    "nor the temperatures here: these are our choices. After 50 epochs, 84,000 steps at the paper's learning rate, the "
+    "losses still fall by 0.2 nats an epoch: the rows compare methods of one budget, and lie above the paper's."
 )
 
 
