@@ -174,7 +174,8 @@ class TestSuccessiveSoftmax:
                 exact = rows.detach().double().requires_grad_()
                 expected = successive_softmax_topk(exact, k, temperature)
                 slope = torch.autograd.grad(expected, exact, g.to(dtype).double())[0]
-            tolerance = {"rtol": 0, "atol": 300 * torch.finfo(dtype).eps / temperature}
+            # The third row spans some 100: its logits are rounded by that many eps / T.
+            tolerance = {"rtol": 0, "atol": 150 * torch.finfo(dtype).eps / temperature}
             torch.testing.assert_close(y.double(), expected, **tolerance)
             size = 1 + slope.abs().amax(-1, keepdim=True)
             torch.testing.assert_close(grad / size, slope / size, **tolerance)

@@ -64,7 +64,9 @@ def check_half_types_are_rounded_results(case):
         single = case.map(x.float(), 4.5, 0.5).double()
         error = (case.map(x, 4.5, 0.5).double() - single).abs()
         assert (error <= (torch.finfo(dtype).eps * single.abs()).clamp(min=torch.finfo(dtype).smallest_normal)).all()
-        torch.testing.assert_close(single, case.map(x.double(), 4.5, 0.5), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            single, case.map(x.double(), 4.5, 0.5), rtol=1e-5, atol=torch.finfo(torch.float32).eps
+        )
 
 
 def check_every_dim(case):
