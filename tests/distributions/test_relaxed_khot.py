@@ -236,6 +236,75 @@ def test_memory_belongs_to_one_unchanged_tensor():
     torch.testing.assert_close(hard.log_prob(x), relaxed.log_prob(x._unquantize))
 
 
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+
+def value_and_gradient(function, x):
+    torch.manual_seed(0)
+    x = x.clone().requires_grad_()
+    value = function(x)
+    return value.detach(), *torch.autograd.grad(value.sum(), x)
+
+
+@both
+@pytest.mark.parametrize(
+    ("dtype", "k"), [(float64, 2), (torch.float32, torch.tensor([1, 2, 4]))], ids=["number", "tensor"]
+)
+def test_samples_remember_in_graphs(cls, dtype, k):
+    """At this temperature values tell densities with an error of a tenth and more."""
+
+    def log_prob(logits):
+        relaxed = cls(0.02, logits=logits, k=k)
+        return relaxed.log_prob(relaxed.rsample((3,)))
+
+    logits = LOGITS.to(dtype)
+    expected = value_and_gradient(log_prob, logits)
+    torch.testing.assert_close(value_and_gradient(compiled(log_prob), logits), expected)
+    # Also across the border of a graph, in both directions.
+    relaxed = cls(0.02, logits=logits, k=k)
+    torch.manual_seed(0)
+    y = relaxed.rsample((3,))
+    torch.testing.assert_close(compiled(relaxed.log_prob)(y), expected[0])
+    torch.manual_seed(0)
+    y = compiled(lambda logits: cls(0.02, logits=logits, k=k).rsample((3,)))(logits)
+    torch.testing.assert_close(relaxed.log_prob(y), expected[0])
+
+
+@pytest.mark.parametrize("row", [slice(None), 1])
+def test_graphs_see_what_was_written_into_a_sample(row):
+    def log_prob(logits):
+        y = RelaxedKHot(0.02, logits=logits, k=2).rsample()
+        written = torch.zeros_like(y)
+        written[row] = 1.0
+        y.mul_(1 - 0.5 * written).add_(0.2 * written)  # sums to 2 as well
+        return RelaxedKHot(0.02, logits=logits, k=2).log_prob(y)
+
+    torch.manual_seed(0)
+    y = RelaxedKHot(0.02, logits=LOGITS, k=2).rsample()
+    kept = RelaxedKHot(0.02, logits=LOGITS, k=2).log_prob(y)
+    y = y.clone()
+    y[row] = y[row] * 0.5 + 0.2
+    expected = RelaxedKHot(0.02, logits=LOGITS, k=2).log_prob(y)
+    expected = torch.where(torch.arange(3) == 1, expected, kept) if row == 1 else expected
+    torch.testing.assert_close(value_and_gradient(compiled(log_prob), LOGITS)[0], expected)
+
+
+def test_bijection_in_a_graph():
+    transform = biject_to(capped_simplex(2))
+
+    def density(u):
+        y = transform(u)
+        relaxed = RelaxedKHot(0.1, logits=LOGITS[0], k=2)
+        back = transform.inv(transform(u / 100))
+        return relaxed.log_prob(y) + transform.log_abs_det_jacobian(u, y) + back.sum()
+
+    u = tensor([300.0, -200.0, 90.0, 5.0])
+    torch.testing.assert_close(value_and_gradient(compiled(density), u), value_and_gradient(density, u))
+    torch.testing.assert_close(vmap(density)(u.expand(2, 4)), density(u).expand(2))
+
+
 def test_values_of_the_bijection_remember_as_well():
     k, u = 2, torch.tensor([300.0, -200.0, 90.0, 5.0]).double().requires_grad_()
     transform = biject_to(capped_simplex(k))

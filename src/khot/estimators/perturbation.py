@@ -89,11 +89,11 @@ class PerturbedScores(SamplingDesign):
         return self.top(self.logits)
 
     @one_operation
-    @torch.no_grad()
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
         """Perturbed scores of this shape, without gradient."""
         check_generator(generator, self.logits.device)
-        return self.logits + column(self.scale) * self.noise(self, shape, generator)
+        with torch.no_grad():
+            return self.logits + column(self.scale) * self.noise(self, shape, generator)
 
     @one_operation
     def top(self, scores: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from khot.kernels.links.logistic import LOGISTIC
 from .engine import mask_distances
 
 _ATTRIBUTE = "_khot_scores"
+ROUNDING = 4  # units; of float32 masks 1.2 was seen
 
 
 @one_operation
@@ -54,7 +55,8 @@ def inside(y: Tensor) -> Tensor:
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
     """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
 
-    What is made without gradient remembers numbers without gradient.
+    What is made without gradient remembers numbers without gradient. In a graph of ``torch.compile``, and what comes
+    out of one, it is found from the numbers whether they still are that mask, up to rounding.
     """
     if not torch.is_grad_enabled():
         x = x.detach()
@@ -68,13 +70,34 @@ def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None wants all.
     """
     scores, version = getattr(y, _ATTRIBUTE, (None, None))
-    if scores is None or version != _version(y):
-        y = y.double()
-        return y.logit() if wanted is None else torch.where(wanted.unsqueeze(-1), y, 0.5).logit()
+    if scores is None:
+        return _of_entries(y, wanted)
+    in_graph = version is None or torch.compiler.is_compiling()
+    if not in_graph and version != _version(y):
+        return _of_entries(y, wanted)
     x, k, temperature = scores
     z = sigmoid_topk_log_odds(x.double(), k, temperature)
+    if in_graph:
+        kept = _rounds_to(z.detach(), y.detach())
+        z = torch.where(kept, z, _of_entries(y, wanted))
     return z if wanted is None else z.masked_fill(~wanted.unsqueeze(-1), 0.0)
 
 
-def _version(y: Tensor) -> int:
+def _of_entries(y: Tensor, wanted: Tensor | None) -> Tensor:
+    y = y.double()
+    return y.logit() if wanted is None else torch.where(wanted.unsqueeze(-1), y, 0.5).logit()
+
+
+def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
+    """Which rows y are the probabilities of log-odds z, `inside` of (0, 1), up to rounding, ``(..., 1)``."""
+    limits = torch.finfo(y.dtype)
+    probs = torch.sigmoid(z).clamp(limits.tiny, 1 - limits.eps / 2)
+    # As far in proportion as log-odds are off that have a relative error.
+    return ((y - probs).abs() <= ROUNDING * limits.eps * (1 + z.abs()) * probs).all(-1, keepdim=True)
+
+
+def _version(y: Tensor) -> int | None:
+    """How often y was written into; None in a graph, which does not know."""
+    if torch.compiler.is_compiling():
+        return None
     return 0 if y.is_inference() else y._version

@@ -1,0 +1,46 @@
+"""``torch.compile`` of every estimator: one graph without breaks, with the draws and gradients of eager mode."""
+
+import pytest
+import torch
+
+from khot import IMLE
+from tests.registry import FUNCTIONS, PERTURBED
+
+LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
+ADAPTIVE = "imle_adaptive"  # whose backward passes change a Python object, which no graph can
+QUICK = ("imle", "perturbed_topk", "straight_through")
+
+
+def marked(cases):
+    return [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else pytest.mark.slow) for c in cases]
+
+
+def check_full_graph(loss):
+    def outcome(function):
+        torch.manual_seed(0)
+        logits = LOGITS.clone().requires_grad_()
+        value = function(logits)
+        return value.detach(), *torch.autograd.grad(value, logits)
+
+    torch._dynamo.reset()
+    found = outcome(torch.compile(loss, backend="eager", fullgraph=True))
+    torch.testing.assert_close(found, outcome(loss), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", marked(c for c in PERTURBED if c.name != ADAPTIVE))
+def test_perturbed_scores(case):
+    check_full_graph(lambda x: (case.make(logits=x, k=2).rsample((3,)) * WEIGHTS).sum().square())
+
+
+@pytest.mark.parametrize("case", marked(FUNCTIONS))
+def test_functions(case):
+    def f(value):
+        return (value * WEIGHTS).sum(-1).square()
+
+    check_full_graph(lambda x: case.estimate(case.design(logits=x, k=2), f, 3).sum())
+
+
+def test_steps_of_rows():
+    step = LOGITS.new_tensor([0.5, 2.0])
+    check_full_graph(lambda x: (IMLE(logits=x, k=2, step=step).rsample((3,)) * WEIGHTS).sum().square())
