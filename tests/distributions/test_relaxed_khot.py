@@ -229,6 +229,8 @@ def test_memory_belongs_to_one_unchanged_tensor():
     with torch.inference_mode():
         y = relaxed.sample()
         assert relaxed.log_prob(y).isfinite() and abs(relaxed.log_prob(y) - relaxed.log_prob(y.clone())) > 1e-3
+        y.copy_(VALUE)
+        torch.testing.assert_close(relaxed.log_prob(y), relaxed.log_prob(VALUE.clone()))
     other = RelaxedKHot(0.02, logits=LOGITS[0], k=2, relaxation=lapsum_topk).sample()
     assert not hasattr(other, "_khot_scores")  # they would be those of another map
     hard = RelaxedKHotStraightThrough(0.02, logits=LOGITS[0], k=2)

@@ -55,8 +55,8 @@ def inside(y: Tensor) -> Tensor:
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
     """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
 
-    What is made without gradient remembers numbers without gradient. In a graph of ``torch.compile``, and what comes
-    out of one, it is found from the numbers whether they still are that mask, up to rounding.
+    What is made without gradient remembers numbers without gradient. Where torch does not count how often a tensor is
+    written into, in graphs and in inference mode, the numbers tell whether they still are that mask, up to rounding.
     """
     if not torch.is_grad_enabled():
         x = x.detach()
@@ -72,14 +72,14 @@ def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     scores, version = getattr(y, _ATTRIBUTE, (None, None))
     if scores is None:
         return _of_entries(y, wanted)
-    in_graph = version is None or torch.compiler.is_compiling()
-    if not in_graph and version != _version(y):
+    counted = version is not None and not torch.compiler.is_compiling()
+    if counted and version != _version(y):
         return _of_entries(y, wanted)
     x, k, temperature = scores
     z = sigmoid_topk_log_odds(x.double(), k, temperature)
-    if in_graph:
-        kept = _rounds_to(z.detach(), y.detach())
-        z = torch.where(kept, z, _of_entries(y, wanted))
+    if not counted:
+        unwritten = _rounds_to(z.detach(), y.detach())
+        z = torch.where(unwritten, z, _of_entries(y, wanted))
     return z if wanted is None else z.masked_fill(~wanted.unsqueeze(-1), 0.0)
 
 
@@ -97,7 +97,5 @@ def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
 
 
 def _version(y: Tensor) -> int | None:
-    """How often y was written into; None in a graph, which does not know."""
-    if torch.compiler.is_compiling():
-        return None
-    return 0 if y.is_inference() else y._version
+    """How often y was written into; None if that is not counted, as in graphs and in inference mode."""
+    return None if torch.compiler.is_compiling() or y.is_inference() else y._version
