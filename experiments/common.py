@@ -76,11 +76,12 @@ def parse(
 def shown_command(words: Sequence[str]) -> str:
     """The command without the folders of this machine."""
     shown = ["python", f"experiments/{Path(words[0]).name}"]
-    for before, word in pairwise(" ".join(words).replace("=", " ").split(" ")):
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for before, word in pairwise(apart):
         if before == "--data-dir":
             shown.append("DIR")
         elif before not in ("--out", "--runs", "--processes") and word not in ("--out", "--runs", "--processes"):
-            shown.append(word)
+            shown.append(f'"{word}"' if " " in word else word)
     return " ".join(shown)
 
 

@@ -174,3 +174,5 @@ def test_command_without_folders_of_this_machine():
     assert (
         shown_command([*words, "--out", "/there"]) == "python experiments/vae.py --data mnist --data-dir DIR --seeds 3"
     )
+    rows = shown_command([*words, "--rows", "fixed, 10", "πST"])
+    assert rows.endswith(' --rows "fixed, 10" πST')
