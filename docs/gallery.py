@@ -70,7 +70,7 @@ def overview() -> plt.Figure:
     leaf = scores.clone().requires_grad_()
     draws = khot.ConditionalPoisson(logits=scores, k=k).sample((16,))
     third.imshow(draws.numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0))
-    third.set(title=f"draws: exactly {k} ones in a row", yticks=[])
+    third.set(title=f"draws, one a row: exactly {k} ones each", yticks=[])
 
     def loss(x: Tensor) -> Tensor:
         return (x @ scores.flip(0) - 1).square()

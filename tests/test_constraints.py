@@ -67,6 +67,7 @@ def test_k_hot_membership():
         (ValueError, (-1,)),
         (TypeError, (1, 1.5)),
         (ValueError, (1, -1)),
+        (ValueError, (3, 2)),
     ],
 )
 def test_k_hot_refuses_what_is_no_size(error, sizes):

@@ -27,8 +27,8 @@ COSTS = {  # label to file, line, columns
     "`torch.softmax`": (MASKS, {"operation": "softmax"}, ("ms", "of softmax")),
     "`sigmoid_topk` with numba": (MASKS, {"operation": "sigmoid_topk", "backend": "numba"}, ("ms", "of softmax")),
     "`sigmoid_topk` in plain torch": (MASKS, {"operation": "sigmoid_topk", "backend": "torch"}, ("ms", "of softmax")),
-    "`torch.topk`": (MASKS, {"operation": "topk"}, ("ms", "of softmax")),
-    "`torch.sort`": (MASKS, {"operation": "sort"}, ("ms", "of softmax")),
+    "`torch.topk`, forward": (MASKS, {"operation": "topk"}, ("ms", "of softmax")),
+    "`torch.sort`, forward": (MASKS, {"operation": "sort"}, ("ms", "of softmax")),
     "successive softmax in plain torch, k = 10": (
         MAPS,
         {"function": "successive_softmax_topk", "k": "10"},

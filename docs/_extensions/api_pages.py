@@ -74,8 +74,9 @@ def _write_if_changed(path: Path, text: str) -> None:
 
 def _index(packages: Iterable[str]) -> Iterable[str]:
     yield from ("API reference", "=============", "")
-    yield "All names but those of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints`` are names of"
-    yield from ("``khot`` as well: ``from khot import sigmoid_topk``.", "", ".. toctree::", "   :maxdepth: 1", "")
+    yield "All names but those of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and of"
+    yield "the results of ``compare_estimators``, are names of ``khot`` as well: ``from khot import sigmoid_topk``."
+    yield from ("", ".. toctree::", "   :maxdepth: 1", "")
     yield from (*(f"   {package}" for package in packages), "")
 
 

@@ -47,19 +47,21 @@ def _names(*subpackages: str) -> list[str]:
     return sorted({*listed, "constraints", "losses", "relaxations", *subpackages})
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("nn", "sklearn"):  # by its name only: `from khot import *` would hide torch's nn, and scikit-learn
-        return import_module(f"khot.{name}")
-    if name in _BUILT_ON_PYRO:
-        return _load(name, wanted=name)
-    if name == "__all__":
-        return _names(*_BUILT_ON_PYRO)
-    if not name.startswith("_"):
-        for package in _BUILT_ON_PYRO:
-            module = _load(package, wanted=name)
-            if name in module.__all__:
-                return getattr(module, name)
-    raise AttributeError(f"module 'khot' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
+
+    def __getattr__(name: str) -> Any:
+        if name in ("nn", "sklearn"):  # by its name only: `from khot import *` would hide torch's nn, and scikit-learn
+            return import_module(f"khot.{name}")
+        if name in _BUILT_ON_PYRO:
+            return _load(name, wanted=name)
+        if name == "__all__":
+            return _names(*_BUILT_ON_PYRO)
+        if not name.startswith("_"):
+            for package in _BUILT_ON_PYRO:
+                module = _load(package, wanted=name)
+                if name in module.__all__:
+                    return getattr(module, name)
+        raise AttributeError(f"module 'khot' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -274,6 +274,18 @@ def check_share(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= 1, but got {value}")
 
 
+def check_weight(name: str, value: Any) -> None:
+    """A Python number in (0, 1]."""
+    if not 0 < _real(name, value) <= 1:
+        raise ValueError(f"`{name}` must satisfy 0 < {name} <= 1, but got {value}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A positive finite Python number."""
+    if not 0 < _real(name, value) < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+
+
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a real number, but got {value!r}")

@@ -54,6 +54,8 @@ class _KHot(constraints.Constraint):
                 raise TypeError(f"`{name}` must be an int or an integer tensor, but got {size!r}")
             elif size < 0:
                 raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {size}")
+        if not isinstance(self.k, Tensor) and not isinstance(self.upper, Tensor) and self.upper < self.k:
+            raise ValueError(f"`upper` must be at least k={self.k}, but got {self.upper}")
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class TestBatchTopK:
             BatchTopK(1).auxiliary_loss(torch.ones(3), torch.sum)
         with pytest.raises(ValueError, match="`x` must have n=3 units"):
             BatchTopK(1, n=3)(torch.ones(2, 4))
-        with pytest.raises(ValueError, match="must not exceed the number of units"):
+        with pytest.raises(ValueError, match="0 < k <= n, but got k=5 with n=4"):
             BatchTopK(5)(torch.ones(2, 4))
 
 
@@ -266,8 +266,11 @@ class TestKHotGate:
         (lambda: TopK(2, 1.0, "sigmoid"), TypeError, "`relaxation` must be a function"),
         (lambda: TopK(2, dim=1.5), TypeError, "`dim` must be an int or a tuple"),
         (lambda: TopK(2, dim=()), TypeError, "`dim` must be an int or a tuple"),
-        (lambda: BatchTopK(0), ValueError, "`k` must be positive"),
-        (lambda: BatchTopK(1, momentum=0.0), ValueError, "`momentum` must satisfy"),
+        *(
+            (lambda k=k: BatchTopK(k), ValueError, "`k` must be positive and finite")
+            for k in (0, -1, math.inf, math.nan)
+        ),
+        *((lambda m=m: BatchTopK(1, momentum=m), ValueError, "0 < momentum <= 1") for m in (0.0, -1, 2, math.nan)),
         (lambda: BatchTopK(1, n=0), ValueError, "`n` must be at least 1"),
         (lambda: BatchTopK(1, n=3, dead_after=1.5), TypeError, "`dead_after` must be an int"),
         (lambda: JumpReLU("0"), TypeError, "`threshold` must be a real number"),
@@ -279,7 +282,7 @@ class TestKHotGate:
         (lambda: ExpertChoice(1.5), TypeError, "`capacity` must be an int for a hard mask"),
         (lambda: KHotGate(0), ValueError, "`n` must be at least 1"),
         (lambda: KHotGate(4, 2.0), TypeError, "`k` must be an int, or None"),
-        (lambda: KHotGate(4, 2, "design"), TypeError, "`design` must be a function"),
+        (lambda: KHotGate(4, 2, "design"), TypeError, "`design` must be a function of logits and k"),
         (lambda: KHotGate(4, 2, estimator=3), TypeError, "`estimator` must be a function"),
         (lambda: TopKCrossEntropyLoss([1.0], reduction="all"), ValueError, "`reduction` must be"),
     ],

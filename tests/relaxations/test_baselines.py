@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -151,7 +152,7 @@ class TestSuccessiveSoftmax:
         y = successive_softmax_topk(x, k)
         for row, size in enumerate(k.tolist()):
             torch.testing.assert_close(y[row], successive_softmax_topk(x[row], size))
-        for wrong in (1.5, torch.tensor([1.0, 2.0, 3.0])):
+        for wrong in (1.5, np.float32(2), torch.tensor([1.0, 2.0, 3.0])):
             with pytest.raises(TypeError, match="`k` must be an int"):
                 successive_softmax_topk(x, wrong)
 

@@ -1,3 +1,6 @@
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +49,8 @@ def test_vmap_and_compile():
         (ValueError, "0 <= k <= n", (torch.zeros(2, 3), torch.tensor([1, 4]))),
         (ValueError, "NaN", (torch.tensor([torch.nan, 1.0]), 1)),
         (TypeError, "`k` must be an int", (torch.zeros(3), 1.0)),
+        (TypeError, "`k` must be an int", (torch.zeros(3), np.float32(1))),
+        (TypeError, "`k` must be an int", (torch.zeros(3), Fraction(1))),
         (TypeError, "`k` must be an int", (torch.zeros(3), torch.tensor(1.0))),
         (TypeError, "`k`.*bool", (torch.zeros(3), True)),
         (TypeError, "floating-point", (torch.zeros(3, dtype=torch.long), 1)),

@@ -183,7 +183,7 @@ def test_errors():
         (ValueError, r"`w` of shape \(3,\) must broadcast", lambda: isotonic_l2(s, torch.ones(3))),
         (ValueError, "`solver` must be 'pav' or 'dykstra', but got 'dual'", lambda: isotonic_l2(s, w, "dual")),
         (ValueError, "`solver` must be 'pav' or 'dual'", lambda: isotonic_lp(s, w, 2, 1.0, "dykstra")),
-        (ValueError, "1 < p <= 2, but got 1", lambda: isotonic_lp(s, w, 1, 1.0)),
+        (ValueError, "1 < p <= 2, but got p=1", lambda: isotonic_lp(s, w, 1, 1.0)),
         (TypeError, "`p` must be a real number", lambda: isotonic_lp(s, w, "2", 1.0)),
         (ValueError, "`strength` must be positive", lambda: isotonic_lp(s, w, 2, 0.0)),
         (ValueError, "`strength` must be positive.*-1", lambda: isotonic_lp(s, w, 2, torch.tensor([1.0, -1.0]))),

@@ -1,7 +1,7 @@
 """Hot loops behind khot: the mathematics, a plain-torch reference and the dispatch of each operation.
 
 Reachable, not promised: the public names are those of ``khot`` and its other subpackages. :func:`backend` chooses
-between torch and Triton by hand, as ``KHOT_BACKEND`` in the environment does.
+between torch, numba and Triton by hand, as ``KHOT_BACKEND`` in the environment does.
 """
 
 from .registry import backend

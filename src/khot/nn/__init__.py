@@ -37,16 +37,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "KHotGate":
-        raise AttributeError(f"module 'khot.nn' has no attribute {name!r}")
-    try:
-        return import_module("khot.nn.khot_gate").KHotGate
-    except ModuleNotFoundError as error:
-        if error.name != "pyro":
-            raise
-        message = "no khot.nn.KHotGate without Pyro, which designs and estimators need: pip install pyro-ppl"
-        raise ModuleNotFoundError(message, name="pyro") from error
+if not TYPE_CHECKING:  # to a type checker every name would be one of khot.nn's
+
+    def __getattr__(name: str) -> Any:
+        if name != "KHotGate":
+            raise AttributeError(f"module 'khot.nn' has no attribute {name!r}")
+        try:
+            return import_module("khot.nn.khot_gate").KHotGate
+        except ModuleNotFoundError as error:
+            if error.name != "pyro":
+                raise
+            message = "no khot.nn.KHotGate without Pyro, which designs and estimators need: pip install pyro-ppl"
+            raise ModuleNotFoundError(message, name="pyro") from error
 
 
 def __dir__() -> list[str]:

@@ -10,10 +10,17 @@ from torch import Tensor
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
-from khot._validation import check_count, check_function, check_scores, looks_at_contents
+from khot._validation import (
+    check_count,
+    check_function,
+    check_positive,
+    check_scores,
+    check_weight,
+    looks_at_contents,
+)
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, check_size, has_parts, keep, keep_largest
+from ._masking import Masking, Relaxation, has_parts, keep, keep_largest
 from .jump_relu import JumpReLU
 
 if TYPE_CHECKING:
@@ -53,7 +60,8 @@ class BatchTopK(Masking):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or x has fewer units than k.
+        RuntimeError: If it is called in evaluation before it was in training.
 
     References:
         [1] Bussmann, Leask, Nanda (2024), "BatchTopK sparse autoencoders", arXiv:2412.06410.
@@ -85,12 +93,8 @@ class BatchTopK(Masking):
         group: "ProcessGroup | None" = None,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
-        check_size("k", k, whole=False)
-        check_size("momentum", momentum, whole=False)
-        if k == 0:
-            raise ValueError("`k` must be positive, but got 0")
-        if not 0 < momentum <= 1:
-            raise ValueError(f"`momentum` must satisfy 0 < momentum <= 1, but got {momentum}")
+        check_positive("k", k)
+        check_weight("momentum", momentum)
         check_count("dead_after", dead_after)
         if n is not None:
             check_count("n", n)
@@ -141,7 +145,7 @@ class BatchTopK(Masking):
         rows = entries // max(x.shape[-1], 1)
         size = self.k * rows
         if self.k > x.shape[-1]:
-            raise ValueError(f"`k` must not exceed the number of units, but got k={self.k} for {tuple(x.shape)}")
+            raise ValueError(f"`k` must satisfy 0 < k <= n, but got k={self.k} with n={x.shape[-1]}")
         axes = tuple(range(x.dim()))
         if self.softness is None:
             y, kept = keep_largest(x, round(size), axes)

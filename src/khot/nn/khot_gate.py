@@ -55,7 +55,7 @@ class KHotGate(Module):
             raise TypeError(f"`k` must be an int, or None to learn it, but got {k!r}")
         if k is not None and not 0 <= k <= n:
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
-        check_function("design", design, "a parameter")
+        check_function("design", design, "logits and k, such as a class of sampling designs")
         check_function("estimator", estimator, "a design")
         self.n, self.k, self.estimator = n, k, estimator
         self.design: Any = design  # a class, where the size is learned

@@ -12,8 +12,8 @@ What holds for all of them, unless a docstring says otherwise:
 * The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries
   (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
 * ``torch.distributed.tensor.DTensor``s are taken and returned, with the placements of ``x``. Rows that are whole on
-  every process cost no communication; masks of rows that are cut are found by sums over the processes, and
-  differentiated once; maps of sorted entries gather such rows.
+  every process cost no communication; masks of rows that are cut are found by sums over the processes, with
+  derivatives of every order; maps of sorted entries gather such rows.
 * An argument of the wrong type or dtype is a TypeError, one of the wrong shape or out of range a ValueError; both name
   it. What tensors contain is looked at on a CPU, on accelerators while validation is on
   (``torch.distributions.Distribution.set_default_validate_args``), and never under ``vmap``. Compiled graphs look,

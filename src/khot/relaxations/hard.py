@@ -1,5 +1,7 @@
 """The hard top-k mask that the relaxed ones tend to."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -53,10 +55,11 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
     return as_axes(torch.zeros_like(rows).scatter(-1, order, marks.to(x.dtype)), x, dim)
 
 
-def check_whole(k: int | Tensor) -> None:
+def check_whole(k: int | Tensor, what: str = "a hard mask") -> None:
     """``k`` is of an integer type; its value is checked elsewhere."""
-    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
-        raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k}")
+    whole = not k.is_floating_point() if isinstance(k, Tensor) else isinstance(k, (Integral, torch.SymInt))
+    if not whole:
+        raise TypeError(f"`k` must be an int or an integer tensor for {what}, but got {k!r}")
 
 
 def check_ranked(x: Tensor, k: int | Tensor) -> None:

@@ -16,6 +16,7 @@ from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
 
 from .engine import row_scalar
+from .sparse import check_exponent
 
 
 def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
@@ -163,10 +164,7 @@ def isotonic_lp(
     """
     w = _check(s, w, max_iter)
     check_softness("strength", strength, s, s.shape[:-1])
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
-        raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")
-    if not 1 < p <= 2:
-        raise ValueError(f"`p` must satisfy 1 < p <= 2, but got {p}")
+    check_exponent(p)
     check_choice("kind", kind, ("mask", "magnitude"))
     objective = Objective(s.double(), w.double(), column(strength, s), float(p), kind == "magnitude")
     return _solve(objective, _is_dual(solver, "dual"), max_iter).to(s.dtype)

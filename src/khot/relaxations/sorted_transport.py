@@ -107,7 +107,7 @@ def sorted_transport_topk(
     a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
     Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`.
     Differentiable to any order, forwards and backwards, in ``x`` and ``epsilon``. Newton's method on the k+1 duals
-    takes 2 to 15 steps of O(nk) time and O(nk^2) multiplications; saves ``x`` and k numbers per row. While it works, a
+    takes 2 to 15 steps of O(nk^2) time, with k n exponentials; saves ``x`` and k numbers per row. While it works, a
     long row takes memory for about 5 plans of (k + 1) n float64 numbers.
 
     Args:

@@ -1,5 +1,7 @@
 """Sparse top-k: the relaxed top-k mask with a clipped power for a link, exactly 0 and 1 away from the threshold."""
 
+from numbers import Real
+
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
@@ -12,8 +14,8 @@ from .linked import with_link
 
 def check_exponent(p: float) -> None:
     """``p`` is a number in (1, 2]."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
-        raise TypeError(f"`p` must be a Python number, but got {type(p).__name__}")
+    if isinstance(p, bool) or not isinstance(p, Real):
+        raise TypeError(f"`p` must be a real number, but got {type(p).__name__}")
     if not 1 < p <= 2:
         raise ValueError(f"`p` must satisfy 1 < p <= 2, but got p={p}")
 
@@ -48,7 +50,7 @@ def sparse_topk(
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.
         k: Sum of the result, ``0 <= k <= n``.
         strength: Positive weight of the regulariser.
-        p: Exponent of the regulariser, a Python number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
+        p: Exponent of the regulariser, a real number, ``1 < p <= 2``. Below 1.05 the mask is almost a step of x, and
             rounding in float32 shows.
         dim: Axis of the ground set, or axes that are one ground set together.
 

@@ -20,6 +20,7 @@ from khot.kernels.rows import compute_dtype, in_rows_of
 from khot.kernels.successive_softmax import Rounds, rounds
 
 from .axes import as_axes, as_rows
+from .hard import check_whole
 
 
 def _log_complement(log_p: Tensor) -> Tensor:
@@ -152,8 +153,7 @@ def successive_softmax_topk(
         tensor([0.2574, 0.6224, 1.1202])
     """
     check_scores(x, dim, joint=True)
-    if isinstance(k, float) or (isinstance(k, Tensor) and k.is_floating_point()):
-        raise TypeError(f"`k` must be an int or an integer tensor, the number of softmaxes, but got {k}")
+    check_whole(k, "a number of softmaxes")
     rows = as_rows(x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)

@@ -15,7 +15,7 @@ terms of one sign, summed outwards from the item's own place, so that no digit i
 Solve. The dual is convex in g_j = -sum_{l >= j} t_l / T, with gradient P 1 - 1 and Hessian diag(P 1) - P P^T. Start
 halfway between neighbours in the sorted row, which is right for eps -> 0; take one step of Sinkhorn's where that is far
 off, which is right for eps -> infinity; go on with Newton's method, first in float32 and with s_ji = u_i (k - j) + g_j,
-then, mostly twice, exactly. That is 2 to 10 evaluations of P where Sinkhorn's alone needs hundreds. A Newton step
+then, mostly twice, exactly. That is 2 to 15 evaluations of P where Sinkhorn's alone needs hundreds. A Newton step
 across the minimum along its own direction is shortened until it is not.
 
 Layout: x (..., n), T (...), t (..., places - 1), P (..., places, n), unit last stride, all in float64.
