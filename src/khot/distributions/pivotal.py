@@ -13,10 +13,11 @@ from khot.laws import pivotal as law
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import checked_order
-from .design import Relaxation, SamplingDesign
+from ._in_order import DesignInOrder
+from .design import Relaxation
 
 
-class Pivotal(SamplingDesign):
+class Pivotal(DesignInOrder):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by the pivotal method.
 
     ``order="random"`` shuffles each draw and plays a tournament: O(n) work after the shuffle, in O(log n) steps, but
@@ -54,8 +55,7 @@ class Pivotal(SamplingDesign):
         tensor(0.2500)
     """
 
-    _settings = ("order",)
-    _complete_with = "order='fixed'"
+    _law = law
 
     def __init__(
         self,
@@ -71,12 +71,6 @@ class Pivotal(SamplingDesign):
         self.order = checked_order(order)
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
 
-    @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        self._require_fixed_order("pairwise_inclusion")
-        return self._by_rows(law.pairs_in_order, self.probs).to(self.probs.dtype)
-
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
         draws = math.prod(checked_shape("sample_shape", sample_shape))
@@ -90,15 +84,3 @@ class Pivotal(SamplingDesign):
             seed = draw_seed(probs.device, generator)
             drawn = kernel(probs, self.k, seed, first_place(), draws, self.parameter.dtype)
             return drawn.view(self._extended_shape(sample_shape))
-
-    def _log_prob(self, value: Tensor) -> Tensor:
-        self._require_fixed_order("log_prob")
-        return self._by_rows(law.log_prob_in_order, self.probs, value).to(self.probs.dtype)
-
-    def entropy(self) -> Tensor:
-        self._require_fixed_order("entropy")
-        return self._by_rows(law.entropy_in_order, self.probs).to(self.probs.dtype)
-
-    def _require_fixed_order(self, wanted: str) -> None:
-        if self.order != "fixed":
-            raise self._unavailable(wanted)

@@ -10,10 +10,11 @@ from khot.laws.kept import kept_if_constant
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import checked_order
-from .design import Relaxation, SamplingDesign, positions
+from ._in_order import DesignInOrder
+from .design import Relaxation, positions
 
 
-class Systematic(SamplingDesign):
+class Systematic(DesignInOrder):
     r"""Draws k-hot vectors with exactly the given inclusion probabilities by systematic sampling.
 
     ``order="fixed"`` takes the units in the given order, O(n) work per draw: draws spread over the order as evenly as
@@ -50,8 +51,7 @@ class Systematic(SamplingDesign):
         tensor([0.2500, 0.2500, 0.0000])
     """
 
-    _settings = ("order",)
-    _complete_with = "order='fixed'"
+    _law = law
 
     def __init__(
         self,
@@ -66,12 +66,6 @@ class Systematic(SamplingDesign):
     ) -> None:
         self.order = checked_order(order)
         super().__init__(probs, logits, k, relaxation=relaxation, temperature=temperature, validate_args=validate_args)
-
-    @property
-    def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        self._require_fixed_order("pairwise_inclusion")
-        return self._by_rows(law.pairs_in_order, self.probs).to(self.probs.dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -106,18 +100,6 @@ class Systematic(SamplingDesign):
                 indices = positions(law.choose(line, u), k)
         return indices
 
-    def _log_prob(self, value: Tensor) -> Tensor:
-        self._require_fixed_order("log_prob")
-        return self._by_rows(law.log_prob_in_order, self.probs, value).to(self.probs.dtype)
-
-    def entropy(self) -> Tensor:
-        self._require_fixed_order("entropy")
-        return self._by_rows(law.entropy_in_order, self.probs).to(self.probs.dtype)
-
     def _line(self, wanted: str) -> law.Line:
         self._require_fixed_order(wanted)
         return kept_if_constant(self.kept, law.line_in_order, self.probs, self.k)
-
-    def _require_fixed_order(self, wanted: str) -> None:
-        if self.order != "fixed":
-            raise self._unavailable(wanted)
