@@ -38,6 +38,14 @@ class _KHot(constraints.Constraint):
     Args:
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape.
         upper: Largest number of ones, if it differs from ``k``.
+
+    Raises:
+        TypeError: If a size is neither an int nor an integer tensor.
+        ValueError: If a number is negative, or ``upper`` less than ``k``.
+
+    Example:
+        >>> k_hot(2).check(torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.5, 0.5, 1.0]]))
+        tensor([ True, False, False])
     """
 
     is_discrete = True
@@ -85,6 +93,15 @@ class _CappedSimplex(constraints.Constraint):
 
     Args:
         k: Real sum, a number or a tensor that broadcasts with the batch shape.
+
+    Raises:
+        TypeError: If ``k`` is neither a real number nor a real tensor.
+        ValueError: If it is a number, and negative or not finite.
+
+    Example:
+        >>> y = transform_to(capped_simplex(2))(torch.tensor([0.0, 1.0, 3.0]))
+        >>> capped_simplex(2).check(y)
+        tensor(True)
     """
 
     is_discrete = False

@@ -376,6 +376,10 @@ class FenchelYoungTopKLoss(Module):
 
     Its arguments are the others of the function.
 
+    Raises:
+        TypeError: If an argument has the wrong type; of ``k`` and ``strength`` when it is called.
+        ValueError: If one is out of range; the same.
+
     Example:
         >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
         tensor(0.5625)
@@ -410,6 +414,10 @@ class TopKCrossEntropy(Module):
     """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learnt.
 
     Its arguments are the others of the function.
+
+    Raises:
+        TypeError: If an argument has the wrong type; of ``softness`` when it is called.
+        ValueError: If ``reduction`` is none of the three; of ``p_k`` and ``softness`` when it is called.
 
     Example:
         >>> TopKCrossEntropy([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()

@@ -42,6 +42,10 @@ class AdaptiveStep:
         target: Number of nonzero entries of the gradient per draw to aim at.
         decay: Weight of the past in the running mean, which starts at ``target``.
 
+    Raises:
+        TypeError: If an argument is no real number.
+        ValueError: If ``decay`` is not in [0, 1), or another one not positive and finite.
+
     References:
         [1] Minervini, Franceschi, Niepert (2023), "Adaptive perturbation-based gradient estimation for discrete latent
             variable models", arXiv:2209.04862.
