@@ -64,13 +64,13 @@ def overview() -> plt.Figure:
     for softness, color in ((0.05, "#08306b"), (0.5, "#2171b5"), (2.0, "#9ecae1")):
         mask = khot.sigmoid_topk(scores, k, softness)
         second.plot(items, mask.numpy(), ".-", color=color, label=f"temperature {softness:g}")
-    second.set(title=f"mask: in [0, 1], sum exactly {k}", ylim=(-0.05, 1.4))
+    second.set(title=f"mask: in [0, 1], sum {k}", ylim=(-0.05, 1.4))
     second.legend(fontsize="x-small", frameon=False, loc="upper right")
 
     leaf = scores.clone().requires_grad_()
     draws = khot.ConditionalPoisson(logits=scores, k=k).sample((16,))
     third.imshow(draws.numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0))
-    third.set(title=f"draws, one a row: exactly {k} ones each", yticks=[])
+    third.set(title=f"draws: exactly {k} ones each", yticks=[])
 
     def loss(x: Tensor) -> Tensor:
         return (x @ scores.flip(0) - 1).square()
