@@ -88,6 +88,20 @@ def test_one_of_n_is_the_categorical_law(logits):
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("far", [-1e4, -700.0, -300.0, -140.0, 5.0, 140.0, 700.0, 1e4])
+def test_curvature_of_the_inclusion_probabilities(far):
+    """One of n: that of softmax; all but one: finite, to third order, and that of a sum which is k."""
+    logits = torch.tensor([0.0, 1.0, 2.0, far], dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([1.0, -0.5, 2.0, 0.7], dtype=torch.float64)
+    hessian = torch.autograd.functional.hessian
+    found = hessian(lambda t: GumbelTopK(logits=t, k=1).mean @ weight, logits)
+    torch.testing.assert_close(found, hessian(lambda t: t.softmax(-1) @ weight, logits), rtol=1e-9, atol=1e-11)
+    found = hessian(lambda t: GumbelTopK(logits=t, k=3).mean @ weight, logits, create_graph=True)
+    torch.testing.assert_close(found.sum(0), torch.zeros_like(found[0]), rtol=0, atol=1e-10)
+    (third,) = torch.autograd.grad((found * weight).sum(), logits)
+    assert third.isfinite().all()
+
+
 @pytest.mark.parametrize("gap", [1.0, 30.0, 999.0, 1001.0, 1500.0, 1e5, 1e300])
 def test_two_logistic_units_in_closed_form(gap):
     r"""P(the far one comes first) is :math:`e^{-d} (d - 1 + e^{-d}) / (1 - e^{-d})^2` at a distance d."""

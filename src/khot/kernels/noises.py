@@ -13,6 +13,7 @@ from torch import Tensor
 
 SURE = 500.0  # log-odds of a certain event, finite
 LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
+SMALL, LATE = -60.0, 10.0  # whose exponentials have powers, which are in derivatives of quotients
 LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 
 
@@ -67,10 +68,11 @@ class _LogExponential(Noise):
     reach = math.log(SURE)
 
     def law(self, z: Tensor) -> Law:
-        inner = z.clamp(-SURE, LARGEST)
-        x = inner.exp()
-        cdf = -torch.expm1(-x)
-        return Law(cdf.log() + (z - inner).clamp(max=0), -x, x * torch.exp(-x) / cdf, x)
+        x = z.clamp(-SURE, LARGEST).exp()
+        inner = z.clamp(SMALL, LATE)  # below, log F is z, in all digits; above, F is 1
+        y = inner.exp()
+        cdf = -torch.expm1(-y)
+        return Law(cdf.log() + (z - inner).clamp(max=0), -x, y * torch.exp(-y) / cdf, x)
 
     def from_uniform_(self, u: Tensor) -> Tensor:
         return u.log_().neg_()
