@@ -208,6 +208,15 @@ class TestFenchelYoungDetails:
         assert "kind='mask'" in repr(module) and "unbounded" not in repr(module)
         assert "unbounded=True" in repr(FenchelYoungTopKLoss(2, unbounded=True))
 
+    def test_magnitude_of_large_scores(self):
+        target = torch.tensor([1.0, 0.0, 0.0])
+        for size in (1.0, 1e10, 2e19):  # whose products with the maximiser no float32 holds
+            x = torch.full((3,), size)
+            loss = fenchel_young_topk_loss(x, target, 1, 1.0, 1.5, "magnitude")
+            exact = fenchel_young_topk_loss(x.double(), target.double(), 1, 1.0, 1.5, "magnitude")
+            torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+        assert fenchel_young_topk_loss(torch.full((3,), 1e30), target, 1, 1.0, 1.5, "magnitude") == math.inf
+
     @pytest.mark.slow
     def test_compile(self, kind="magnitude"):
         """That of masks is compiled as a module, in tests/nn."""

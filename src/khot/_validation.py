@@ -171,13 +171,23 @@ def check_maskable(x: Tensor, k: float | Tensor, name: str, softness: float | Te
     highest, unmasked = x.amax(-1), (x > -torch.inf).sum(-1)
     if bool((highest.isnan() | (highest == torch.inf)).any()):
         raise ValueError("`x` must not contain NaN or +inf")
+    _check_enough(unmasked, k, x.shape[-1])
+    if isinstance(softness, Tensor):
+        check_softness_contents(name, softness, x.dtype)
+
+
+def check_enough(x: Tensor, k: float | Tensor) -> None:
+    """Rows of x (..., n) have k entries or more that are not excluded by ``-inf``."""
+    if x.numel():
+        _check_enough((x != -torch.inf).sum(-1), k, x.shape[-1])
+
+
+def _check_enough(unmasked: Tensor, k: float | Tensor, n: int) -> None:
     if not bool(((k >= torch.zeros_like(unmasked)) & (k <= unmasked)).all()):
         raise ValueError(
             f"`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf, at least "
-            f"{int(unmasked.min())} with n={x.shape[-1]}, but got k={k}{size_advice(k, int(unmasked.min()))}"
+            f"{int(unmasked.min())} with n={n}, but got k={k}{size_advice(k, int(unmasked.min()))}"
         )
-    if isinstance(softness, Tensor):
-        check_softness_contents(name, softness, x.dtype)
 
 
 def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:

@@ -198,7 +198,11 @@ def fenchel_young_topk_loss(
     def norm(v: Tensor) -> Tensor | float:
         return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
 
-    value = ((x * y).sum(-1) - strength * penalty(y) - norm(y)).detach()
+    if kind == "magnitude":  # by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), of which no part cancels
+        exact = y.detach().double()
+        value = (strength.detach() * (p - 1) * penalty(exact) + norm(exact)).to(x.dtype)
+    else:
+        value = ((x * y).sum(-1) - strength * penalty(y)).detach()
     losses = _conjugate(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
     if not unbounded:
         losses = losses + strength * penalty(target) + norm(target)

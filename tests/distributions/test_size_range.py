@@ -118,6 +118,17 @@ def test_infinite_logits():
         ConditionalPoisson(logits=design.logits, k=(torch.tensor(5), 5), validate_args=True)
 
 
+@pytest.mark.parametrize("far", [1e3, 1e12, 1e30])
+def test_entropy_with_certain_units_is_that_of_the_others(far):
+    logits = torch.tensor([far, 0.0, 0.5, -0.3], dtype=torch.float64, requires_grad=True)
+    rest = ConditionalPoisson(logits=logits[1:], k=(1, 2)).entropy()
+    entropy = ConditionalPoisson(logits=logits, k=(2, 3)).entropy()
+    assert_close(entropy, rest)
+    assert_close(*(torch.autograd.grad(value, logits)[0] for value in (entropy, rest)))
+    tied = torch.tensor([far, -far, -far, -far], dtype=torch.float64)  # of the smaller size for certain
+    assert ConditionalPoisson(logits=tied, k=(2, 3)).entropy().item() == pytest.approx(math.log(3), rel=1e-13)
+
+
 def test_sizes_that_infinite_logits_exclude():
     """Have no probability at all, also where it comes from the FFT."""
     logits = torch.cat((torch.full((1000,), 6.0), torch.full((2000,), -math.inf))).double()

@@ -199,6 +199,16 @@ def test_perturbed_topk_is_unbiased_where_the_mean_is_known(face):
     check_mean(gradient, law.log_prob(torch.tensor(0.7)).exp() * torch.tensor([1.0, -1.0]))
 
 
+def test_perturbed_topk_refuses_rows_with_too_few_units():
+    with pytest.raises(
+        ValueError, match="`k` must satisfy 0 <= k <= n and not exceed the number of entries above -inf"
+    ):
+        perturbed_topk(torch.tensor([-torch.inf, -torch.inf, 3.0]), 2)
+    with pytest.raises(TypeError, match="`k` must be an int"):
+        perturbed_topk(torch.zeros(3), 2.0)
+    assert perturbed_topk(torch.tensor([-torch.inf, torch.inf, 3.0]), 2).tolist() == [0, 1, 1]
+
+
 def test_perturbed_topk_is_a_relaxation():
     logits = LOGITS.clone().requires_grad_()
     design = Pivotal(logits=logits, k=2, relaxation=perturbed_topk)

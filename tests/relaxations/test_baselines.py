@@ -208,6 +208,10 @@ class TestRescaledSigmoid:
         assert ((y >= 0) & (y <= 1)).all() and (y.gather(-1, x.argsort(-1)).diff(dim=-1) >= 0).all()
         assert torch.equal(rescaled_sigmoid_topk(x, 20), torch.ones_like(x))
 
+    def test_number_k_is_not_rounded(self):
+        sums = rescaled_sigmoid_topk(normal(4, 6) - 3, 2.3).sum(-1)
+        torch.testing.assert_close(sums, torch.full((4,), 2.3, dtype=torch.float64), rtol=0, atol=1e-14)
+
     def test_derivative_in_k(self):
         k = torch.tensor([1.2, 4.4], dtype=torch.float64, requires_grad=True)
         assert gradcheck(lambda k: rescaled_sigmoid_topk(normal(2, 6), k), (k,), check_forward_ad=True)

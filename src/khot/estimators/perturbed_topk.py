@@ -16,15 +16,20 @@ from khot._tracing import one_operation
 from khot._validation import (
     check_count,
     check_draw,
+    check_enough,
     check_generator,
+    check_k,
     check_positive_contents,
     check_scores,
     checked_positive,
+    looks_at_contents,
+    tensors_among,
 )
 from khot.distributions.base import column
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 from khot.relaxations.axes import as_axes, as_rows
+from khot.relaxations.hard import check_whole
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, substitute_gradient
@@ -62,7 +67,8 @@ def perturbed_topk(
         Tensor like ``x``, in ``[0, 1]``, summing to ``k`` along ``dim`` up to rounding.
 
     Raises:
-        ValueError: If ``k``, ``scale`` or ``num_samples`` is out of range, or ``x`` contains NaN.
+        ValueError: If ``k``, ``scale`` or ``num_samples`` is out of range, ``x`` contains NaN, or fewer than ``k``
+            entries are left unmasked.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
@@ -77,6 +83,10 @@ def perturbed_topk(
     check_count("num_samples", num_samples)
     check_generator(generator, x.device)
     rows = as_rows(x, dim)
+    check_whole(k)
+    check_k(k, x, rows.shape[:-1], rows.shape[-1])
+    if looks_at_contents(*tensors_among(x, k)):
+        check_enough(rows, k)
     scale = checked_positive("scale", scale, rows.shape[:-1])
     check_positive_contents("scale", scale)
     noise = normal((num_samples, *rows.shape), x.dtype, x.device, generator).masked_fill(rows.isinf(), 0)

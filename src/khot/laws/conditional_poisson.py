@@ -417,9 +417,12 @@ def entropy(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
 
     def function(tilted: _Tilted) -> Tensors:
         mean = _inclusion(tilted)
+        if isinstance(k, SizeRange):  # nothing makes up for the rounding of what is certain, times its log-odds
+            mean = torch.where(tilted.z.abs() > FAR, (tilted.z > 0).double(), mean)
         surprise = tilted.log_probability() - _bernoulli_log_prob(tilted.z, mean)
         if isinstance(k, SizeRange):
-            surprise = surprise + tilted.shift * (mean.sum(-1) - tilted.k)
+            sure = tilted.shift.abs() > FAR  # of a size
+            surprise = surprise + torch.where(sure, 0.0, tilted.shift) * (mean.sum(-1) - tilted.k)
         return (surprise,)
 
     return _by_rows(function, logits, k, kept)[0]

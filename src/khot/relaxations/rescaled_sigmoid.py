@@ -62,6 +62,6 @@ def rescaled_sigmoid_topk(
     share = logsigmoid(logits).masked_fill(excluded, lowest).softmax(-1)
     share_out = logsigmoid(-logits).masked_fill(excluded, lowest).softmax(-1)
     total = torch.sigmoid(logits).masked_fill(excluded, 0).sum(-1, keepdim=True)
-    unmasked = (~excluded).sum(-1, keepdim=True)
+    unmasked = (~excluded).sum(-1, keepdim=True).to(scores.dtype)  # an integer less a number would be a float32
     y = torch.where(total >= k, k * share, 1 - (unmasked - k) * share_out)
     return as_axes(y.masked_fill(excluded, 0).to(x.dtype), x, dim)
