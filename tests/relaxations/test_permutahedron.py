@@ -127,3 +127,12 @@ def test_errors():
     ]:  # fmt: skip
         with pytest.raises(error, match=match):
             call()
+
+
+@pytest.mark.parametrize("offset", [1e8, -1e12])
+def test_a_common_offset_changes_nothing(offset):
+    moved = torch.tensor([0.1, 0.5, 0.3, 2.0], dtype=torch.float64) + offset
+    for strength in (0.3, 1.0):
+        rank = permutahedron_rank(moved, strength)
+        torch.testing.assert_close(rank, permutahedron_rank(moved - offset, strength), rtol=1e-14, atol=0)
+        assert rank.sum().item() == pytest.approx(10.0, rel=1e-15)
