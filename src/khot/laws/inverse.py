@@ -26,12 +26,14 @@ from .inverse_newton import (
     ACCEPTED,
     CONDITIONAL_POISSON,
     FAMILIES,
+    NO_SUM,
     RANGE,
     Family,
     centred,
     interior_of,
     solve_scores,
     solve_system,
+    without_mean,
 )
 from .kept import Kept
 from .size_range import SizeRange
@@ -50,11 +52,12 @@ def solve_logits(
 ) -> Tensor:
     """Logits of the design of size k, conditional Poisson by default, whose inclusion probabilities are ``probs``.
 
-    Differentiable in ``probs`` to any order by the implicit function theorem; as ``probs`` sum to k, their gradient is
-    determined up to a constant and given with mean 0.
+    Differentiable in ``probs`` to any order by the implicit function theorem. What their sum lacks to k is made up by a
+    common shift of their log-odds, of which the derivatives know: those in ``probs`` have the mean 0 if weighted by
+    pi (1 - pi), so that units of small probability, whose derivatives are large, do not take the digits of the others.
 
     Args:
-        probs: ``(*batch, n)`` in [0, 1] with sum k; what rounding leaves to k is made up by a common shift of log-odds.
+        probs: ``(*batch, n)`` in [0, 1] with sum k, up to rounding.
         k: Size of the subsets, int or integer tensor that broadcasts with the batch shape.
         family: The designs to choose from.
         log_odds: Float64 log-odds of what ``probs`` are roundings of, where they are known. Derivatives are with
@@ -123,17 +126,18 @@ class _RangeLogits(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, *inputs[1:])
+        ctx.save_for_backward(output, *inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        logits, low, high = ctx.saved_tensors
+        logits, probs, low, high = ctx.saved_tensors
         single, v = low == high, torch.zeros_like(logits)
         if single.any():
-            v[single] = _apply_covariance_solve(
-                logits[single], grad_output[single], low[single], CONDITIONAL_POISSON.name, CONDITIONAL_POISSON.goal
-            )
+            v[single] = _pull_back(
+                logits[single], probs[single], low[single], CONDITIONAL_POISSON.name, CONDITIONAL_POISSON.goal,
+                grad_output[single],
+            )  # fmt: skip
         if not single.all():
             rows, b = logits[~single], grad_output[~single]
             sizes = SizeRange(low[~single], high[~single])
@@ -185,22 +189,40 @@ class _SolveLogits(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-        _, ctx.k, ctx.family, ctx.goal, _ = inputs
+        probs, ctx.k, ctx.family, ctx.goal, _ = inputs
+        ctx.save_for_backward(output, probs)
+        ctx.save_for_forward(output, probs)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (logits,) = ctx.saved_tensors
-        return _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal), None, None, None, None
+        grad = _pull_back(*ctx.saved_tensors, ctx.k, ctx.family, ctx.goal, grad_output)
+        return grad, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_solve(*_batch_first(info, in_dims, args)), 0
 
 
+def _pull_back(
+    logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor
+) -> Tensor:
+    """The gradient in ``probs`` of what has this gradient in the logits, of mean 0.
+
+    The solution takes care of sums and means, but for derivatives of its own.
+    """
+    if family == CONDITIONAL_POISSON.name and not torch.is_grad_enabled():
+        return cast(Tensor, _apply_covariance_solve(logits, grad_logits, k, family, goal))
+    interior = logits.isfinite()
+    b = without_mean(grad_logits.masked_fill(~interior, 0.0), interior, goal)
+    return centred(_apply_covariance_solve(logits, b, k, family, goal), interior, probs * (1 - probs))
+
+
 class _CovarianceSolve(Function):
-    """The pseudo-inverse of C applied to b: over the finite logits C v = b - mean(b), mean(v) = 0; v = 0 elsewhere."""
+    """v with C v = b over the finite logits, for a b of sum 0 there; v is 0 elsewhere.
+
+    The constant that v is determined up to is such that sum D v = 0, with D the diagonal of C. What b has of a sum is
+    taken off: in proportion to D if it is rounding, which leaves a symmetric matrix times b, else evenly.
+    """
 
     @staticmethod
     def forward(logits: Tensor, b: Tensor, k: int | Tensor, family: str, goal: float) -> Tensor:
@@ -216,7 +238,7 @@ class _CovarianceSolve(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         logits, v = ctx.saved_tensors
         u = _apply_covariance_solve(logits, grad_output, ctx.k, ctx.family, ctx.goal)
-        return -_third_order(ctx, logits, v)(u), u, None, None, None  # d(C^+ b) = C^+ (db - dC v)
+        return -_third_order(ctx, logits, v)(u), u, None, None, None  # dv = C^-1 (db - dC v), up to a constant
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -235,7 +257,13 @@ def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tens
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
-    return cast(Tensor, _apply_covariance_solve(saved[0], dprobs, ctx.k, ctx.family, ctx.goal))
+    logits, probs = saved
+    interior = logits.isfinite()
+    weight = (probs * (1 - probs)).masked_fill(~interior, 0.0)
+    total = weight.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    b = dprobs.masked_fill(~interior, 0.0)
+    b = b - weight * (b.sum(-1, keepdim=True) / total)  # by the shift that keeps the sum
+    return centred(_apply_covariance_solve(logits, b, ctx.k, ctx.family, ctx.goal), interior)
 
 
 def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None, db: Tensor | None, *_: Any) -> Tensor:
@@ -292,13 +320,15 @@ def _covariance_solution(
     def of_rows(k: int | Tensor, logits: Tensor, b: Tensor) -> Tensor:
         solved_for = FAMILIES[family]
         scores = solved_for.scores(logits, k) if solved_for.factors else None
-        return solve_system(logits, centred(b, logits.isfinite()), k, solved_for, tolerance, scores)
+        interior = logits.isfinite()
+        b = without_mean(b.masked_fill(~interior, 0.0), interior, goal)
+        return solve_system(logits, b, k, solved_for, tolerance, scores)
 
     tolerance = max(CG_TOLERANCE, goal)
     if not _has_kernel(logits, family):
         return _by_rows(of_rows, _either(k, size), logits, b)
     rows, right, sizes = _flat(logits), _flat(b), _sizes(logits, k, size)
-    v = covariance_inverse(rows, right, sizes, tolerance)
+    v = covariance_inverse(rows, right, sizes, tolerance, NO_SUM * goal)
     lost = v.isnan().any(-1)
     if lost.any():
         v[lost] = _by_rows(of_rows, sizes[lost], rows[lost], right[lost])

@@ -39,6 +39,9 @@ MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
 MAX_CG_STEPS = 2000
+NO_SUM = 1e3  # times the accuracy and the size of the terms: a sum below it is rounding
+SMALL = 1e-3  # part of the weight of a row: a unit that few others depend on
+NEGLIGIBLE = 1e-20  # part of it without which nothing changes in the others
 CG_FORCING = 1e-4  # accuracy of a Newton step, which is what the error falls by near the solution
 RELIABLE_SHIFT = 8.0  # by which the log-odds of a unit and of its inclusion differ where all numbers have their digits
 
@@ -49,6 +52,16 @@ def centred(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Tensor
     x = x.masked_fill(~interior, 0.0)
     mean = (weight * x).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return (x - mean).masked_fill(~interior, 0.0)
+
+
+def without_mean(b: Tensor, interior: Tensor, goal: float) -> Tensor:
+    """Takes the mean off b, 0 outside of the interior, unless its sum is rounding.
+
+    It is that for the gradient of something that no constant changes. To a unit of small probability, by which the
+    solution of a system divides, such a mean may be more than all that it has.
+    """
+    has_sum = b.sum(-1, keepdim=True).abs() > NO_SUM * goal * b.abs().sum(-1, keepdim=True)
+    return torch.where(has_sum, centred(b, interior), b)
 
 
 class Family(NamedTuple):
@@ -162,7 +175,10 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
 
 
 def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
-    """v with C v = b over the finite logits, of mean 0; b sums to 0. The factors of C need the scores, None without."""
+    """v with C v = b over the finite logits, of mean 0 weighted by D; b sums to 0, but for rounding.
+
+    The factors of C need the scores, None without.
+    """
     if family.factors is not None and scores is not None and logits.shape[-1] <= MOST_FACTORED:
         v = _solve_factored(logits, b, k, family, tolerance, scores)
         lost = v.isnan().any(-1)
@@ -181,7 +197,7 @@ def _solve_factored(
     size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
     if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
         rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
-        return covariance_inverse(*rows, size.reshape(-1), tolerance).view(b.shape)
+        return covariance_inverse(*rows, size.reshape(-1), tolerance, torch.inf).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
@@ -189,7 +205,8 @@ def _solve_factored(
     if logits.shape[-1] > LONGEST:
         # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
         nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
-        return _conjugate_gradients(found.times, b, nearly, tolerance).masked_fill(lost, torch.nan)
+        v = _conjugate_gradients(found.times, b, nearly, tolerance)
+        return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
     constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
@@ -199,7 +216,7 @@ def _solve_factored(
     v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
     # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
     left = b - (matrix @ v[..., None]).squeeze(-1)
-    return centred(v + centred(left / root.square(), interior, weight), interior).masked_fill(lost, torch.nan)
+    return centred(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(
@@ -209,26 +226,33 @@ def _conjugate_gradients(
     tolerance: float,
     centre: Callable[..., Tensor] = centred,
 ) -> Tensor:
-    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of mean 0 where weight > 0.
+    """Solves ``product(v) = b`` in the rows of b, preconditioned by ``1 / weight``, v of weighted mean 0.
 
     The sum of b over a row is 0, up to the rounding of terms that may exceed it by far. What rounding leaves there no
-    v can take away: it is left out of the preconditioned residual z.
+    v can take away: it is left out of b and of the preconditioned residual z.
+
+    Where units of small weight have a b that is not small, a norm would see nothing but their v: they pass it on to the
+    others before. Those of negligible weight, which no others depend on, have their v afterwards.
     """
-    interior = weight > 0
-    inverse = torch.where(interior, 1 / weight, 0.0)
+    interior, total = weight > 0, weight.sum(-1, keepdim=True)
+    common, inverse = weight > NEGLIGIBLE * total, torch.where(interior, 1 / weight, 0.0)
 
     def preconditioned(r: Tensor) -> Tensor:
-        return centre(inverse * r, interior, weight)
+        return centre(inverse * r, common, weight)
 
-    v, r = torch.zeros_like(b), b
+    small, alone = weight <= SMALL * total, centre(inverse * b, interior, weight)
+    b = weight * alone
+    few, many = ((alone * b).masked_fill(x, 0.0).sum(-1, keepdim=True) for x in (~small, small))
+    v, r = torch.where(small & (few > many), alone, 0.0), b
+    if (few > many).any():
+        r = b - product(v)
     z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
     goal = tolerance**2 * rz
     for _ in range(MAX_CG_STEPS):
         active = rz > goal
         if not active.any():
-            # A sweep of Jacobi's method for units too improbable for the norm to see: no other unit depends on them.
-            return centre(v + z, interior)
+            return centre(v + torch.where(common, z, inverse * r), interior, weight)
         c = product(d)
         step = torch.where(active, rz / (d * c).sum(-1, keepdim=True), 0.0)
         v, r = v + step * d, r - step * c

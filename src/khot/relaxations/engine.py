@@ -116,9 +116,14 @@ def _jvp(
         moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)
     moved = moved * scale.reciprocal().to(z.dtype).unsqueeze(-1)
     rest, mean = centred(moved, share)
-    shift = mean.double() if dk is None else mean.double() - dk * sum_moves_threshold(density, z, link)
+    by_k = None if dk is None else dk * sum_moves_threshold(density, z, link)
+    shift = mean.double() if by_k is None else mean.double() - by_k
     if ctx.log:
-        dy = link.log_derivative(z) * (moved - shift.to(z.dtype).unsqueeze(-1))
+        slope = link.log_derivative(z)
+        dy = slope * rest
+        if by_k is not None:  # above the threshold by the share, which knows the slope where it underflows
+            above = share / link.value(z) * dk.to(z.dtype).unsqueeze(-1)
+            dy = dy + torch.where(z > 0, above, slope * by_k.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:
         dy = balanced(slope * rest, share)

@@ -83,6 +83,17 @@ def centred(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return rest - left.unsqueeze(-1), mean + left
 
 
+def pull_on_k(grad: Tensor, direct: Tensor, z: Tensor, share: Tensor, density: Tensor, link: Link) -> Tensor:
+    """dL/dk from dL/d log y, ``sum g_i omega_i / F(z_i)``; ``direct`` are the d.
+
+    The share knows the slope of an item above the threshold where F' underflows; below, omega and F may both underflow,
+    and d_i / sum w is the same.
+    """
+    likely = z > 0
+    above = (grad * share / link.value(z)).masked_fill(~likely, 0.0).sum(-1)
+    return above.double() + direct.masked_fill(likely, 0.0).sum(-1).double() / density
+
+
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     """-sum grad_z z / scale, of which neither the z of outliers nor the scale let a product overflow on the way."""
     shrink, root = 2.0**-32 if z.dtype == torch.float32 else 2.0**-64, scale.sqrt()
@@ -146,11 +157,13 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
         del z, weight  # before others are made
         weight, density = _underflowing(x, scale, at, link, True)
         norm = torch.ones_like(pull)
+        grad_k = pull_on_k(grad, direct, distances_of(x, at, scale), weight, density, link)
+    else:
+        grad_k = pull / density
     grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
     largest = weight.amax(-1)
     if bool((largest > DOMINANT * norm).any()):
         grad_z = balanced(grad_z, weight)
-    grad_k = pull / density
     if x.dtype == torch.float32:
         lost = grad_z.abs().amax(-1) < CANCELLED * (largest / norm) * pull.abs()
         if bool(lost.any()):  # so much that the rounding of z shows
@@ -175,9 +188,10 @@ def derivative(
     z, share, slope, density = local_shape(link, x, scale, at, log)
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
-        direct = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0) * link.log_derivative(z)
-        total = direct.sum(-1)
-        grad_z, grad_k = balanced(direct - share * total.unsqueeze(-1), share), total.double() / density
+        grad = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0)
+        direct = grad * link.log_derivative(z)
+        grad_z = balanced(direct - share * direct.sum(-1, keepdim=True), share)
+        grad_k = pull_on_k(grad, direct, z, share, density, link)
     elif grad_y is not None:
         rest, mean = centred(grad_y, share)
         grad_z, grad_k = balanced(slope * rest, share), mean.double()

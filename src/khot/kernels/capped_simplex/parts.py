@@ -13,7 +13,7 @@ Derivatives. With slopes :math:`w_i = F'(z_i)` and their sum W, :math:`d_i = w_i
 which needs the sums of w, d, wz and dz: one collective, in float64.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class _RowNumbers(NamedTuple):
     first: Tensor  # sum w z
     lever: Tensor  # sum d z
     unit: Tensor | float = 1.0
+    on_k: tuple[Tensor, ...] = ()  # of a logarithm whose slopes underflow: sum w g / F above the threshold, sum d below
 
     def gradients(self, grad_offset: Tensor | None, scale: Tensor, offset: Tensor, log: bool) -> Gradients:
         """b in the unit of items, dL/dk and dL/ds."""
@@ -80,9 +81,12 @@ class _RowNumbers(NamedTuple):
         true_density = (self.density * self.unit).clamp(min=tiny)
         held = self.density > tiny  # else no slope holds the threshold, which may lie anywhere
         of_offset = torch.where(held, pushed / torch.where(held, true_density, 1.0), 0.0)
-        grad_k = (self.pull / true_density if log else self.pull / self.density) - of_offset
+        grad_k = self.pull / (true_density if log else self.density)
+        if self.on_k:
+            above, below = self.on_k
+            grad_k = above / self.density + below / true_density
         levers = of_items * self.lever - b * self.first
-        return b, grad_k, -(levers + offset * pushed) / scale
+        return b, grad_k - of_offset, -(levers + offset * pushed) / scale
 
 
 def short_derivative(
@@ -122,21 +126,24 @@ def derivative_of_parts(
 ) -> Gradients:
     """dL/dx of the items here, dL/dk and dL/ds, the same on all processes; differentiable, as often as the link is.
 
-    One collective; where slopes underflow three.
+    One collective; where slopes underflow three, or four.
     """
     here, offset = seen_by_parts(shards, scale, at.offset)
     z = bounded_distances(x.double(), Threshold(at.anchor, offset), here)
     grad = torch.zeros_like(z) if grad_y is None else grad_y.double()
     direct = grad.masked_fill(x == -torch.inf, 0) * link.log_derivative(z) if log else None
-    slope, unit = link.slope(z), torch.ones_like(scale)
+    slope, unit, on_k = link.slope(z), torch.ones_like(scale), cast(tuple[Tensor, ...], ())
     numbers = _sums(z, slope, slope * grad if direct is None else direct, with_scale, shards)
     if _underflow(numbers[0], link):
         exponent = link.log_slope(z)
         (top,) = shards.max(exponent.detach().amax(-1))
         slope, unit = (exponent - top.unsqueeze(-1)).exp(), top.exp()
         numbers = _sums(z, slope, slope * grad if direct is None else direct, with_scale, shards)
+        if direct is not None:  # as in :func:`khot.kernels.capped_simplex.derivative.pull_on_k`
+            above = (slope * grad / link.value(z)).masked_fill(z <= 0, 0.0)
+            on_k = sum_of_parts(shards, above.sum(-1), direct.masked_fill(z > 0, 0.0).sum(-1))
     density, pull, first, lever = numbers
-    rows = _RowNumbers(density.clamp(min=torch.finfo(density.dtype).tiny), pull, first, lever, unit)
+    rows = _RowNumbers(density.clamp(min=torch.finfo(density.dtype).tiny), pull, first, lever, unit, on_k)
     b, grad_k, grad_scale = rows.gradients(grad_offset, scale, at.offset, log)
     (b,) = seen_by_parts(shards, b)
     pulled = (

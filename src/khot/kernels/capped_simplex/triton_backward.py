@@ -6,7 +6,8 @@ count relative to those at the smallest abs(z), so that they never underflow all
     mask        d_i = g_i w_i,          dL/dx_i = (w_i / s) (g_i - D / W),         dL/dk = D / W
     logarithm   d_i = g_i w_i / F(z_i), dL/dx_i = (d_i - w_i D / W) / s,           dL/dk = D / W
 
-with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -sum_i z_i dL/dx_i.
+with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -sum_i z_i dL/dx_i. Above the threshold
+dL/dk is the sum of g_i w_i / (W F(z_i)), where relative slopes will do.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,14 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from ..links.base import Link
-from ..links.base_triton import bounded, limit_of, log_derivative, nearest_of, slopes, triton_link
+from ..links.base_triton import bounded, limit_of, log_derivative, nearest_of, slopes, triton_link, value
 from ..rows import Threshold
 from ..tiles import DOUBLE, Plan, Table, plan
-from ..triton_tools import RowNumbers, add2, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from ..triton_tools import RowNumbers, add3, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
 from .triton_root import TINY_32, TINY_64, distances, load_shrunk, load_threshold
 
 # Three or four values of each entry at a time.
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: DOUBLE}
+SUMS = tl.constexpr(4)  # numbers of a chunk: the smallest abs(z) and three sums
 FARTHEST_LEVER = tl.constexpr(1e307)  # where a z of a logarithm all but overflows
 SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)  # what such a lever is shrunk by on the way
 
@@ -80,27 +82,41 @@ def _common_factor(nearest, LINK: tl.constexpr):
 
 
 @triton.jit
-def _means(weight, direct, nearest, LINK: tl.constexpr, LOG: tl.constexpr):
-    """D / W as dL/dx needs it, and as dL/dk."""
-    least = TINY_64 if weight.dtype == tl.float64 else TINY_32
-    mean = direct / tl.maximum(weight, least)
-    if LOG:
-        return mean, direct / tl.maximum(weight * _common_factor(nearest, LINK), least)
-    else:
-        return mean, mean
+def _tile_sums(z, g, w, d, q, LINK: tl.constexpr, LOG: tl.constexpr):
+    """W and D of a tile; of a logarithm D below the threshold, and above it the sum of w g / F, in the unit of W."""
+    above = 0.0 * w
+    if LOG:  # whose d underflow above, where all F' are small, and whose w may do so below
+        above = tl.where(z > 0, g * w / value(z, q, LINK, False), 0.0)
+        d = tl.where(z > 0, 0.0, d)
+    return tl.reduce((w, d, above), 0, add3)
 
 
 @triton.jit
-def _merge(nearest, weight, direct, other, more_weight, more_direct, LINK: tl.constexpr, LOG: tl.constexpr):
+def _means(weight, direct, above, nearest, LINK: tl.constexpr, LOG: tl.constexpr):
+    """D / W as dL/dx needs it, and as dL/dk."""
+    least = TINY_64 if weight.dtype == tl.float64 else TINY_32
+    held = tl.maximum(weight, least)
+    if LOG:
+        common = _common_factor(nearest, LINK)
+        return (direct + above * common) / held, above / held + direct / tl.maximum(weight * common, least)
+    else:
+        return direct / held, direct / held
+
+
+@triton.jit
+def _merge(
+    nearest, weight, direct, above, other, more_weight, more_direct, more_above, LINK: tl.constexpr, LOG: tl.constexpr
+):
     """Sums relative to two values of ``nearest``, added up relative to the smaller."""
     least = tl.minimum(nearest, other)
     mine, theirs = LINK.decay(nearest, least, LINK), LINK.decay(other, least, LINK)
     weight = weight * mine + more_weight * theirs
     if LOG:
         direct = direct + more_direct
+        above = above * mine + more_above * theirs
     else:
         direct = direct * mine + more_direct * theirs
-    return least, weight, direct
+    return least, weight, direct, above
 
 
 @triton.jit
@@ -108,21 +124,23 @@ def _chunk_sums(
     x_ptr, g_ptr, n, high, off, factor, inv_scale, q,
     LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Smallest abs(z), W and D of n entries in memory."""
+    """Smallest abs(z) and the sums of n entries in memory."""
     if LINK.compact and LINK.reaches_zero:
         nearest = tl.zeros((), DTYPE)
     else:
         nearest = tl.full((), limit_of(LINK, DTYPE), DTYPE)
-    weight, direct = tl.zeros((), DTYPE), tl.zeros((), DTYPE)
+    weight, direct, above = tl.zeros((), DTYPE), tl.zeros((), DTYPE), tl.zeros((), DTYPE)
     for start in range(0, n, BLOCK):
         x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
         z = bounded(distances(x, high, off, inv_scale), LINK)
         g = _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
         there = nearest_of(z, LINK)
         w, d = _tile_terms(x, z, g, start, n, there, q, LINK, LOG, BLOCK)
-        more_weight, more_direct = tl.reduce((w, d), 0, add2)
-        nearest, weight, direct = _merge(nearest, weight, direct, there, more_weight, more_direct, LINK, LOG)
-    return nearest, weight, direct
+        more_weight, more_direct, more_above = _tile_sums(z, g, w, d, q, LINK, LOG)
+        nearest, weight, direct, above = _merge(
+            nearest, weight, direct, above, there, more_weight, more_direct, more_above, LINK, LOG
+        )
+    return nearest, weight, direct, above
 
 
 @triton.jit
@@ -168,17 +186,19 @@ def _capped_simplex_bwd(
         z = distances(x, high, off, inv_scale)
         nearest = nearest_of(bounded(z, LINK), LINK)
         w, d = _tile_terms(x, bounded(z, LINK), g, 0, n, nearest, q, LINK, LOG, BLOCK)
-        weight, direct = tl.reduce((w, d), 0, add2)
-        mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+        weight, direct, above = _tile_sums(bounded(z, LINK), g, w, d, q, LINK, LOG)
+        mean, grad_k = _means(weight, direct, above, nearest, LINK, LOG)
         if not LOG:  # once more for what is left of nearly equal cotangents
             g = g - mean
-            mean, left = _means(weight, tl.sum(w * g, 0), nearest, LINK, LOG)
+            mean, left = _means(weight, tl.sum(w * g, 0), above, nearest, LINK, LOG)
             grad_k += left
         store_tile(grad_x_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), 0, n, BLOCK)
         lever = _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     else:
-        nearest, weight, direct = _chunk_sums(x_ptr, g_ptr, n, high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE)
-        mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+        nearest, weight, direct, above = _chunk_sums(
+            x_ptr, g_ptr, n, high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE
+        )
+        mean, grad_k = _means(weight, direct, above, nearest, LINK, LOG)
         lever = _chunk_grad(
             x_ptr, g_ptr, grad_x_ptr, n, high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
         )
@@ -198,14 +218,15 @@ def _split_bwd_sums(
     high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
     q = tl.full((), q_number, DTYPE)
     begin = part * chunk
-    nearest, weight, direct = _chunk_sums(
+    nearest, weight, direct, above = _chunk_sums(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, tl.minimum(n - begin, chunk),
         high, off, factor, inv_scale, q, LINK, LOG, BLOCK, DTYPE,
     )  # fmt: skip
-    base = partial_ptr + 3 * (row * splits + part)
+    base = partial_ptr + SUMS * (row * splits + part)
     tl.store(base, nearest)
     tl.store(base + 1, weight)
     tl.store(base + 2, direct)
+    tl.store(base + 3, above)
 
 
 @triton.jit
@@ -223,15 +244,17 @@ def _split_bwd(
 
     parts = tl.arange(0, SPLITS)
     there = parts < splits
-    base = partial_ptr + 3 * (row * splits + parts)
+    base = partial_ptr + SUMS * (row * splits + parts)
     theirs = tl.load(base, mask=there, other=limit_of(LINK, DTYPE))
     nearest = tl.min(theirs, 0)
     weights = tl.load(base + 1, mask=there, other=0.0)
     directs = tl.load(base + 2, mask=there, other=0.0)
-    _, weights, directs = _merge(nearest, 0.0 * weights, 0.0 * directs, theirs, weights, directs, LINK, LOG)
-    weight, direct = tl.reduce((weights, directs), 0, add2)
+    aboves = tl.load(base + 3, mask=there, other=0.0)
+    none = 0.0 * weights
+    _, weights, directs, aboves = _merge(nearest, none, none, none, theirs, weights, directs, aboves, LINK, LOG)
+    weight, direct, above = tl.reduce((weights, directs, aboves), 0, add3)
 
-    mean, grad_k = _means(weight, direct, nearest, LINK, LOG)
+    mean, grad_k = _means(weight, direct, above, nearest, LINK, LOG)
     begin = part * chunk
     lever = _chunk_grad(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, grad_x_ptr + row * stride_out + begin,
@@ -274,7 +297,7 @@ def _launch_split(
     rows, n = x.shape
     splits, chunk = how.chunks(n)
     kind = torch.float64 if dtype == tl.float64 else torch.float32
-    partial = torch.empty(rows, splits, 3, dtype=kind, device=x.device)
+    partial = torch.empty(rows, splits, SUMS.value, dtype=kind, device=x.device)
     lever = torch.empty(rows, splits, dtype=torch.float64, device=x.device)
     common = {
         "SCALE_TENSOR": scale.tensor is not None, "LOG": log, "LINK": triton_link(link), "BLOCK": how.block,

@@ -31,7 +31,7 @@ inclusion_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_lo
 covariance_inverse = Operator(
     "covariance_inverse",
     reference.covariance_inverse,
-    fake=lambda logits, b, k, tolerance: torch.empty_like(b),
+    fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
     batch=False,
 )
 covariance_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_long)

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..numba_math import LOG
+from ..numba_rows import dot
 from ..numba_tools import kernel, over_rows, per_row
 from . import numba_factors
-from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle
+from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
 
 SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
 STEPS, HALVINGS = 60, 30
@@ -34,7 +35,8 @@ log = LOG[np.float64]
 def _arrange(units, z, k):
     """Puts the smallest entry last, and counts zeros if they are fewer; returns their number and -1 then, else k and 1.
 
-    The entries are log-odds of what is counted.
+    The entries are log-odds of what is counted, about k of which are expected to be ones. The last unit is where the
+    rounding of all others ends up, which is too much for a rare one.
     """
     m, last = z.shape[0], 0
     for i in range(m):
@@ -211,10 +213,10 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
 
 
 @kernel
-def _covariance_rows(begin, end, logits, b, k, result):
+def _covariance_rows(begin, end, logits, b, k, rounding, result):
     n = logits.shape[1]
     units = np.empty(n, np.int64)
-    z, p, q, zero, one, right, v = np.empty((7, n))
+    z, p, q, zero, one, right, v, variance = np.empty((8, n))
     first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
     without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
     for r in range(begin, end):
@@ -222,18 +224,17 @@ def _covariance_rows(begin, end, logits, b, k, result):
         m, left = gather(logits[r], k[r], LARGEST, units, z)
         if m == 0:
             continue
+        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
         left, _ = _arrange(units[:m], z[:m], left)
-        mean = 0.0
-        for i in range(m):
-            mean += b[r, units[i]] / m
-        for i in range(m):
-            right[i] = b[r, units[i]] - mean
         balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
         total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
+        for i in range(m):
+            right[i], variance[i] = b[r, units[i]], (p[i] * one[i] / total) * (q[i] * zero[i] / total)
+        spread = take_off(right[:m], variance[:m], rounding)
         _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
         _eliminate(weights, m)
         _substitute(weights, right[:m], v[:m])
-        mean = v[:m].mean()
+        mean = dot(variance[:m], v[:m]) / spread
         for i in range(m):
             result[r, units[i]] = v[i] - mean
     return 0
@@ -259,19 +260,19 @@ def _by_recursion(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Ten
     return logits, errors
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
     logits, b, k = logits.contiguous(), b.contiguous(), k.contiguous()
     if logits.shape[-1] <= SHORT:
-        return _system_by_recursion(logits, b, k)
-    v, left = numba_factors.covariance_inverse(logits, b, k, tolerance)
+        return _system_by_recursion(logits, b, k, rounding)
+    v, left = numba_factors.covariance_inverse(logits, b, k, tolerance, rounding)
     if left and logits.shape[-1] <= LONGEST:
         lost = v.isnan().any(-1)
-        v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost])
+        v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost], rounding)
     return v
 
 
-def _system_by_recursion(logits: Tensor, b: Tensor, k: Tensor) -> Tensor:
+def _system_by_recursion(logits: Tensor, b: Tensor, k: Tensor, rounding: float) -> Tensor:
     v = torch.empty_like(logits)
-    arguments = (x.numpy() for x in (logits, b, k, v))
-    over_rows(_covariance_rows, len(v), v.numel() * v.shape[-1] ** 2, *arguments)
+    arguments = (x.numpy() for x in (logits, b, k))
+    over_rows(_covariance_rows, len(v), v.numel() * v.shape[-1] ** 2, *arguments, rounding, v.numpy())
     return v

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..numba_math import LOG
 from ..numba_rows import dot, total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
-from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle
+from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic: nodes of e^-41.4, and how many there are above that at most
 LANES = 4  # nodes are taken by fours
@@ -38,6 +38,7 @@ STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10
 LEAST = math.exp(-8.0)  # part of a unit's chance that its inclusion may be: smaller ones are differences
 GAINED = 0.3  # Newton's method that gains less in a step is not where it converges
 FORCING = 0.1  # accuracy of a step, relative to the error before it or to that wanted after it
+SMALL, NEGLIGIBLE = 1e-3, 1e-20  # parts of the variance, as in laws.inverse_newton
 MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
@@ -174,26 +175,56 @@ def _redirect(share, z, direction):
         direction[i] = z[i] + share * direction[i]
 
 
+@summed
+def _prepare(variance, spread, inverse, direction):
+    """Writes the inverse of D, 0 for units that no others depend on."""
+    for i in range(variance.shape[0]):
+        common = 1.0 if variance[i] > NEGLIGIBLE * spread else 0.0
+        inverse[i], direction[i] = common / (variance[i] * (1 + variance[i] / spread)), 0.0
+
+
+@per_row
+def _pass_on(real, imag, nodes_at, nodes, spread, residual, v, units):
+    """Starts with v of the units of small variance, if a norm would see nothing else, and passes on what they have."""
+    slope, bend, own, variance, along = units[0], units[1], units[2], units[4], units[8]
+    few = many = 0.0
+    for i in range(v.shape[0]):
+        v[i] = residual[i] / variance[i]
+        if variance[i] > SMALL * spread:
+            many += residual[i] * v[i]
+            v[i] = 0.0
+        else:
+            few += residual[i] * v[i]
+    if not few > many:
+        v[:] = 0.0
+        return
+    _times(
+        real, imag, nodes_at[2, :nodes], nodes_at[3, :nodes], slope, bend, own, v, nodes_at[4], nodes_at[5], along
+    )  # fmt: skip
+    for i in range(v.shape[0]):
+        residual[i] -= along[i]
+
+
 @per_row
 def _solve(real, imag, nodes_at, nodes, tolerance, residual, v, units):
-    """Writes the v with C v = residual, up to a constant; whether it has been found.
+    """Adds to v what solves C v = residual, up to a constant; whether it has been found.
 
     Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
-    D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner.
+    D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner. Units
+    of negligible variance have their part afterwards.
     """
     slope, bend, own, variance = units[0], units[1], units[2], units[4]
     inverse, z, direction, along = units[5], units[6], units[7], units[8]
     spread = total_of(variance)
     total = spread + dot(variance, variance) / spread
-    for i in range(v.shape[0]):
-        v[i], direction[i], inverse[i] = 0.0, 0.0, 1 / (variance[i] * (1 + variance[i] / spread))
+    _prepare(variance, spread, inverse, direction)
     size = _precondition(residual, inverse, total, z)
     _redirect(0.0, z, direction)
     goal = tolerance * tolerance * size
     for _ in range(CG_STEPS):
         if not size > goal:
             for i in range(v.shape[0]):
-                v[i] += z[i]  # a sweep of Jacobi's method for units too improbable for a norm to see
+                v[i] += z[i] if inverse[i] > 0 else residual[i] / variance[i]
             return size == size
         _times(
             real, imag, nodes_at[2, :nodes], nodes_at[3, :nodes], slope, bend, own, direction, nodes_at[4],
@@ -235,7 +266,7 @@ def _newton(target, k, goal, z, p, q, right, step, nodes_at, real, imag, units):
             return error if error <= ACCEPTED else np.inf
         gain, known = error / last, last < np.inf
         for i in range(z.shape[0]):
-            right[i] = units[4, i] * (right[i] - mean)
+            right[i], step[i] = units[4, i] * (right[i] - mean), 0.0
         tolerance = max(FORCING * min(error, FORCING), FORCING * goal / error)
         if not _solve(real, imag, nodes_at, nodes, tolerance, right, step, units):
             return np.inf
@@ -270,7 +301,7 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
 
 
 @kernel
-def _covariance_rows(begin, end, logits, b, k, tolerance, result):
+def _covariance_rows(begin, end, logits, b, k, tolerance, rounding, result):
     n, lost, depth = logits.shape[1], 0, min(DEPTH, SAFETY - math.log(tolerance))
     at, found, nodes_at = np.empty(n, np.int64), np.empty((5, n)), np.empty((6, MOST))
     real, imag, units = np.empty(n * MOST), np.empty(n * MOST), np.empty((9, n))
@@ -280,15 +311,15 @@ def _covariance_rows(begin, end, logits, b, k, tolerance, result):
         if not 0 < left < m:
             continue
         z, p, q, right, v = found[0, :m], found[1, :m], found[2, :m], found[3, :m], found[4, :m]
-        mean = 0.0
-        for i in range(m):
-            mean += b[r, at[i]] / m
-        for i in range(m):
-            right[i] = b[r, at[i]] - mean
         spread, known = balance(z, left, p, q, CLOSE, 0.0), units[:, :m]
         nodes = _evaluate(p, q, left, spread, depth, nodes_at, real, imag, known)
+        for i in range(m):
+            right[i] = b[r, at[i]]
+        spread = take_off(right, known[4], rounding)
+        if nodes > 0:
+            _pass_on(real, imag, nodes_at, nodes, spread, right, v, known)
         is_solved = nodes > 0 and _solve(real, imag, nodes_at, nodes, tolerance, right, v, known)
-        mean = v.mean()
+        mean = dot(known[4], v) / spread
         for i in range(m):
             result[r, at[i]] = v[i] - mean if is_solved else np.nan
         lost += not is_solved
@@ -305,8 +336,8 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     return logits, errors, left
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> tuple[Tensor, int]:
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> tuple[Tensor, int]:
     """As the reference, with the number of rows that are left to others, which are NaN."""
     v = torch.empty_like(logits)
     arguments = (x.numpy() for x in (logits, b, k))
-    return v, over_rows(_covariance_rows, len(v), v.numel() * NODES, *arguments, tolerance, v.numpy())
+    return v, over_rows(_covariance_rows, len(v), v.numel() * NODES, *arguments, tolerance, rounding, v.numpy())

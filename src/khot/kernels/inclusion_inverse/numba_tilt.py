@@ -108,3 +108,24 @@ def settle(log_odds, k, units, target, logits):
         if x != x:
             error = np.nan
     return m, left, error
+
+
+@per_row
+def take_off(b, variance, rounding):
+    """Makes the sum of b 0: in proportion to the variances if it is rounding, else evenly; returns their sum.
+
+    Its rounding is ``rounding``, relative to the sum of sizes.
+    """
+    excess = size = spread = 0.0
+    for i in range(b.shape[0]):
+        excess += b[i]
+        size += abs(b[i])
+        spread += variance[i]
+    if abs(excess) > rounding * size:
+        mean, excess = excess / b.shape[0], 0.0
+        for i in range(b.shape[0]):
+            b[i] -= mean
+            excess += b[i]
+    for i in range(b.shape[0]):
+        b[i] -= excess / spread * variance[i]
+    return spread

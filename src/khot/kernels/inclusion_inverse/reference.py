@@ -18,7 +18,10 @@ def _log_esp(logits: Tensor, k: int) -> Tensor:
 
 
 def _solve(logits: Tensor, b: Tensor, k: int) -> Tensor:
-    return torch.linalg.pinv(hessian(_log_esp)(logits, k), hermitian=True) @ (b - b.mean())
+    covariance = hessian(_log_esp)(logits, k)
+    share = covariance.diagonal() / covariance.trace()
+    v = torch.linalg.pinv(covariance, hermitian=True) @ (b - share * b.sum())
+    return v - share @ v
 
 
 def _inverse(log_odds: Tensor, k: int) -> Tensor:
@@ -48,14 +51,19 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     return logits, torch.zeros_like(logits[:, 0])
 
 
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float) -> Tensor:
-    """v ``(R, n)``, of mean 0 over the finite logits, with C v = b - mean(b) there, and 0 elsewhere.
+def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
+    """v ``(R, n)`` with C v = b over the finite logits, and 0 elsewhere.
 
-    To a relative ``tolerance``; NaN in rows that a kernel could not solve.
+    b sums to 0 there. A sum of no more than ``rounding`` times that of its sizes is taken off in proportion to the
+    diagonal D of C, a larger one evenly. Of the constants that v may differ by, sum D v = 0 determines one. To a
+    relative ``tolerance``; NaN in rows that a kernel could not solve.
     """
     v = torch.zeros_like(b)
     for row, theta, right, size in zip(v, logits, b, k.tolist(), strict=True):
         free = theta.isfinite()
         if free.any():
-            row[free] = _solve(theta[free], right[free], size - int((theta == torch.inf).sum()))
+            b = right[free]
+            if b.sum().abs() > rounding * b.abs().sum():
+                b = b - b.mean()
+            row[free] = _solve(theta[free], b, size - int((theta == torch.inf).sum()))
     return v
