@@ -51,7 +51,7 @@ def gradient(law: Callable[..., Callable[[Tensor], Tensor]], x: Tensor, k: int, 
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", list(LAWS))
-@pytest.mark.parametrize("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # those who solve differ in what they are made for
+@pytest.mark.parametrize("n, k", [(4, 2), (9, 3), (20, 7), (40, 12)])  # each for another way to solve
 @pytest.mark.parametrize("distance", [38.0, 60.0, 100.0, 300.0])
 def test_others_do_not_notice(distance: float, n: int, k: int, name: str, order: int) -> None:
     x, value = drawn(n, k)
@@ -92,4 +92,4 @@ def test_logits_of_rare_units_move_much_and_others_do_not(n: int) -> None:
     torch.testing.assert_close(others[2:], expected, rtol=1e-11, atol=1e-11)
     logits = solve_logits(probs, 2)
     (rare,) = torch.autograd.grad(logits[0], probs)
-    assert (rare[0] * probs[0]).item() == pytest.approx(1 - 1 / n, rel=1e-9)  # d logit / d log p, less its share of the mean
+    assert (rare[0] * probs[0]).item() == pytest.approx(1 - 1 / n, rel=1e-9)  # less its part of the mean

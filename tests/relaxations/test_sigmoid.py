@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from khot import log_sigmoid_topk, sigmoid_topk
+from khot import log_lapsum_topk, log_sigmoid_topk, sigmoid_topk
 from tests.oracle import interpreted_cases, sum_tolerance, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -64,3 +64,25 @@ def test_log_of_the_limits_of_k():
     x = torch.tensor([0.0, 1.0, 5.0])
     assert (log_sigmoid_topk(x, 0) < -700).all() and log_sigmoid_topk(x, 0).isfinite().all()
     assert torch.equal(log_sigmoid_topk(x, 3), torch.zeros(3))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
+@pytest.mark.parametrize("gap", [None, 10.0, 100.0, 400.0, 4000.0])
+def test_log_of_certain_items_follows_k(gap, function, dtype):
+    """At k = n and in wide gaps, d log y_i / dk is the share of slopes that underflow: of e^-x_i, halved by a gap."""
+    chosen = torch.tensor([0.3, -0.5, 1.0], dtype=dtype)
+    x = chosen if gap is None else torch.cat((chosen, torch.tensor([0.2, -1.0], dtype=dtype) - gap))
+    expected = torch.softmax(-chosen, -1) * (1.0 if gap is None else 0.5)
+    atol = 100 * torch.finfo(dtype).eps if gap != 10.0 else 0.01  # which is not so wide
+    for order in (1, 2):  # the second way is that of derivatives that are to be differentiated again
+        k = torch.tensor(3.0, dtype=dtype, requires_grad=True)
+        y = function(x.clone().requires_grad_(), k)
+        found = [torch.autograd.grad(y[i], k, retain_graph=True, create_graph=order == 2)[0] for i in range(3)]
+        torch.testing.assert_close(torch.stack(found).detach(), expected, rtol=0, atol=atol)
+        if order == 2:
+            (second,) = torch.autograd.grad(found[0], k)
+            assert second.isfinite()
+    _, moved = torch.func.jvp(lambda k: function(x, k)[:3], (k.detach(),), (torch.ones_like(k),))
+    torch.testing.assert_close(moved, expected, rtol=0, atol=atol)

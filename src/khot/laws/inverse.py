@@ -195,20 +195,18 @@ class _SolveLogits(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None, None]:
-        grad = _pull_back(*ctx.saved_tensors, ctx.k, ctx.family, ctx.goal, grad_output)
-        return grad, None, None, None, None
+        logits, probs = ctx.saved_tensors
+        return _pull_back(logits, probs, ctx.k, ctx.family, ctx.goal, grad_output), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return _apply_solve(*_batch_first(info, in_dims, args)), 0
 
 
-def _pull_back(
-    logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor
-) -> Tensor:
+def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor) -> Tensor:
     """The gradient in ``probs`` of what has this gradient in the logits, of mean 0.
 
-    The solution takes care of sums and means, but for derivatives of its own.
+    Where D is pi (1 - pi), a solution is that gradient: only its own derivatives need to see how it is determined.
     """
     if family == CONDITIONAL_POISSON.name and not torch.is_grad_enabled():
         return cast(Tensor, _apply_covariance_solve(logits, grad_logits, k, family, goal))

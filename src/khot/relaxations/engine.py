@@ -35,6 +35,7 @@ from khot.kernels.capped_simplex.derivative import (
     levers,
     local_shape,
     mask_values,
+    per_share,
     shares,
     sum_moves_threshold,
 )
@@ -121,8 +122,8 @@ def _jvp(
     if ctx.log:
         slope = link.log_derivative(z)
         dy = slope * rest
-        if by_k is not None:  # above the threshold by the share, which knows the slope where it underflows
-            above = share / link.value(z) * dk.to(z.dtype).unsqueeze(-1)
+        if dk is not None and by_k is not None:  # above the threshold by the share, which knows underflowing slopes
+            above = per_share(z, share, link) * dk.to(z.dtype).unsqueeze(-1)
             dy = dy + torch.where(z > 0, above, slope * by_k.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:

@@ -89,9 +89,14 @@ def pull_on_k(grad: Tensor, direct: Tensor, z: Tensor, share: Tensor, density: T
     The share knows the slope of an item above the threshold where F' underflows; below, omega and F may both underflow,
     and d_i / sum w is the same.
     """
+    above, below = per_share(z, grad * share, link).sum(-1), direct.masked_fill(z > 0, 0.0).sum(-1)
+    return above.double() + below.double() / density
+
+
+def per_share(z: Tensor, share: Tensor, link: Link) -> Tensor:
+    """``share / F(z)`` above the threshold, where F is no less than 1/2, else 0."""
     likely = z > 0
-    above = (grad * share / link.value(z)).masked_fill(~likely, 0.0).sum(-1)
-    return above.double() + direct.masked_fill(likely, 0.0).sum(-1).double() / density
+    return share.masked_fill(~likely, 0.0) / link.value(z.masked_fill(~likely, 0.0))
 
 
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:

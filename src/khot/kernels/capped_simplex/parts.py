@@ -25,7 +25,7 @@ from khot._distributed.shards import Shards
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..rows import Threshold
-from .derivative import bounded_distances, mask_values
+from .derivative import bounded_distances, mask_values, per_share
 from .local_loops import LocalLoops
 from .torch_backend import threshold_of_parts
 
@@ -140,8 +140,8 @@ def derivative_of_parts(
         slope, unit = (exponent - top.unsqueeze(-1)).exp(), top.exp()
         numbers = _sums(z, slope, slope * grad if direct is None else direct, with_scale, shards)
         if direct is not None:  # as in :func:`khot.kernels.capped_simplex.derivative.pull_on_k`
-            above = (slope * grad / link.value(z)).masked_fill(z <= 0, 0.0)
-            on_k = sum_of_parts(shards, above.sum(-1), direct.masked_fill(z > 0, 0.0).sum(-1))
+            below = direct.masked_fill(z > 0, 0.0).sum(-1)
+            on_k = sum_of_parts(shards, per_share(z, slope * grad, link).sum(-1), below)
     density, pull, first, lever = numbers
     rows = _RowNumbers(density.clamp(min=torch.finfo(density.dtype).tiny), pull, first, lever, unit, on_k)
     b, grad_k, grad_scale = rows.gradients(grad_offset, scale, at.offset, log)
