@@ -49,7 +49,7 @@ def of_logarithms(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
 @triton.jit
 def of_merged(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
     x = tl.load(x_ptr)
-    FUNCTION(x, x, x, x, x, x, LINK, False)
+    FUNCTION(x, x, x, x, x, x, x, x, LINK, False)
 
 
 @triton.jit

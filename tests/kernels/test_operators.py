@@ -246,8 +246,8 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
     "inclusion_inverse": [lambda: (*inclusion(), 1e-14), lambda: (long_inclusion(), SIZES, 1e-14)],
     "covariance_inverse": [
-        lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES, 1e-13),
-        lambda: (long_inclusion(), normal(2, 34, seed=4), SIZES, 1e-13),
+        lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES, 1e-13, 1e-14),
+        lambda: (long_inclusion(), normal(2, 34, seed=4), SIZES, 1e-13, 1e-14),
     ],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),

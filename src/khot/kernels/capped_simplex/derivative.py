@@ -95,8 +95,7 @@ def pull_on_k(grad: Tensor, direct: Tensor, z: Tensor, share: Tensor, density: T
 
 def per_share(z: Tensor, share: Tensor, link: Link) -> Tensor:
     """``share / F(z)`` above the threshold, where F is no less than 1/2, else 0."""
-    likely = z > 0
-    return share.masked_fill(~likely, 0.0) / link.value(z.masked_fill(~likely, 0.0))
+    return (share / link.value(z.clamp(min=0.0))).masked_fill(z <= 0, 0.0)
 
 
 def _lever(grad_z: Tensor, z: Tensor, scale: Tensor) -> Tensor:
@@ -152,6 +151,19 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
     return grad_z, grad_k + left
 
 
+def _pull_by_shares(
+    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, direct: Tensor, link: Link
+) -> tuple[Tensor, Tensor]:
+    """The shares omega and dL/dk from dL/d log y, as :func:`pull_on_k` has it, in few buffers."""
+    z = distances_of(x, at, scale)
+    likely = z > 0
+    below, above = direct.masked_fill(likely, 0).sum(-1), link.value(z.clamp_(min=0)).reciprocal_()
+    del z  # before others are made
+    share, density = _underflowing(x, scale, at, link, True)
+    above = above.mul_(share).mul_(grad).masked_fill_(~likely, 0).sum(-1)
+    return share, above.double() + below.double() / density
+
+
 def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
     """dL/dz and dL/dk from dL/d log y."""
     z = distances_of(x, at, scale)
@@ -160,9 +172,8 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
     norm = density = weight.sum(-1)
     if _underflow(density):
         del z, weight  # before others are made
-        weight, density = _underflowing(x, scale, at, link, True)
+        weight, grad_k = _pull_by_shares(x, scale, at, grad, direct, link)
         norm = torch.ones_like(pull)
-        grad_k = pull_on_k(grad, direct, distances_of(x, at, scale), weight, density, link)
     else:
         grad_k = pull / density
     grad_z = direct.sub_(weight * (pull / norm).unsqueeze(-1))
