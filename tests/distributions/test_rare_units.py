@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, sigmoid_topk
+from khot import ConditionalPoisson, GumbelTopK, ParetoSampling, log_sigmoid_topk, sigmoid_topk
 from khot.laws.inverse import solve_logits
 from tests.inputs import normal
 
@@ -93,3 +93,19 @@ def test_logits_of_rare_units_move_much_and_others_do_not(n: int) -> None:
     logits = solve_logits(probs, 2)
     (rare,) = torch.autograd.grad(logits[0], probs)
     assert (rare[0] * probs[0]).item() == pytest.approx(1 - 1 / n, rel=1e-9)  # less its part of the mean
+
+
+# What probabilities near 1 have lost in the first place: more, the rarer the unit that is chosen or left out.
+@pytest.mark.parametrize("k, outliers, lost", [(1, 0, 1e-13), (1, 20, 1e-11), (1, 35, 1e-8), (-1, 0, 1e-11), (-1, 5, 1e-9)])
+@pytest.mark.parametrize("n", [12, 33, 40, 200])
+def test_the_least_probable_unit_is_chosen(n: int, k: int, outliers: int, lost: float) -> None:
+    """One chosen unit, or one that is left out of all, has the probability that the law is made of."""
+    x = normal(50, n, seed=n)
+    x[:, 0] += outliers
+    x[:, -1] -= outliers
+    x.requires_grad_()
+    value = torch.nn.functional.one_hot(x.argmin(-1), n).double()
+    (expected,) = torch.autograd.grad((log_sigmoid_topk(x, 1) * value).sum(), x)
+    law = ConditionalPoisson(probs=sigmoid_topk(k * x, k % n))
+    (found,) = torch.autograd.grad(law.log_prob(value if k == 1 else 1 - value).sum(), x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=lost)

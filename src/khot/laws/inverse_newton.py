@@ -242,15 +242,18 @@ def _conjugate_gradients(
 
     small, alone = weight <= SMALL * total, centre(inverse * b, interior, weight)
     b = weight * alone
-    few, many = ((alone * b).masked_fill(x, 0.0).sum(-1, keepdim=True) for x in (~small, small))
-    v, r = torch.where(small & (few > many), alone, 0.0), b
-    if (few > many).any():
-        r = b - product(v)
+    of_small, of_others = ((alone * b).masked_fill(x, 0.0).sum(-1, keepdim=True) for x in (~small, small))
+    passed_on = of_small > of_others
+    v, r = torch.where(small & passed_on, alone, 0.0), b
+    if passed_on.any():
+        r = weight * centre(inverse * (b - product(v)), interior, weight)
     z = preconditioned(r)
     d, rz = z, (r * z).sum(-1, keepdim=True)
-    goal = tolerance**2 * rz
+    # What is passed on may be nothing but rounding: no goal is to be relative to that.
+    goal = tolerance**2 * torch.where(passed_on, torch.maximum(rz, of_others), rz)
+    wanted = b.isfinite().all(-1, keepdim=True)
     for _ in range(MAX_CG_STEPS):
-        active = rz > goal
+        active = wanted & ~(rz <= goal)
         if not active.any():
             return centre(v + torch.where(common, z, inverse * r), interior, weight)
         c = product(d)

@@ -201,8 +201,12 @@ def _pass_on(real, imag, nodes_at, nodes, spread, residual, v, units):
     _times(
         real, imag, nodes_at[2, :nodes], nodes_at[3, :nodes], slope, bend, own, v, nodes_at[4], nodes_at[5], along
     )  # fmt: skip
+    excess = 0.0  # of the sum over 0, which no v can take away
     for i in range(v.shape[0]):
         residual[i] -= along[i]
+        excess += residual[i]
+    for i in range(v.shape[0]):
+        residual[i] -= excess / spread * variance[i]
 
 
 @per_row
