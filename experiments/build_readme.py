@@ -45,8 +45,9 @@ experiments` runs all with their defaults, on data that ship with scikit-learn o
 from the tables and figures that they write as Markdown, JSON and PNG to [`results/`](results). `make experiments
 DATA=mnist DATA_DIR=folder` runs those that know MNIST on its standard files, can be cut and resumed, and writes to
 `results/mnist`, each run to `results/mnist/runs`: more seeds train what is not there yet. All rows of a table have the
-same data, optimiser and budget. The findings were stated before the runs that test them: one holds, or does not hold,
-where Student's 95 % interval of the paired difference over the seeds lies on one side of zero, and is open otherwise.
+same data and optimiser, and end their training by the same rule. The findings were stated before the runs that test
+them: one holds, or does not hold, where Student's 95 % interval of the paired difference over the seeds lies on one
+side of zero (or of the margin that its text names), and is open otherwise.
 """
 
 
@@ -127,8 +128,8 @@ def provenance(experiment: Experiment) -> str:
     other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
     if experiment.documents and source.data and other:
         sentences.append(
-            f"**The data differ**: {', '.join(other)} here, {theirs} in the paper, so that the numbers cannot be "
-            "compared, only what they say of the methods."
+            f"**Other data than the paper's**: {', '.join(other)} here, {theirs} there, so that these numbers cannot "
+            "be compared, only what they say of the methods."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
     if experiment.documents and not has_numbers:

@@ -67,7 +67,12 @@ PAPER = {
 }
 NOTE = (
     "The paper gives neither minibatches nor epochs, nor how its test loss is masked, how logits start and pixels are "
-    "scaled, nor whether one mask serves a whole minibatch: these are our choices."
+    "scaled, nor whether one mask serves a whole minibatch. Ours: minibatches of 64, a mask for each image, logits "
+    "that start at 0, pixels in [0, 1], and training until the validation loss has had no new minimum for 20 epochs."
+)
+FAILED = (
+    "NCPSS with the third seed ends after 37 epochs with 81.7 % (k largest), the other four between 94.3 and 95.9 %: "
+    "its row holds it, as no rule fixed beforehand leaves it out."
 )
 TRIED = (
     "What lies above the paper's by more than three of its standard deviations is not explained. Tried with one "
@@ -280,7 +285,7 @@ def main(arguments: list[str] | None = None) -> Table:
     compared = SAMPLED, LARGEST, ACCURACY
     table = Table(f"Test scores with {args.k} pixels, {args.data}", columns, FIRST, compared=compared)
     if args.data == "mnist" and args.k == THE_PAPERS.k:
-        table.paper, table.notes = {"paper: loss": PAPER}, [NOTE, TRIED]
+        table.paper, table.notes = {"paper: loss": PAPER}, [NOTE] if args.smoke else [NOTE, TRIED, FAILED]
     results = run_grid(args, "feature_selection_methods", list(METHODS), run_row)
     table.add_all(results)
     add_findings(table)

@@ -35,8 +35,8 @@ sum_i KL(Bernoulli(pi_i), Bernoulli(k / n)). Whatever a network was trained with
 is what the paper reports, stands beside it.
 
 Protocol: networks, optimiser, initial weights and minibatches are the same for every row, and so is the end of the
-training: the loss on the validation images has had no new minimum for some epochs. Scores are those of the test images,
-the same for all seeds, with several draws of the code each.
+training: the loss on the validation images has had no new minimum for some epochs, or all epochs are over. Scores are
+those of the test images, the same for all seeds, with several draws of the code each.
 """
 
 from argparse import Namespace
@@ -89,14 +89,19 @@ NOTE = (
     "nor the temperatures here: these are our choices."
 )
 CUT = (
-    "After 50 epochs, 84,000 steps at the paper's learning rate, the losses still fall by {} nats an epoch: the rows "
-    "compare methods of one budget, and lie above the paper's."
+    "After 50 epochs, 84,000 steps at the paper's learning rate, losses that are lowest at the end still fall by {} "
+    "nats an epoch: the rows compare methods of one budget, not the ends of their trainings."
+)
+NO_BOUND = (
+    "The prior term of the paper is one of the softmax of the logits, not of a law on k-hot vectors: what was trained "
+    "with it was not trained for the −ELBO, of which the paper says nothing."
 )
 TRIED = (
-    "A single code comes close to the paper, ten do not; why was looked for with one seed. A learning rate of 1e-3 "
-    "takes πST to 96.57 only. With the prior term averaged over the ten vectors instead of summed, and all else the "
-    "same, the loss as trained is 89.84 for πST, 92.54 for πST2 and 85.92 for Gumbel-σ_k, still falling by 0.2 nats an "
-    "epoch: in the paper's order, in which πST2 comes last of them. That may be what the paper did."
+    "A single code comes close to the paper, ten do not; why was looked for with one seed. In as many epochs a "
+    "learning rate of 1e-3 takes πST to 96.57 only. With the prior term averaged over the ten vectors instead of "
+    "summed, and all else the same, the loss as trained is 89.84 for πST, 92.54 for πST2 and 85.92 for Gumbel-σ_k, "
+    "still falling by 0.2 nats an epoch: in the paper's order, in which πST2 comes last of them. That may be what the "
+    "paper did."
 )
 FALLING = {("ten", "softmax"): "0.2", ("ten", EXACT): "0.2", ("single", "softmax"): "0.14"}  # as was seen
 
@@ -369,12 +374,13 @@ def draw_figure(results: dict[str, list[Result]], images: Tensor, title: str) ->
     return figure
 
 
-def add_findings(table: Table) -> None:
-    paper = "(k-hot paper, table 4)"
-    for column in (BOUND, TRAINED):
+def add_findings(table: Table, prior: str) -> None:
+    """The paper's are of the loss as trained, with its own prior term."""
+    for column in (TRAINED, BOUND):
+        paper = " (k-hot paper, table 4)" if (column, prior) == (TRAINED, "softmax") else ""
         for row in (GUMBEL, FIRST, SECOND):
             for other in (XIE_ERMON, NCPSS):
-                table.find(f"{row} beats {other} {paper}", row, other, column, lower=True)
+                table.find(f"{row} beats {other}{paper}", row, other, column, lower=True)
         table.find("second order beats plain straight-through", SECOND, FIRST, column, lower=True)
 
 
@@ -392,11 +398,13 @@ def compare(latent: str, prior: str, args: Namespace) -> tuple[Table, Figure]:
         table.paper, table.notes = {"paper: loss, softmax term": PAPER[latent]}, [NOTE]
         if (latent, prior) in FALLING and args.epochs == THE_PAPERS.epochs:
             table.notes.append(CUT.format(FALLING[latent, prior]))
-        if (latent, prior) == ("ten", "softmax"):
+        if (latent, prior) == ("ten", "softmax") and not args.smoke:
             table.notes.append(TRIED)
+    if prior == "softmax":
+        table.notes = [*table.notes, NO_BOUND]
     results = run_grid(args, f"vae_{latent}_{prior.replace('-', '_')}", rows, run_row)
     table.add_all(results)
-    add_findings(table)
+    add_findings(table, prior)
     test = load_split(args.data, args.seed, args.data_dir, args.images).test
     return table, draw_figure(results, grey_levels(test, settings.levels) / settings.levels, title)
 
