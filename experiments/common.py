@@ -198,6 +198,8 @@ class Table:
         return "holds" if gain > half_width else "does not hold" if gain < -half_width else "open"
 
     def markdown(self) -> str:
+        if not self.scores:
+            return f"{self.title}. No row is complete.\n"
         seeds = len(next(iter(self.scores.values())))
         lines = [f"{self.title}. Mean ± sd over {seeds} seeds." if seeds > 1 else f"{self.title}. One seed."]
         if self.reference in self.scores:

@@ -251,7 +251,7 @@ def run_row(run: Run, args: Namespace) -> Result:
 def draw_figure(results: dict[str, list[Result]], k: int) -> Figure:
     """How often each pixel was chosen, over the seeds."""
     figure = Figure(figsize=(13, 2.8), layout="constrained")
-    panels = figure.subplots(1, len(results))
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
     for panel, (row, of_seeds) in zip(panels, results.items(), strict=True):
         share = torch.tensor([result["mask"] for result in of_seeds]).mean(0)
         side = round(len(share) ** 0.5)

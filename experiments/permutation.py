@@ -192,9 +192,10 @@ def draw_test(digits: Labelled, size: int, seed: int, n: int) -> Sequences:
 
 
 def fill(table: Table, results: dict[str, list[Result]]) -> None:
+    """Of rows that were run at every length."""
     for row in ROWS:
         of_lengths = [results.get(f"{row}, n = {n}", []) for n in LENGTHS]
-        for of_seed in zip(*of_lengths, strict=True):
+        for of_seed in zip(*of_lengths, strict=False):
             found = {name: value for result in of_seed for name, value in result["scores"].items()}
             table.add(row, {name: found[name] for name in table.columns})
     table.add_time(results)

@@ -173,10 +173,10 @@ def run_row(run: Run, args: Namespace) -> Result:
 
 
 def fill(table: Table, results: dict[str, list[Result]], sparsities: tuple[float, ...]) -> None:
-    """The dense network has one accuracy for all sparsities."""
+    """Of rows that were run at every sparsity; the dense network has one accuracy for all."""
     for row in (DENSE, *METHODS):
         names = [DENSE if row == DENSE else f"{row}, {column(sparsity)}" for sparsity in sparsities]
-        for of_seed in zip(*(results.get(name, []) for name in names), strict=True):
+        for of_seed in zip(*(results.get(name, []) for name in names), strict=False):
             values = [result["accuracy"] for result in of_seed]
             table.add(row, dict(zip(table.columns, values, strict=True)))
     table.add_time(results)
@@ -228,7 +228,8 @@ def main(arguments: list[str] | None = None) -> Table:
         table.find(f"{name}: relaxed beats straight-through hard pruning", RELAXED, STRAIGHT, name)
         table.find(f"{name}, rising: relaxed beats hard pruning", f"{RELAXED}, rising", f"{HARD}, rising", name)
     table.save(args, "pruning")
-    save_figure(draw_figure(table, results, sparsities[-1]), args, "pruning")
+    if table.scores.keys() & METHODS.keys():
+        save_figure(draw_figure(table, results, sparsities[-1]), args, "pruning")
     return table
 
 
