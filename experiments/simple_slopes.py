@@ -10,57 +10,54 @@ an autoencoder with one code of n = 100 and k = 10 it has been seen ahead of Str
 250 steps, with one seed and one learning rate. The rows change one thing at a time:
 
     exact                    StraightThrough on ConditionalPoisson with log-odds s
-    exact, steeper           the same with log-odds 2 s, an effective temperature of 1/2
+    exact, steeper           the same with 2 s for s, in the law and in the prior term: another scale of the same loss
     Gumbel draws             draws by Gumbel top-k of s, slopes of "exact"
     published slopes         draws of "exact", slopes of the published code
     published                draws and slopes of the published code
 
 Autoencoder, optimiser and prior term (KL of the softmax of the scores) are those of vae.py on MNIST.
 
-Protocol: networks, initial weights, minibatches and steps are the same for every row. Each trains with two learning
-rates, and of each seed the one with the lower loss on the validation images is tested: scores are those of the test
-images, the same for all seeds. The learning rates were fixed beforehand.
+Protocol: networks, initial weights, minibatches and steps are the same for every row. Each trains with three learning
+rates, and of each seed the one with the lowest loss on the validation images is tested: scores are those of the test
+images, the same for all seeds. Two of the rates were fixed beforehand; the highest was added as the higher one of the
+two was always taken.
 """
 
 from argparse import Namespace
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from torch.types import _size as SizeLike
 
 from common import Table, experiment_parser, parse, save_figure
 from image_data import load_split
-from khot import ConditionalPoisson, StraightThrough, topk_mask
+from khot import ConditionalPoisson, GumbelTopK, SamplingDesign, StraightThrough
 from runs import Result, Run, add_run_arguments, run_grid
-from vae import THE_PAPERS, VAE, Latent, Method, grey_levels, loss, train, uniform
+from vae import THE_PAPERS, VAE, Latent, Method, Settings, grey_levels, loss, train, uniform
 
 LATENT = Latent(1, 100, 10)
 BATCH_SIZE = 128
-RATES = (1e-3, 3e-4)
+RATES = (3e-3, 1e-3, 3e-4)
 EARLY, LOSS, RATE = "validation, first epoch", "test loss, nats", "learning rate"
+AT = {rate: f"at {rate:g}" for rate in RATES}  # the test loss with each
 EXACT, STEEPER, DRAWS, SLOPES, PUBLISHED = "exact", "exact, steeper", "Gumbel draws", "published slopes", "published"
+LEARNED = (
+    "What is to be learned: at each of the three rates the published code is ahead, by 2.9 to 4.2 nats, so it is not "
+    "chance; its slopes alone give 1.6 to 1.9 of them, its draws about the rest. An effective temperature it is not: "
+    "twice the scores, with the same loss, gain 4 nats at 1e-3 and nothing at the better rate. The learning rate "
+    "matters more than the estimator: from 1e-3 to 3e-3 it gives the exact law 10 nats, and on scikit-learn's digits "
+    "the published code is not ahead. Losses near 210 nats are of trainings whose codes are ignored still: all of the "
+    "steeper scores at 3e-3 and at 3e-4, and two of five with Gumbel draws at 3e-3."
+)
 
 
-class GumbelDraws(StraightThrough):
-    """Draws by Gumbel top-k of ``scores``, with the gradient of the inclusion probabilities of ``design``."""
+class DrawnFrom(StraightThrough):
+    """Draws of one law, with the gradient of the inclusion probabilities of another."""
 
-    def __init__(self, scores: Tensor, design: ConditionalPoisson) -> None:
+    def __init__(self, drawn_from: SamplingDesign, design: ConditionalPoisson) -> None:
         super().__init__(design)
-        self.scores = scores.detach()
-
-    def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
-        scores = self.scores.expand(*sample_shape, *self.scores.shape)
-        gumbel = -torch.empty_like(scores).exponential_().log()
-        return self.attach_gradient(topk_mask(scores + gumbel, LATENT.k))
-
-
-class ExactDraws(StraightThrough):
-    """Draws of the law with log-odds ``scores``, with the gradient of the inclusion probabilities of ``design``."""
-
-    def __init__(self, scores: Tensor, design: ConditionalPoisson) -> None:
-        super().__init__(design)
-        self.drawn_from = ConditionalPoisson(logits=scores.detach(), k=LATENT.k)
+        self.drawn_from = drawn_from
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(self.drawn_from.sample(sample_shape))
@@ -76,14 +73,44 @@ def exact_design(scores: Tensor, k: int) -> ConditionalPoisson:
     return ConditionalPoisson(logits=scores, k=k)
 
 
+def exact(scores: Tensor, k: int, temperature: float) -> StraightThrough:
+    return StraightThrough(exact_design(scores, k))
+
+
+def gumbel_draws(scores: Tensor, k: int, temperature: float) -> StraightThrough:
+    return DrawnFrom(GumbelTopK(logits=scores.detach(), k=k), exact_design(scores, k))
+
+
+def published_slopes(scores: Tensor, k: int, temperature: float) -> StraightThrough:
+    return DrawnFrom(exact_design(scores.detach(), k), published_design(scores, k))
+
+
+def published(scores: Tensor, k: int, temperature: float) -> StraightThrough:
+    return DrawnFrom(GumbelTopK(logits=scores.detach(), k=k), published_design(scores, k))
+
+
+class Doubled(nn.Module):
+    """Twice its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
 METHODS = {
-    EXACT: Method(lambda scores, k, temperature: StraightThrough(exact_design(scores, k)), uniform),
-    STEEPER: Method(lambda scores, k, temperature: StraightThrough(exact_design(2 * scores, k)), uniform),
-    DRAWS: Method(lambda scores, k, temperature: GumbelDraws(scores, exact_design(scores, k)), uniform),
-    SLOPES: Method(lambda scores, k, temperature: ExactDraws(scores, published_design(scores, k)), uniform),
-    PUBLISHED: Method(lambda scores, k, temperature: GumbelDraws(scores, published_design(scores, k)), uniform),
+    EXACT: Method(exact, uniform),
+    STEEPER: Method(exact, uniform),  # of the scores of a `Doubled` encoder
+    DRAWS: Method(gumbel_draws, uniform),
+    SLOPES: Method(published_slopes, uniform),
+    PUBLISHED: Method(published, uniform),
 }
 TRAININGS = {f"{row}, {rate:g}": (row, rate) for row in METHODS for rate in RATES}
+
+
+def autoencoder(row: str, pixels: int, settings: Settings) -> VAE:
+    vae = VAE(pixels, LATENT, METHODS[row], "softmax", settings)
+    if row == STEEPER:
+        vae.encoder.append(Doubled())
+    return vae
 
 
 def run_row(run: Run, args: Namespace) -> Result:
@@ -92,26 +119,31 @@ def run_row(run: Run, args: Namespace) -> Result:
     split = load_split(args.data, run.seed, args.data_dir, args.images)
     images, validation, test = (grey_levels(part, 1) for part in split)
     settings = THE_PAPERS._replace(batch_size=BATCH_SIZE, learning_rate=rate)
-    vae = VAE(images.shape[-1], LATENT, METHODS[row], "softmax", settings)
+    vae = autoencoder(row, images.shape[-1], settings)
     fitted = train(run, args, vae, images, validation)
     tested = sum(loss(vae, test) for _ in range(args.draws)) / args.draws
     return {"losses": fitted.losses, "test": tested, "seconds": sum(fitted.seconds)}
 
 
-def better_rates(results: dict[str, list[Result]], row: str) -> list[tuple[float, Result]]:
-    """For each seed the learning rate with the lower last validation loss, and its result."""
-    pairs = [[(rate, result) for result in results.get(f"{row}, {rate:g}", [])] for rate in RATES]
-    return [min(of_seed, key=lambda pair: pair[1]["losses"][-1]) for of_seed in zip(*pairs, strict=True)]
+def by_seed(results: dict[str, list[Result]], row: str) -> list[dict[float, Result]]:
+    """For each seed the results of the learning rates."""
+    runs = {rate: results[run] for rate in RATES if (run := f"{row}, {rate:g}") in results}
+    return [dict(zip(runs, of_seed, strict=True)) for of_seed in zip(*runs.values(), strict=True)]
+
+
+def best_rate(of_seed: dict[float, Result]) -> float:
+    """The learning rate with the lowest last validation loss."""
+    return min(of_seed, key=lambda rate: of_seed[rate]["losses"][-1])
 
 
 def draw_figure(results: dict[str, list[Result]], title: str) -> Figure:
-    """Validation loss by epoch, at the better learning rate, by seed."""
+    """Validation loss by epoch, at the best learning rate, by seed."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(METHODS):
-        for seed, (_, result) in enumerate(better_rates(results, row)):
-            epochs = range(1, len(result["losses"]) + 1)
-            axes.plot(epochs, result["losses"], color=f"C{number}", label=None if seed else row, alpha=0.7)
+        for seed, of_seed in enumerate(by_seed(results, row)):
+            losses = of_seed[best_rate(of_seed)]["losses"]
+            axes.plot(range(1, len(losses) + 1), losses, color=f"C{number}", label=None if seed else row, alpha=0.7)
     axes.set(title=title, xlabel="epoch", ylabel="validation loss, nats")
     axes.legend()
     return figure
@@ -120,19 +152,25 @@ def draw_figure(results: dict[str, list[Result]], title: str) -> Figure:
 def main(arguments: list[str] | None = None) -> Table:
     parser = experiment_parser(__doc__, data=("digits", "mnist", "fashion-mnist"))
     add_run_arguments(parser)
-    parser.add_argument("--epochs", type=int, default=20, help="of training (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, help="of training (default: 20 on digits, else 5)")
     parser.add_argument("--draws", type=int, default=4, help="of the code of a test image (default: %(default)s)")
     args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1, "draws": 1})
+    args.epochs = args.epochs or (20 if args.data == "digits" else 5)
     args.patience = None
 
     title = f"One code of n = {LATENT.n}, k = {LATENT.k}, {args.data}, softmax prior term"
-    columns = {LOSS: ".2f", EARLY: ".2f", RATE: ".1e"}
+    columns = {LOSS: ".2f", EARLY: ".2f", RATE: ".1e"} | dict.fromkeys(AT.values(), ".1f")
     table = Table(f"{title}; minibatches of {BATCH_SIZE}", columns, EXACT, compared=(LOSS, EARLY))
     results = run_grid(args, "simple_slopes", list(TRAININGS), run_row)
     for row in METHODS:
-        for rate, result in better_rates(results, row):
-            table.add(row, {LOSS: result["test"], EARLY: result["losses"][0], RATE: rate})
+        for of_seed in by_seed(results, row):
+            rate = best_rate(of_seed)
+            scores = {LOSS: of_seed[rate]["test"], EARLY: of_seed[rate]["losses"][0], RATE: rate}
+            others = {AT[rate]: of_seed[rate]["test"] if rate in of_seed else float("nan") for rate in RATES}
+            table.add(row, scores | others)
     table.add_time(results)
+    if args.data == "mnist" and not args.smoke:
+        table.notes = [LEARNED]
     for column in (LOSS, EARLY):
         for row in (PUBLISHED, DRAWS, SLOPES, STEEPER):
             table.find(
