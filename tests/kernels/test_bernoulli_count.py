@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch.distributions import kl_divergence
 
+from khot import ConditionalPoisson, StraightThrough
 from khot.kernels import backend
 from khot.kernels.bernoulli_count import (
     LONGEST,
@@ -15,15 +17,15 @@ from khot.kernels.bernoulli_count import (
     marked_count_draw,
 )
 from khot.kernels.philox import FIRST
-from khot.kernels.registry import HAS_NUMBA
 from khot.laws import conditional_poisson, sampford, unit_by_unit
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
-pytestmark = [
-    pytest.mark.slow,  # as what is tested takes seconds to compile
-    pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"),
-]
+pytest.importorskip("numba", reason="numba is not installed")
+
+from khot.kernels.bernoulli_count import numba_backend, numba_marked
+
+pytestmark = pytest.mark.slow  # as what is tested takes seconds to compile
 
 SEED = torch.tensor([0x123456789ABCDEF])
 LAWS = (
@@ -180,3 +182,109 @@ def test_long_odds_keep_their_digits():
     expected = torch.tensor([[1.0, math.exp(-460), math.exp(-230)]], dtype=torch.float64) / total
     torch.testing.assert_close(inclusion, expected, rtol=1e-13, atol=0)
     assert complement[0, 0].item() == pytest.approx((math.exp(-460) + math.exp(-230)) / total, rel=1e-13)
+
+
+@pytest.fixture
+def rows_of(monkeypatch):
+    """A function of a loop to how many rows each call of it has had since it was last asked."""
+    rows = {}
+
+    def counting(over_rows):
+        def call(loop, count, *args):
+            rows.setdefault(loop, []).append(count)
+            over_rows(loop, count, *args)
+
+        return call
+
+    for module in (numba_backend, numba_marked):
+        monkeypatch.setattr(module, "over_rows", counting(module.over_rows))
+    return lambda loop: rows.pop(loop, [])
+
+
+def test_a_step_has_one_derivative_of_inclusion_probabilities(rows_of):
+    """Of a straight-through draw, the entropy and a divergence: also where a plate has expanded the estimator."""
+    theta = normal(4, 9).float().requires_grad_()
+    prior = ConditionalPoisson(logits=torch.zeros(4, 9), k=3)
+    estimator = StraightThrough(ConditionalPoisson(logits=theta, k=3)).expand((4,))
+    weight = normal(4, 9, seed=1).float()
+    loss = (weight * estimator.rsample()).sum() + kl_divergence(estimator, prior).sum() - estimator.entropy().sum()
+    found = torch.autograd.grad(loss, theta)[0]
+    assert rows_of(numba_backend._derivative_rows) == [4]
+
+    design = ConditionalPoisson(logits=theta, k=3)
+    alone = [(weight * design.mean).sum(), -2 * ConditionalPoisson(logits=theta, k=3).entropy().sum()]
+    expected = sum(torch.autograd.grad(part, theta)[0] for part in alone)
+    assert rows_of(numba_backend._derivative_rows) == [4, 4]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_pass_of_the_mean_leaves_the_entropy_its_derivatives():
+    theta = normal(2, 9).requires_grad_()
+    design = ConditionalPoisson(logits=theta, k=3)
+    mean, entropy = design.mean, design.entropy()
+    torch.autograd.grad(mean.square().sum(), theta)
+    first = torch.autograd.grad(entropy.sum(), theta, create_graph=True)[0]
+    second = torch.autograd.grad(first.square().sum(), theta)[0]
+
+    fresh = conditional_poisson.entropy(theta, 3)
+    expected = torch.autograd.grad(fresh.sum(), theta, create_graph=True)[0]
+    torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), theta)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_mean_that_no_longer_holds_is_not_shared():
+    theta = normal(2, 9).requires_grad_()
+    design = ConditionalPoisson(logits=theta, k=3)
+    expected = conditional_poisson.entropy(theta.detach(), 3)
+    with torch.no_grad():
+        design.mean.zero_()
+    torch.testing.assert_close(design.entropy(), expected, rtol=1e-14, atol=0)
+
+    design = ConditionalPoisson(logits=theta, k=3)
+    old = design.mean.sum()
+    with torch.no_grad():
+        theta.mul_(2)
+    fresh = conditional_poisson.entropy(theta, 3)
+    entropy = design.entropy()
+    torch.testing.assert_close(entropy, fresh, rtol=1e-14, atol=0)
+    gradients = [torch.autograd.grad(x.sum(), theta)[0] for x in (entropy, fresh)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+    with pytest.raises(RuntimeError, match="`logits` have been modified in place"):
+        old.backward()
+
+
+def test_rows_that_an_expansion_repeats_are_solved_once(rows_of):
+    """As a prior's by a plate; along any dimension, and also where there is a tensor of sizes."""
+    value, rows = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]).double().expand(7, 1, 1, 1, 5), normal(3, 1, 5)
+    whole = rows.expand(2, 3, 4, 5)
+
+    def results(design):
+        return design.mean, design.entropy(), design.log_prob(value)
+
+    expected = results(ConditionalPoisson(logits=whole.contiguous(), k=2))
+    assert rows_of(numba_backend._solve_rows) == [24]
+    by_plates = ConditionalPoisson(logits=rows, k=2).expand((2, 3, 4))
+    by_size = ConditionalPoisson(logits=whole, k=torch.tensor(2))
+    by_sizes = ConditionalPoisson(logits=whole, k=torch.full((3, 4), 2))
+    for design, solved in ((by_plates, 3), (by_size, 3), (by_sizes, 12)):
+        assert all(map(torch.equal, results(design), expected))
+        assert rows_of(numba_backend._solve_rows) == [solved]
+
+    probs = sigmoid_topk(rows, 2).expand(2, 3, 4, 5)
+    expected = sampford.log_prob(probs.contiguous(), 2, value)
+    assert rows_of(numba_marked._marked_rows) == [24]
+    assert sampford.log_prob(probs, 2, value).equal(expected)
+    assert rows_of(numba_marked._marked_rows) == [3]
+
+
+def test_gradients_of_rows_that_an_expansion_repeats():
+    theta = normal(3, 1, 5).requires_grad_()
+    value = normal(2, 3, 4, 5, seed=1).topk(2).indices
+    value = torch.zeros(2, 3, 4, 5).double().scatter(-1, value, 1)
+    weight = normal(2, 3, 4, 5, seed=2)
+    gradients = []
+    for rows in (theta.expand(2, 3, 4, 5), theta.expand(2, 3, 4, 5).contiguous()):
+        loss = conditional_poisson.log_prob(rows, 2, value).sum()
+        loss = loss + (weight * conditional_poisson.inclusion_probabilities(rows, 2)).sum()
+        gradients.append(torch.autograd.grad(loss, theta)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-14, atol=1e-14)

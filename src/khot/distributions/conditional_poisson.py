@@ -146,7 +146,12 @@ class ConditionalPoisson(SamplingDesign):
         """Inclusion probabilities P(x_i = 1)."""
         if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
             return self._of_parts(law_of_parts.inclusion_probabilities, shards)
-        return law.inclusion_probabilities(self.logits, self.size, self.kept).to(self.logits.dtype)
+        return self._inclusion.to(self.logits.dtype)
+
+    @lazy_property
+    def _inclusion(self) -> Tensor:
+        """``probs`` in float64, from ``logits``."""
+        return law.inclusion_probabilities(self.logits, self.size, self.kept)
 
     def works_on_parts(self, member: str) -> bool:
         if self.spread is None or not self.spread.is_cut:
@@ -259,4 +264,5 @@ class ConditionalPoisson(SamplingDesign):
             return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
-        return law.entropy(self.logits, self.size, self.kept).to(self.parameter.dtype)
+        inclusion = self.__dict__.get("_inclusion")
+        return law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)

@@ -83,9 +83,10 @@ class DesignWrapper(KHotDistribution):
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "DesignWrapper":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = checked_shape("batch_shape", batch_shape), len(self.batch_shape)
+        designs = {id(self.design): self.design.expand(batch_shape)}  # the same may score, and then shares its graph
         for name, value in self.__dict__.items():
             if isinstance(value, SamplingDesign):
-                value = value.expand(batch_shape)
+                value = designs.get(id(value)) or value.expand(batch_shape)
             elif isinstance(value, Tensor):
                 value = value.expand(batch_shape + shape_of(value)[batch_dim:])
             new.__dict__[name] = value

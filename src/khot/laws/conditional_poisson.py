@@ -409,11 +409,17 @@ def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
     return _by_rows(function, logits, k)[0]
 
 
-def entropy(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
-    """Entropy in nats, ``(*batch,)``."""
+def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
+    """Entropy in nats, ``(*batch,)``.
+
+    ``inclusion`` is what :func:`inclusion_probabilities` returned for these tensors, perhaps before they were changed:
+    where it still holds, the graphs of both are one.
+    """
     # log_prob is linear in its value, so that its expectation is taken at the mean.
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
-        return -log_prob(logits, k, inclusion_probabilities(logits, k, kept), kept)
+        if not unit_by_unit.is_inclusion(inclusion, logits, k, kept):
+            inclusion = inclusion_probabilities(logits, k, kept)
+        return -log_prob(logits, k, cast(Tensor, inclusion), kept)
 
     def function(tilted: _Tilted) -> Tensors:
         mean = _inclusion(tilted)

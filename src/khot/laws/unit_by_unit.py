@@ -8,7 +8,7 @@ made of it, and differentiate that.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -50,9 +50,9 @@ class Solved(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return *self.batch_shape, self.logits.shape[-1]
 
-    def for_values(self, value: Tensor) -> "Solved":
-        """These rows, repeated where a batch of values ``(..., n)`` has more than one for each."""
-        return Solved(*_repeated(self.batch_shape, value.shape, *self[1:]))
+    def for_values(self, shape: torch.Size) -> "Solved":
+        """These rows, repeated where a batch of values of a shape ``(..., n)`` has more than one for each."""
+        return Solved(*_repeated(self.batch_shape, shape, *self[1:]))
 
 
 def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tuple[Any, ...]:
@@ -91,9 +91,27 @@ def _rows_of(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
     return batch_shape, rows.contiguous(), size.contiguous()
 
 
+def _shape_of(x: Tensor, k: int | Tensor) -> torch.Size:
+    return broadcast_shapes(x.shape, (*k.shape, 1)) if isinstance(k, Tensor) else x.shape
+
+
+def _without_repeats(x: Tensor, dims: int) -> Tensor:
+    """The first of what an ``expand``, such as a plate's of a prior, repeats along each of the first dimensions."""
+    for dim in range(dims):
+        if x.stride(dim) == 0:
+            x = x[(slice(None),) * dim + (slice(1),)]
+    return x
+
+
+def _rows_once(x: Tensor, k: int | Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """As :func:`_rows_of`, of rows that are repeated only once."""
+    size = _without_repeats(k, k.ndim) if isinstance(k, Tensor) else k
+    return _rows_of(_without_repeats(x, x.ndim - 1), size)
+
+
 def _solve(logits: Tensor, k: int | Tensor) -> Solved:
-    batch_shape, rows, size = _rows_of(logits, k)
-    return Solved(batch_shape, rows, size, *bernoulli_count(rows, size))
+    batch_shape, rows, size = _rows_once(logits, k)
+    return Solved(batch_shape, rows, size, *bernoulli_count(rows, size)).for_values(_shape_of(logits, k))
 
 
 def _like(gradient: Tensor, shape: Sequence[int], logits: Tensor) -> Tensor:
@@ -123,15 +141,19 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
 
 
 class _Inclusion(Function):
+    """Its node may be shared, see :func:`is_inclusion`: nothing is saved that a backward pass of one result frees."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
         ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
-        ctx.save_for_backward(logits)
+        ctx.logits, ctx.version = logits, logits._version
         return _inclusion(solved, log_odds)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (logits,), solved = ctx.saved_tensors, ctx.solved
+        logits, solved = ctx.logits, ctx.solved
+        if logits._version != ctx.version:
+            raise RuntimeError("`logits` have been modified in place since inclusion probabilities were made of them")
         if _needs_tree(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
         gradient = bernoulli_count_derivative(
@@ -157,6 +179,17 @@ def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool
         return _inclusion(solved, log_odds)
     result: Tensor = _Inclusion.apply(logits, solved, log_odds, by_tree)
     return result
+
+
+def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept | None) -> bool:
+    """Whether x is what :func:`inclusion` has returned for the logits as they are now, with a graph.
+
+    Other results can then be made of x, so that one backward pass goes through all of them at once.
+    """
+    node: Any = None if x is None else x.grad_fn
+    if getattr(node, "logits", None) is not logits or cast(Tensor, x)._version:
+        return False
+    return node.solved is solve(logits, k, kept)
 
 
 class _LogProb(Function):
@@ -200,7 +233,7 @@ def _log_prob(value: Tensor, solved: Solved) -> Tensor:
 
 def log_prob(logits: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values."""
-    solved, recorded = solve(logits, k, kept).for_values(value), torch.is_grad_enabled()
+    solved, recorded = solve(logits, k, kept).for_values(value.shape), torch.is_grad_enabled()
     if not (has_derivative(logits, recorded) or has_derivative(value, recorded)):
         return _log_prob(value.detach(), solved)
     result: Tensor = _LogProb.apply(logits, value, solved, by_tree)
@@ -237,14 +270,14 @@ class Marked(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return *self.batch_shape, self.probs.shape[-1]
 
-    def for_values(self, value: Tensor) -> "Marked":
+    def for_values(self, shape: torch.Size) -> "Marked":
         """As :meth:`Solved.for_values`."""
-        return Marked(*_repeated(self.batch_shape, value.shape, *self[1:]))
+        return Marked(*_repeated(self.batch_shape, shape, *self[1:]))
 
 
 def _solve_marked(probs: Tensor, k: int | Tensor, with_slope: bool) -> Marked:
-    batch_shape, rows, size = _rows_of(probs, k)
-    return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope))
+    batch_shape, rows, size = _rows_once(probs, k)
+    return Marked(batch_shape, rows, size, *marked_count(rows, size, with_slope)).for_values(_shape_of(probs, k))
 
 
 class _SampfordLogProb(Function):
@@ -275,7 +308,7 @@ def _sampford_log_prob(value: Tensor, marked: Marked) -> Tensor:
 def sampford_log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept, by_tree: ByTree) -> Tensor:
     """Log-probability of k-hot values, which have no gradient."""
     differentiable = has_derivative(probs, torch.is_grad_enabled())
-    marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value)
+    marked = kept.result(_solve_marked, probs, k, differentiable).for_values(value.shape)
     if not differentiable:
         return _sampford_log_prob(value, marked)
     result: Tensor = _SampfordLogProb.apply(probs, value, marked, by_tree)
