@@ -12,6 +12,7 @@ from torch import Tensor
 from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
+from .numba_nodes import covariance_times, given_count, law_of_count, room
 from .numba_recursion import (
     ONE,
     U,
@@ -42,6 +43,7 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
+    at, real, imag = room(n)
     for r in range(from_row, to_row):
         anchor, offset = solve_tilt(theta[r], k[r])
         tilts[r, 0], tilts[r, 1] = anchor, offset
@@ -50,6 +52,11 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
             complement[r, :] = inclusion[r, :] = np.nan
             continue
         log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
+        nodes, chance = law_of_count(p, q, k[r], at, real, imag)
+        if nodes:
+            log_count[r, 0] = math.log(chance)
+            given_count(p, q, real, imag, at[2, :nodes], at[3, :nodes], complement[r], inclusion[r])
+            continue
         chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         log_count[r, 0] = math.log(chance)
         rest = with_rows(rest, 2, stride)
@@ -121,15 +128,20 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
     bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
+    at, real, imag = room(n)
     for r in range(from_row, to_row):
         if not abs(tilts[r, 1]) < np.inf:
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+        _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
+        nodes, _ = law_of_count(p, q, k[r], at, real, imag)
+        if nodes:
+            covariance_times(p, q, t, real, imag, at[2, :nodes], at[3, :nodes], at[4, :nodes], at[5, :nodes], result[r])
+            continue
         _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)
         rest, bent_rest = with_rows(rest, 2, stride), with_rows(bent_rest, 2, stride)
-        _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
         minus_t = -t
         climb_along(p, q, t, minus_t, k[r], first, last, length, stride, table, bent, marks, bent_marks)
         _descend_along(

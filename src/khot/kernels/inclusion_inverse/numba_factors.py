@@ -1,20 +1,9 @@
 r"""Inverses by the characteristic function of the count, in numba: of rows of any length, without their covariance.
 
-Units of chances :math:`p_i = 1 - q_i`, k of which are expected to be ones, have the characteristic functions
-:math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at the nodes t of an
-integral, a few of which are enough, and the mean
-
-.. math:: \langle f \rangle = \operatorname{Re} \sum_t w_t f(t), \qquad
-    w_t = \frac{e^{-ikt} \prod_l \varphi_l(t)}{N P(B = k)}, \qquad \delta_i = \langle y_i \rangle,
-
-what belongs to units given B = k are
-
-.. math:: \pi_i = p_i (1 + q_i \delta_i), \quad 1 - \pi_i = q_i (1 - p_i \delta_i), \qquad
-    C_{ij} = p_i q_i p_j q_j (\langle y_i y_j \rangle - \delta_i \delta_j), \quad i \ne j.
-
-So a product with C takes O(n) time a node, systems a few of them by conjugate gradients, and Newton's method on the
-log-odds of :math:`\pi` a few systems. Every node is left out that is nothing beside the tolerance. Where terms of these
-sums take away each other's digits, as in rows of hardly any open units, a row is left to others.
+In the notation of :mod:`khot.kernels.numba_characteristic`, a product with the covariance C takes O(n) time a node,
+systems a few of them by conjugate gradients, and Newton's method on the log-odds of :math:`\pi` a few systems. Every
+node is left out that is nothing beside the tolerance. Where terms of these sums take away each other's digits, as in
+rows of hardly any open units, a row is left to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,14 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numba_characteristic import DEPTH, MOST, NODES, at_nodes, choose_nodes
 from ..numba_math import LOG
 from ..numba_rows import dot, total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
 from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
 
-DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic: nodes of e^-41.4, and how many there are above that at most
-LANES = 4  # nodes are taken by fours
-MOST = 32
 SAFETY = 8.0  # by which -log of what is left out exceeds that of the tolerance
 STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10
 LEAST = math.exp(-8.0)  # part of a unit's chance that its inclusion may be: smaller ones are differences
@@ -42,46 +29,6 @@ SMALL, NEGLIGIBLE = 1e-3, 1e-20  # parts of the variance, as in laws.inverse_new
 MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
-
-
-@per_row
-def _choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
-    """Writes 1 - cos t, sin t and e^{-ikt} times the weight of the nodes; returns how many there are.
-
-    Some of no weight fill up what a processor does at once.
-    """
-    radius = depth / 3 + math.sqrt(depth * depth / 9 + 2 * depth * variance)
-    last = math.ceil(min(radius, float(max(k, m - k))) / 2)
-    count = 2 * last + 1
-    step = 2 * math.pi / count
-    end = 2 * math.asin(min(1.0, math.sqrt(0.5 * depth / variance)))
-    nodes = min(min(NODES, last + 1), 1 + math.ceil(end / step))
-    turn = k % count * step
-    half_cos, half_sin, turn_cos, turn_sin = math.cos(step / 2), math.sin(step / 2), math.cos(turn), math.sin(turn)
-    a, b, c, d, size = 1.0, 0.0, 1.0, 0.0, 1.0 / count
-    for j in range(nodes):
-        versine[j], sine[j] = 2 * b * b, 2 * a * b
-        law_real[j], law_imag[j] = size * c, -size * d
-        a, b = a * half_cos - b * half_sin, a * half_sin + b * half_cos
-        c, d, size = c * turn_cos - d * turn_sin, c * turn_sin + d * turn_cos, 2.0 / count
-    padded = (nodes + LANES - 1) // LANES * LANES
-    for j in range(nodes, padded):
-        versine[j] = sine[j] = law_real[j] = law_imag[j] = 0.0
-    return padded
-
-
-@summed
-def _at_nodes(p, q, versine, sine, real, imag, law_real, law_imag):
-    """Writes y of all units at all nodes, and multiplies the law by their phi."""
-    nodes = versine.shape[0]
-    for i in range(p.shape[0]):
-        lean, spread, chance, at = p[i] - q[i], 2 * p[i] * q[i], p[i], i * nodes
-        for t in range(nodes):
-            size = 1 / (1 - spread * versine[t])  # of phi, its inverse square
-            real[at + t], imag[at + t] = lean * versine[t] * size, sine[t] * size
-        for t in range(nodes):
-            a, b, c, d = law_real[t], law_imag[t], 1 - chance * versine[t], chance * sine[t]
-            law_real[t], law_imag[t] = a * c - b * d, a * d + b * c
 
 
 @summed
@@ -114,9 +61,9 @@ def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, units):
     Returns the number of nodes, 0 where digits are lost.
     """
     m = p.shape[0]
-    nodes = _choose_nodes(spread, k, m, depth, nodes_at[0], nodes_at[1], nodes_at[2], nodes_at[3])
+    nodes = choose_nodes(spread, k, m, depth, nodes_at[0], nodes_at[1], nodes_at[2], nodes_at[3])
     law_real, law_imag = nodes_at[2, :nodes], nodes_at[3, :nodes]
-    _at_nodes(p, q, nodes_at[0, :nodes], nodes_at[1, :nodes], real, imag, law_real, law_imag)
+    at_nodes(p, q, nodes_at[0, :nodes], nodes_at[1, :nodes], real, imag, law_real, law_imag)
     total = 0.0
     for t in range(nodes):
         total += law_real[t]
