@@ -257,6 +257,51 @@ def test_a_mean_that_no_longer_holds_is_not_shared():
         old.backward()
 
 
+def test_a_mean_of_inference_mode_is_not_shared():
+    theta = torch.nn.Parameter(normal(2, 9))
+    expected = conditional_poisson.entropy(theta.detach(), 3)
+    with torch.inference_mode():
+        design = ConditionalPoisson(logits=theta, k=3)
+        _ = design.mean
+        assert design.entropy().equal(expected)
+    (found,) = torch.autograd.grad(design.entropy().sum(), theta)
+    torch.testing.assert_close(found, torch.autograd.grad(conditional_poisson.entropy(theta, 3).sum(), theta)[0])
+
+
+def test_a_write_that_changes_nothing_costs_no_derivative():
+    theta = normal(2, 9).requires_grad_()
+    design = ConditionalPoisson(logits=theta, k=3)
+    _ = design.mean
+    with torch.no_grad():
+        theta.add_(0)
+    assert torch.autograd.grad(design.entropy().sum(), theta)[0].any()
+
+
+def test_logits_that_are_detached_take_the_entropy_with_them():
+    start = normal(2, 9).requires_grad_()
+    theta = start * 1
+    design = ConditionalPoisson(logits=theta, k=3)
+    _ = design.mean
+    theta.detach_()
+    assert not design.entropy().requires_grad
+    theta.requires_grad_()
+    design.entropy().sum().backward()
+    assert theta.grad.any() and start.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_done_to_a_mean_is_not_done_to_the_entropy(dtype):
+    theta = normal(2, 9).to(dtype).requires_grad_()
+    (expected,) = torch.autograd.grad(conditional_poisson.entropy(theta, 3).sum(), theta)
+    design = ConditionalPoisson(logits=theta, k=3)
+    mean, entropy = design.mean, design.entropy()
+    mean.register_hook(torch.zeros_like)
+    torch.testing.assert_close(torch.autograd.grad(entropy.sum(), theta, retain_graph=True)[0], expected)
+    assert torch.autograd.grad(entropy.sum(), mean, allow_unused=True, retain_graph=True) == (None,)
+    mean.clamp_(0.2, 0.8)
+    torch.testing.assert_close(torch.autograd.grad(entropy.sum(), theta)[0], expected)
+
+
 def test_rows_that_an_expansion_repeats_are_solved_once(rows_of):
     """As a prior's by a plate; along any dimension, and also where there is a tensor of sizes."""
     value, rows = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]).double().expand(7, 1, 1, 1, 5), normal(3, 1, 5)

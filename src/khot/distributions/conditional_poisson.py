@@ -146,11 +146,11 @@ class ConditionalPoisson(SamplingDesign):
         """Inclusion probabilities P(x_i = 1)."""
         if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
             return self._of_parts(law_of_parts.inclusion_probabilities, shards)
-        return self._inclusion.to(self.logits.dtype)
+        return self._inclusion.to(self.logits.dtype, copy=True)
 
     @lazy_property
     def _inclusion(self) -> Tensor:
-        """``probs`` in float64, from ``logits``."""
+        """``probs`` in float64, from ``logits``; nobody else's, so that other results can be made of it."""
         return law.inclusion_probabilities(self.logits, self.size, self.kept)
 
     def works_on_parts(self, member: str) -> bool:

@@ -17,7 +17,7 @@ what belongs to units given B = k are
 
 import math
 
-from .numba_tools import per_row, summed
+from .numba_tools import per_row
 
 DEPTH, NODES = 41.4, 31  # as in khot.laws.characteristic: nodes of e^-41.4, and how many there are above that at most
 LANES = 4  # nodes are taken by fours
@@ -48,17 +48,3 @@ def choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
     for j in range(nodes, padded):
         versine[j] = sine[j] = law_real[j] = law_imag[j] = 0.0
     return padded
-
-
-@summed
-def at_nodes(p, q, versine, sine, real, imag, law_real, law_imag):
-    """Writes y of all units at all nodes, and multiplies the law by their phi."""
-    nodes = versine.shape[0]
-    for i in range(p.shape[0]):
-        lean, spread, chance, at = p[i] - q[i], 2 * p[i] * q[i], p[i], i * nodes
-        for t in range(nodes):
-            size = 1 / (1 - spread * versine[t])  # of phi, its inverse square
-            real[at + t], imag[at + t] = lean * versine[t] * size, sine[t] * size
-        for t in range(nodes):
-            a, b, c, d = law_real[t], law_imag[t], 1 - chance * versine[t], chance * sine[t]
-            law_real[t], law_imag[t] = a * c - b * d, a * d + b * c

@@ -2,7 +2,7 @@
 
 One module a design: ``conditional_poisson``, ``sampford``, ``brewer``, ``pivotal``, ``systematic`` and
 ``order_sampling``. Beside them ``characteristic`` has the pairs of units of a ``conditional_poisson`` design,
-``unit_by_unit`` the recursion behind what is asked of it most, ``inverse`` finds the parameters of given inclusion
+``unit_by_unit`` the passes behind what is asked of it most, ``inverse`` finds the parameters of given inclusion
 probabilities, ``quadrature`` has rules for integrals, ``subsets`` lists k-hot vectors, and ``kept`` is where a design
 keeps what its methods share.
 """

@@ -13,8 +13,8 @@ All functions take logits ``(*batch, n)`` and k, an int or an integer tensor tha
 differentiable in the logits to any order. A logit of ``-inf`` excludes its unit, ``+inf`` includes it, both with zero
 gradient; at most k units may be included and at least k must not be excluded. Arguments are not checked here.
 
-Behind each of them is a product tree; behind what is asked for most, of rows that are not long, a recursion over the
-units where that has a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
+Behind each of them is a product tree; behind what is asked for most, of rows that are not long, passes over the units
+where these have a fused kernel, see :mod:`khot.laws.unit_by_unit`. Functions that are called with the same logits,
 k and ``kept`` share what is made.
 """
 

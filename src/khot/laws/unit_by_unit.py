@@ -1,4 +1,4 @@
-"""Conditional Poisson and Sampford by recursions over the units: of rows that are not long, where kernels do it.
+"""Conditional Poisson and Sampford by passes over the units: of rows that are not long, where kernels do it.
 
 Code that runs now, on a CPU, gets here: values, and their first derivatives in reverse mode. Whatever else is asked for
 comes from the product tree: the functions are given ``by_tree``, the same function of the logits (and the value)
@@ -8,7 +8,7 @@ made of it, and differentiate that.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ class _Inclusion(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
         ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
-        ctx.logits, ctx.version = logits, logits._version
+        ctx.logits, ctx.version, ctx.history = logits, logits._version, logits.grad_fn
         return _inclusion(solved, log_odds)
 
     @staticmethod
@@ -186,10 +186,11 @@ def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept |
 
     Other results can then be made of x, so that one backward pass goes through all of them at once.
     """
-    node: Any = None if x is None else x.grad_fn
-    if getattr(node, "logits", None) is not logits or cast(Tensor, x)._version:
+    node: Any = None if x is None or x.is_inference() else x.grad_fn
+    if getattr(node, "logits", None) is not logits or not logits.requires_grad:
         return False
-    return node.solved is solve(logits, k, kept)
+    is_untouched = node.version == logits._version and node.history is logits.grad_fn
+    return is_untouched and node.solved is solve(logits, k, kept)  # a write to `data` leaves no trace but there
 
 
 class _LogProb(Function):

@@ -1,4 +1,4 @@
-r"""Independent Bernoulli units, given how many of them are ones, by a recursion over the units of a row.
+r"""Independent Bernoulli units, given how many of them are ones, by passes over the units of a row.
 
 For logits :math:`\theta` and a count k, units of log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and an
 offset b such that k ones are about what is expected, and B their number:
@@ -14,7 +14,8 @@ And draws of which one unit is marked with the weight :math:`|x_i - p_i|`, for S
 add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
 
 A row costs O(n w) time and O(sqrt(n) w) memory, where w counts a few standard deviations of B, and nothing is kept of
-what the recursions make. A row of more than ``LONGEST`` units takes the product tree. Logits are float64, of which
+what the recursions make. If B has a variance of 16 or more, the first two take O(n) time, by the characteristic
+function of B. A row of more than ``LONGEST`` units takes the product tree. Logits are float64, of which
 ``-inf`` and ``inf`` fix a unit; rows where nothing has k ones give NaN.
 """
 

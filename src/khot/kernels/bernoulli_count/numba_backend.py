@@ -1,4 +1,4 @@
-"""Units given their count, with draws and derivatives, by recursions over the units of a row, in numba."""
+"""Units given their count, with draws and derivatives, in numba: by recursions over the units of a row, or by nodes."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -43,7 +43,7 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
-    at, real, imag = room(n)
+    at = room()
     for r in range(from_row, to_row):
         anchor, offset = solve_tilt(theta[r], k[r])
         tilts[r, 0], tilts[r, 1] = anchor, offset
@@ -52,10 +52,10 @@ def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclus
             complement[r, :] = inclusion[r, :] = np.nan
             continue
         log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
-        nodes, chance = law_of_count(p, q, k[r], at, real, imag)
+        nodes, chance = law_of_count(p, q, k[r], at)
         if nodes:
             log_count[r, 0] = math.log(chance)
-            given_count(p, q, real, imag, at[2, :nodes], at[3, :nodes], complement[r], inclusion[r])
+            given_count(p, q, nodes, at, complement[r], inclusion[r])
             continue
         chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         log_count[r, 0] = math.log(chance)
@@ -128,16 +128,16 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
     bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
-    at, real, imag = room(n)
+    at = room()
     for r in range(from_row, to_row):
         if not abs(tilts[r, 1]) < np.inf:
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        nodes, _ = law_of_count(p, q, k[r], at, real, imag)
+        nodes, _ = law_of_count(p, q, k[r], at)
         if nodes:
-            covariance_times(p, q, t, real, imag, at[2, :nodes], at[3, :nodes], at[4, :nodes], at[5, :nodes], result[r])
+            covariance_times(p, q, t, nodes, at, result[r])
             continue
         _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_characteristic import DEPTH, MOST, NODES, at_nodes, choose_nodes
+from ..numba_characteristic import DEPTH, MOST, NODES, choose_nodes
 from ..numba_math import LOG
 from ..numba_rows import dot, total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
@@ -29,6 +29,20 @@ SMALL, NEGLIGIBLE = 1e-3, 1e-20  # parts of the variance, as in laws.inverse_new
 MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
+
+
+@summed
+def _at_nodes(p, q, versine, sine, real, imag, law_real, law_imag):
+    """Writes y of all units at all nodes, and multiplies the law by their phi."""
+    nodes = versine.shape[0]
+    for i in range(p.shape[0]):
+        lean, spread, chance, at = p[i] - q[i], 2 * p[i] * q[i], p[i], i * nodes
+        for t in range(nodes):
+            size = 1 / (1 - spread * versine[t])  # of phi, its inverse square
+            real[at + t], imag[at + t] = lean * versine[t] * size, sine[t] * size
+        for t in range(nodes):
+            a, b, c, d = law_real[t], law_imag[t], 1 - chance * versine[t], chance * sine[t]
+            law_real[t], law_imag[t] = a * c - b * d, a * d + b * c
 
 
 @summed
@@ -63,7 +77,7 @@ def _evaluate(p, q, k, spread, depth, nodes_at, real, imag, units):
     m = p.shape[0]
     nodes = choose_nodes(spread, k, m, depth, nodes_at[0], nodes_at[1], nodes_at[2], nodes_at[3])
     law_real, law_imag = nodes_at[2, :nodes], nodes_at[3, :nodes]
-    at_nodes(p, q, nodes_at[0, :nodes], nodes_at[1, :nodes], real, imag, law_real, law_imag)
+    _at_nodes(p, q, nodes_at[0, :nodes], nodes_at[1, :nodes], real, imag, law_real, law_imag)
     total = 0.0
     for t in range(nodes):
         total += law_real[t]
