@@ -61,6 +61,7 @@ FOREIGN = {
     "_is_onnx_exporting": "torch.onnx: that it is at work, without the import of the whole exporter",
     "_is_all_true": "torch: the one reduction to a bool that has a batching rule",
     "_is_view": "torch: whether autograd takes a tensor for a view",
+    "_version": "torch: how often a tensor was written into",
     "_unsafe_view": "torch.ops.aten: the same numbers as a tensor that is none",
     "_standard_gamma": "torch: the gamma draws that take a generator",
 }

@@ -33,6 +33,7 @@ __all__ = [
     "no_view",
     "outside_trace",
     "overrides_torch_functions",
+    "version_of",
     "writes_onnx",
     "writes_program",
 ]
@@ -88,6 +89,11 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
 def no_view(x: Tensor) -> Tensor:
     """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
     return cast(Tensor, _UNSAFE_VIEW(x, x.shape)) if x._is_view() else x
+
+
+def version_of(x: Tensor) -> int | None:
+    """How often x was written into; None if that is not counted, as in graphs and in inference mode."""
+    return None if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 def is_plain(argument: Any) -> bool:

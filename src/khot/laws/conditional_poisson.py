@@ -276,7 +276,10 @@ def _inclusion(tilted: _Tilted) -> Tensor:
 
 
 def inclusion_probabilities(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
-    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector."""
+    """P(i in S) of every unit, ``(*batch, n)``, to about 1e-15; its Jacobian is the covariance of the k-hot vector.
+
+    Not to be written into: it may be what is kept.
+    """
 
     def by_tree(logits: Tensor) -> Tensor:
         return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]

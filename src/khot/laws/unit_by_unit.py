@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode, no_view
+from khot._torch_internals import in_forward_mode, no_view, version_of
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
@@ -141,18 +141,21 @@ def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[boo
 
 
 class _Inclusion(Function):
-    """Its node may be shared, see :func:`is_inclusion`: nothing is saved that a backward pass of one result frees."""
+    """Its node may be shared, see :func:`is_inclusion`: nothing is saved that a backward pass of one result frees.
+
+    Nor is what is kept copied into its result, which is not to be written into.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, solved: Solved, log_odds: bool, by_tree: ByTree) -> Tensor:
         ctx.solved, ctx.log_odds, ctx.by_tree = solved, log_odds, by_tree
-        ctx.logits, ctx.version, ctx.history = logits, logits._version, logits.grad_fn
+        ctx.logits, ctx.version, ctx.history = logits, version_of(logits), logits.grad_fn
         return _inclusion(solved, log_odds)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         logits, solved = ctx.logits, ctx.solved
-        if logits._version != ctx.version:
+        if version_of(logits) != ctx.version:
             raise RuntimeError("`logits` have been modified in place since inclusion probabilities were made of them")
         if _needs_tree(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
@@ -166,14 +169,14 @@ class _Inclusion(Function):
 def _inclusion(solved: Solved, log_odds: bool) -> Tensor:
     included = solved.inclusion.view(solved.shape)
     if not log_odds:
-        return included.clone()  # which becomes part of a graph, or the user's
+        return included
     out = solved.complement.view(solved.shape)
     excluded, certain = included < TINY, out < TINY
     return (included.log() - out.log()).masked_fill(excluded, -torch.inf).masked_fill(certain, torch.inf)
 
 
 def inclusion(logits: Tensor, k: int | Tensor, kept: Kept | None, log_odds: bool, by_tree: ByTree) -> Tensor:
-    """Inclusion probabilities, or their log-odds."""
+    """Inclusion probabilities, or their log-odds; not to be written into."""
     solved = solve(logits, k, kept)
     if not has_derivative(logits, torch.is_grad_enabled()):
         return _inclusion(solved, log_odds)
@@ -189,7 +192,7 @@ def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept |
     node: Any = None if x is None or x.is_inference() else x.grad_fn
     if getattr(node, "logits", None) is not logits or not logits.requires_grad:
         return False
-    is_untouched = node.version == logits._version and node.history is logits.grad_fn
+    is_untouched = node.version == version_of(logits) and node.history is logits.grad_fn
     return is_untouched and node.solved is solve(logits, k, kept)  # a write to `data` leaves no trace but there
 
 

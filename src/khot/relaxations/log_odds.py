@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._torch_internals import version_of
 from khot._tracing import one_operation
 from khot.kernels.links.logistic import LOGISTIC
 
@@ -61,7 +62,7 @@ def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float 
     if not torch.is_grad_enabled():
         x = x.detach()
         k, temperature = (v.detach() if isinstance(v, Tensor) else v for v in (k, temperature))
-    setattr(y, _ATTRIBUTE, ((x, k, temperature), _version(y)))
+    setattr(y, _ATTRIBUTE, ((x, k, temperature), version_of(y)))
 
 
 def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
@@ -73,7 +74,7 @@ def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     if scores is None:
         return _of_entries(y, wanted)
     counted = version is not None and not torch.compiler.is_compiling()
-    if counted and version != _version(y):
+    if counted and version != version_of(y):
         return _of_entries(y, wanted)
     x, k, temperature = scores
     z = sigmoid_topk_log_odds(x.double(), k, temperature)
@@ -94,8 +95,3 @@ def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
     probs = torch.sigmoid(z).clamp(limits.tiny, 1 - limits.eps / 2)
     # As far in proportion as log-odds are off that have a relative error.
     return ((y - probs).abs() <= ROUNDING * limits.eps * (1 + z.abs()) * probs).all(-1, keepdim=True)
-
-
-def _version(y: Tensor) -> int | None:
-    """How often y was written into; None if that is not counted, as in graphs and in inference mode."""
-    return None if torch.compiler.is_compiling() or y.is_inference() else y._version
