@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> Table:
     results = run_grid(args, "permutation", list(TRAININGS), run_row)
     fill(table, results)
     for n in LENGTHS:
-        for other in (TRANSPORT, PAIRS):
+        for other in (TRANSPORT, RANKS, PAIRS):
             table.find(f"n = {n}: soft permutation sorts more than {other}", LEARNED, other, sorted_column(n))
         table.find(f"n = {n}: learning the scale helps", LEARNED, FIXED, sorted_column(n))
     table.save(args, "permutation")
