@@ -46,6 +46,11 @@ CLASSES, HIDDEN, BATCH_SIZE = 10, 128, 128
 DENSE, HARD, STRAIGHT = "dense", "hard", "hard, straight-through"
 RELAXED, RELAXED_SMOOTH = "relaxed, p = 2", "relaxed, p = 4/3"
 
+TRIED = (
+    "The strength decides. With those chosen on digits, 0.3 (p = 2) and 0.1 (p = 4/3), the same seeds gave the relaxed "
+    "rows 88.5, 87.6 and, rising, 90.8 %; the finding about p = 4/3 was stated after that, and before the runs above."
+)
+
 Prune = Callable[[Tensor, int], Tensor]  # (weights, k) -> weights of which about k are not 0
 
 
@@ -234,6 +239,8 @@ def main(arguments: list[str] | None = None) -> Table:
     table = Table(f"Test accuracy in % after pruning, {args.data}", columns, reference=HARD)
     if args.data == "mnist":
         table.notes = ["The paper shows its accuracies as a figure; width and depth of its perceptron may differ."]
+        if not args.smoke:
+            table.notes.append(TRIED)
     results = run_grid(args, "pruning", list(trainings(args.data)), run_row)
     fill(table, results, sparsities)
     for name in columns:
