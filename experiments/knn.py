@@ -44,6 +44,12 @@ MAPPED = 500  # images in the figure
 PIXELS, COMPONENTS, CROSS_ENTROPY, CLASSIFIER = "kNN on pixels", "PCA + kNN", "cross-entropy + kNN", "cross-entropy"
 SOFT, LAPSUM, SUCCESSIVE = "SOFT (= sigmoid) top-k + kNN", "LapSum top-k + kNN", "softmax k times + kNN"
 ACCURACY = "accuracy, %"
+TRIED = (
+    "What lies below the papers' is the network's for the most part. Tried with one seed, on validation images, of "
+    "which the table's network has 98.80 % with SOFT and with LapSum: convolutions of 20 and 50 windows of 5 × 5, a "
+    "layer of 500 and features as here, in twice the time, with a learning rate of 5e-4, as at the table's 2e-3 its "
+    "training collapses: 99.20 % with SOFT, 99.25 % with LapSum."
+)
 VALIDATIONS = 4  # passes through the validation images, each in other batches
 
 MAPS: dict[str, Callable[..., Tensor]] = {
@@ -197,6 +203,8 @@ def main(arguments: list[str] | None = None) -> Table:
     columns = {ACCURACY: ".1f" if args.data == "digits" else ".2f"}
     table = Table(f"Test accuracy of {args.k} nearest neighbours, {args.data}", columns, PIXELS, PAPER)
     table.notes = ["Network, batches and the end of the training are ours."]
+    if args.data == "mnist" and not args.smoke:
+        table.notes.append(TRIED)
     results = run_grid(args, "knn", [PIXELS, COMPONENTS, *TRAINED], run_row)
     for row, of_seeds in results.items():
         if row == CROSS_ENTROPY:
