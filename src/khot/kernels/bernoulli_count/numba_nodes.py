@@ -12,18 +12,11 @@ the units, as those of all nodes are too many for a processor's caches.
 import numpy as np
 
 from ..numba_characteristic import DEPTH, MOST, choose_nodes
+from ..numba_rows import dot
 from ..numba_tools import per_row, summed
 
 MANY = 16.0
 LIKELY = 0.1  # the square of P(B = k), times the variance, is more, if the expected number is k: 1 / (2 pi)
-
-
-@summed
-def _variance_of(p, q):
-    total = 0.0
-    for i in range(p.shape[0]):
-        total += p[i] * q[i]
-    return total
 
 
 @summed
@@ -46,7 +39,7 @@ def room():
 @per_row
 def law_of_count(p, q, k, at):
     """Writes the nodes and w there; returns the number of nodes, 0 for a row to be left, and P(B = k)."""
-    variance = _variance_of(p, q)
+    variance = dot(p, q)
     if not variance >= MANY:
         return 0, 0.0
     nodes = choose_nodes(variance, k, p.shape[0], DEPTH, at[0], at[1], at[2], at[3])
