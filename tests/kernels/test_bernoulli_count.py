@@ -289,6 +289,14 @@ def test_logits_that_are_detached_take_the_entropy_with_them():
     assert theta.grad.any() and start.grad is None
 
 
+def test_logits_that_are_frozen_take_the_entropy_with_them():
+    theta = normal(2, 9).requires_grad_()
+    design = ConditionalPoisson(logits=theta, k=3)
+    _ = design.mean
+    theta.requires_grad_(False)
+    assert not design.entropy().requires_grad
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_done_to_a_mean_is_not_done_to_the_entropy(dtype):
     theta = normal(2, 9).to(dtype).requires_grad_()

@@ -189,7 +189,7 @@ def is_inclusion(x: Tensor | None, logits: Tensor, k: int | Tensor, kept: Kept |
 
     Other results can then be made of x, so that one backward pass goes through all of them at once.
     """
-    node: Any = None if x is None or x.is_inference() else x.grad_fn
+    node: Any = None if x is None else x.grad_fn
     if getattr(node, "logits", None) is not logits or not logits.requires_grad:
         return False
     is_untouched = node.version == version_of(logits) and node.history is logits.grad_fn
