@@ -68,15 +68,19 @@ def overview() -> plt.Figure:
     second.legend(fontsize="x-small", frameon=False, loc="upper right")
 
     leaf = scores.clone().requires_grad_()
-    draws = khot.ConditionalPoisson(logits=scores, k=k).sample((16,))
+
+    def design() -> khot.ConditionalPoisson:
+        return khot.ConditionalPoisson(probs=khot.sigmoid_topk(leaf, k, 0.5))
+
+    draws = design().sample((16,))
     third.imshow(draws.numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0))
-    third.set(title=f"draws: exactly {k} ones each", yticks=[])
+    third.set(title="draws at temperature 0.5", yticks=[])
 
     def loss(x: Tensor) -> Tensor:
         return (x @ scores.flip(0) - 1).square()
 
     def gradient(estimator: Callable[..., Tensor], **settings: int) -> Tensor:
-        surrogate = estimator(khot.ConditionalPoisson(logits=leaf, k=k), loss, **settings)
+        surrogate = estimator(design(), loss, **settings)
         return torch.autograd.grad(surrogate, leaf)[0]
 
     fourth.bar(items, gradient(khot.enumerated).numpy(), color="0.8", label="exact")

@@ -2,13 +2,18 @@
 
 import csv
 import doctest
+import math
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pyro
 import pytest
 import torch
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+
+import khot
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,7 +60,10 @@ def test_session(session):
     test = doctest.DocTestParser().get_doctest(session, {}, "README", "README.md", 0)
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+    assert runner.run(test, out=said.append, clear_globs=False).failed == 0, "".join(said)
+    scores, mask = test.globs["scores"], test.globs["mask"]  # the draw includes entry 0 with probability mask[0]
+    torch.testing.assert_close(scores.grad, torch.autograd.grad(khot.sigmoid_topk(scores, 2)[0], scores)[0])
+    torch.testing.assert_close(mask, khot.sigmoid_topk(scores, 2))
 
 
 @pytest.mark.parametrize(("script", "result"), list(zip(SCRIPTS, ARRIVES, strict=True)))
@@ -66,6 +74,21 @@ def test_script(script, result, capsys):
     printed = re.match(r"tensor\((.*?)(, grad_fn.*)?\)$", capsys.readouterr().out.strip()).group(1)
     torch.testing.assert_close(torch.tensor(eval(printed), dtype=result.dtype), result, rtol=0, atol=0.5)
     pyro.clear_param_store()
+
+
+def test_models_take_batches_of_vectors(capsys):
+    """Enumeration and vectorised particles put batch dimensions to the left of x."""
+    for script in SCRIPTS:
+        if "pyro.sample" in script:
+            pyro.clear_param_store()
+            names: dict[str, Any] = {}
+            exec(script.replace("range(200)", "range(1)"), names)
+            model, guide = names["model"], names["guide"]
+            enumerated = pyro.infer.config_enumerate(model, "parallel")
+            assert math.isfinite(TraceEnum_ELBO(max_plate_nesting=1).loss(enumerated, lambda: None))
+            particles = Trace_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+            assert math.isfinite(particles.loss(model, guide))
+            pyro.clear_param_store()
 
 
 def test_commands():

@@ -1,6 +1,7 @@
 """The site, as far as it needs no Sphinx: generated pages in step with the code, and the tools that make them."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_every_public_name_has_an_entry(tmp_path):
     assert all(f"   khot.{package}\n" in index for package in MODULES)
     assert pages.home_of("RelaxedKHotStraightThrough") == "khot.distributions"  # which the estimators list, too
     assert pages.home_of("TopKCrossEntropyLoss") == "khot.losses" and pages.home_of("nothing") is None
+
+
+def test_likelihoods_take_batches_of_vectors():
+    """``inputs @ x`` fails under enumeration and vectorised particles; ``(inputs * x).sum(-1)`` broadcasts."""
+    root = DOCS.parent
+    files = [root / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guide/*.md"), *root.glob("examples/*.py")]
+    files += root.glob("src/khot/**/*.py")
+    assert len(files) > 100
+    wrong = r"\w+\([^()]*@ x\b.*obs="
+    assert [file.name for file in files if re.search(wrong, file.read_text(encoding="utf-8"))] == []
+    assert re.search(wrong, 'pyro.sample("y", dist.Normal(inputs @ x, 0.5), obs=seen)')
 
 
 def test_broken_links_are_found(tmp_path):

@@ -49,8 +49,8 @@ class KHotSwap(MCMCKernel):
 
     **Which gradient.** The log joint density is differentiated at the k-hot vector as a float one. A wrong gradient
     costs acceptance, never exactness; without one (a model that looks at ``x > 0``, a design whose ``log_prob`` has
-    none) all swaps are uniform. It predicts swaps best where the vector enters linearly: ``X @ x`` or ``X diag(x) Xᵀ``
-    rather than ``A Aᵀ`` with ``A = X * x``.
+    none) all swaps are uniform. It predicts swaps best where the vector enters linearly: ``(X * x).sum(-1)`` or
+    ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
     Any design of a fixed size that has a ``log_prob`` is a prior, and so is ConditionalPoisson with a range of sizes;
     ``PhantomUnit``, whose sizes may change with its probabilities, is not. Chains reach what swaps through vectors of
