@@ -122,7 +122,7 @@ def test_exact_gradients_may_be_given():
     design = Pivotal(logits=logits, k=2)
     (exact,) = torch.autograd.grad(design.mean @ WEIGHT, logits)
     for given in (exact, {"Pivotal": exact}):
-        row, second_order = compare_estimators(design, linear, num_samples=1, num_repeats=2, exact=given).rows
+        second_order, row = compare_estimators(design, linear, num_samples=1, num_repeats=2, exact=given).rows
         assert second_order.estimator == "reinmax"
         assert row.estimator == "straight_through" and row.bias < 1e-12
     with pytest.raises(NotImplementedError, match="Pivotal has no log_prob.*Give the exact gradient as `exact`"):

@@ -27,11 +27,11 @@ def __dir__() -> list[str]:
 Loss = Callable[[Tensor], Tensor]
 Estimator = Callable[..., Tensor]
 
-ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named
-    "straight_through": straight_through,
+ESTIMATORS: dict[str, Estimator] = {  # those compared if none are named, the recommended ones first
     "reinmax": reinmax,
-    "score_function": score_function,
     "leave_one_out": partial(score_function, baseline="leave_one_out"),
+    "straight_through": straight_through,
+    "score_function": score_function,
     "unordered_set": unordered_set,
 }
 PANELS = {
@@ -145,6 +145,10 @@ def compare_estimators(
 ) -> Comparison:
     """Measures bias, variance, direction and cost of gradient estimators, to choose one by.
 
+    More draws lower the variance of an estimator, never its bias. So prefer ReinMax where its bias is small beside the
+    exact gradient, and otherwise the leave-one-out score function, which is unbiased. Straight-through is the cheap
+    one: it is exact for linear f and ignores curvature. ReinMax and straight-through feel f between the k-hot vectors.
+
     Gradients are those of E[f(x)], summed over the batch, with respect to the parameter that a design was made from,
     ``probs`` or ``logits``; of ``probs``, whose sum is fixed, only the part along which the sum does not change counts.
     The exact gradient is that of :func:`~khot.enumerated`, where it is not given. Draws come from torch's global
@@ -153,8 +157,9 @@ def compare_estimators(
     Args:
         design: A design, or designs by name.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
-        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None: straight-through, ReinMax, the
-            score function without and with leave-one-out baseline, unordered set.
+        estimators: Functions ``estimator(design, f, num_samples)`` by name. If None, the recommended ones first:
+            ReinMax, the score function with leave-one-out baseline, straight-through, the score function without
+            baseline, unordered set.
         num_samples: Number of draws for each call, or several of them.
         num_repeats: Number of calls that an estimator is judged by.
         exact: Exact gradient of the shape of the design's parameter, by name if ``design`` is; for designs without
@@ -172,8 +177,8 @@ def compare_estimators(
     Example:
         >>> design = ConditionalPoisson(logits=torch.zeros(4), k=2)
         >>> comparison = compare_estimators(design, lambda x: x[..., 0], num_samples=2, num_repeats=10)
-        >>> comparison.rows[0].estimator, round(comparison.rows[0].cosine, 6)  # f is linear
-        ('straight_through', 1.0)
+        >>> [row.estimator for row in comparison.rows if row.cosine > 1 - 1e-6]  # f is linear
+        ['straight_through']
     """
     designs = design if isinstance(design, Mapping) else {type(design).__name__: design}
     references = exact if isinstance(exact, Mapping) else dict.fromkeys(designs, exact)

@@ -40,9 +40,11 @@ class ReinMax(DesignWrapper):
     is biased otherwise, for n > 2 by a little even for linear f, because :math:`dd^\top / \sum d` is not linear in x;
     in return it feels the curvature of f, which :class:`~khot.StraightThrough` leaves out. Behind it is an identity of
     quadratic d, :math:`E[2d(\pi_1) - \frac12 d(\pi_0)] = d(\pi_0)`: it holds for the logistic link, and for softmax,
-    where this is Liu et al.'s estimator. With another link the bias can exceed that of straight-through. Then pass
-    ``relaxation=sigmoid_topk``: J is taken with respect to the log-odds of :math:`\pi_0`, to whatever map they are due,
-    and the second order is back. A ``temperature`` above 1 trades bias for variance.
+    where this is Liu et al.'s estimator. It is the recommended estimator for a k-hot site in Pyro.
+
+    With another link the bias can exceed that of straight-through. Then pass ``relaxation=sigmoid_topk``: J is taken
+    with respect to the log-odds of :math:`\pi_0`, to whatever map they are due, and the second order is back. A
+    ``temperature`` above 1 trades bias for variance.
 
     On :class:`~khot.ConditionalPoisson`, whose logits are natural parameters, J is the covariance of the design of
     inclusion probabilities :math:`\pi`. :math:`J(\pi_1)` is that of other logits for every draw, which are solved for:

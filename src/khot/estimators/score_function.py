@@ -79,6 +79,8 @@ def score_function(
     too. On :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's
     own loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a design that is a site by
     itself is estimated like this; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of the site.
+    With ``"leave_one_out"`` this function is the recommended estimator where :class:`~khot.ReinMax` is not available
+    or too biased; the recipes for Pyro apply it to a model.
 
     Args:
         design: A distribution over vectors with ``log_prob``, or several of them made independent by ``to_event``.

@@ -23,6 +23,10 @@ class StraightThrough(DesignWrapper):
     design, and biased otherwise (to first order in the curvature of f); its variance is small. On
     :class:`~khot.ConditionalPoisson` it is the SIMPLE estimator.
 
+    It is the cheapest estimator, not the recommended one for a site in Pyro: log-likelihoods are curved, and more draws
+    do not remove the bias. Take :class:`~khot.ReinMax` where the design has it, and otherwise
+    :func:`~khot.score_function` with ``baseline="leave_one_out"``.
+
     A Pyro distribution with ``has_rsample``: it takes the place of the design in a guide or a model and trains under
     Trace_ELBO and TraceMeanField_ELBO. These need the log-probability of the draw. Where the design has none, say which
     term the ELBO shall use: ``log_prob=`` another design with the same inclusion probabilities, such as

@@ -20,11 +20,13 @@ from khot.relaxations import sigmoid_topk
 class KHotReparam(Reparam):
     """Gives a k-hot latent site pathwise gradients, for use with ``pyro.poutine.reparam``; in one of two forms.
 
-    ``KHotReparam(estimator)`` changes the **guide** only: its sampling design is wrapped by the estimator,
-    ``StraightThrough`` if none is named. Samples stay k-hot, and so the model stays as it is. What scores them, see
-    :class:`~khot.StraightThrough`, is an argument of the estimator::
+    ``KHotReparam(estimator)`` changes the **guide** only: its sampling design is wrapped by the estimator. Samples stay
+    k-hot, and so the model stays as it is. :class:`~khot.ReinMax` is the recommended estimator. Without one it is
+    :class:`~khot.StraightThrough`, the cheap one, which takes every design but ignores curvature. Both feel the model
+    between the k-hot vectors. What scores the samples is an argument of the estimator::
 
-        guide = poutine.reparam(guide, {"x": KHotReparam(partial(StraightThrough, log_prob="none"))})
+        guide = poutine.reparam(guide, {"x": KHotReparam(ReinMax)})
+        guide = poutine.reparam(guide, {"x": KHotReparam(partial(ReinMax, log_prob="none"))})
 
     ``KHotReparam(temperature=t)`` changes **model and guide**: the design becomes a :class:`~khot.RelaxedKHot` with the
     design's ``logits`` as log-weights (over its own temperature; of a design made from ``probs``, their log-odds). The
