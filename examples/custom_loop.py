@@ -30,12 +30,13 @@ def unserved(x: Tensor) -> Tensor:
 
 
 # %%
-# A surrogate's value is the mean loss of its draws, its gradient an estimate of that of the expected loss. Two of these
-# differentiate the loss. The score function only evaluates it, so that any function will do, and is unbiased.
+# A surrogate's value is the mean loss of its draws, its gradient an estimate of that of the expected loss. Prefer
+# `reinmax`, which differentiates the loss between k-hot vectors and follows its curvature, or `score_function`, which
+# only evaluates it and is unbiased. `straight_through` is the cheap one: it also differentiates, but ignores curvature.
 ESTIMATORS = {
-    "straight_through": lambda design: straight_through(design, unserved, num_samples=16),
     "reinmax": lambda design: reinmax(design, unserved, num_samples=16),
     "score_function": lambda design: score_function(design, unserved, num_samples=16, baseline="leave_one_out"),
+    "straight_through": lambda design: straight_through(design, unserved, num_samples=16),
 }
 
 
@@ -60,7 +61,7 @@ for name, share in left_out.items():
 # %%
 # The stations chosen with the first of them, and how the three learn.
 figure, (town_map, learning) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-chosen, _ = results["straight_through"]
+chosen, _ = results["reinmax"]
 town_map.scatter(*customers.T, s=2, color="0.6")
 town_map.scatter(*sites.T, s=12, facecolor="none", edgecolor="tab:blue")
 for place in sites[chosen > 0].tolist():
