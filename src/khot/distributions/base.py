@@ -64,6 +64,19 @@ class KHotDistribution(TorchDistribution):
         with torch.no_grad():
             return draw(self, sample_shape, generator, "rsample")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of parameters, draws and results."""
+        raise NotImplementedError(f"{type(self).__name__} does not define `dtype`")
+
+    @property
+    def in_float32(self) -> "KHotDistribution":
+        """The same law with results in float32 if its dtype is a half type, for whoever computes with them; else self.
+
+        Its draws with a seed are those of this law, and gradients go to the parameters of this law.
+        """
+        return self
+
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
@@ -113,6 +126,11 @@ class KHotDistribution(TorchDistribution):
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
                 f"{tuple(self.batch_shape + self.event_shape)}, and ends as it does, but got {tuple(value.shape)}"
             )
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether a dtype has fewer digits than float32, which takes over all arithmetic for it."""
+    return dtype.itemsize < torch.float32.itemsize
 
 
 def column(value: float | Tensor) -> float | Tensor:

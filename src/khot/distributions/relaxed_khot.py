@@ -39,7 +39,7 @@ from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
 from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution, column
+from .base import KHotDistribution, column, is_half
 from .design import Relaxation
 
 
@@ -134,6 +134,18 @@ class RelaxedKHot(KHotDistribution):
         )
         super(RelaxedKHot, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
+        return new
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.logits.dtype
+
+    @property
+    def in_float32(self) -> "RelaxedKHot":
+        if not is_half(self.dtype):
+            return self
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__ | {"logits": self.logits.float()})
         return new
 
     def __repr__(self) -> str:

@@ -61,7 +61,9 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         >>> total
         tensor(20.)
     """
-    if not isinstance(design, SamplingDesign):
+    if isinstance(design, SamplingDesign):
+        design = design.in_float32
+    else:
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
     if design.size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
