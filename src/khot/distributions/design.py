@@ -19,7 +19,7 @@ from torch.types import _size as SizeLike
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import Shards
-from khot._torch_internals import is_tracing, version_of
+from khot._torch_internals import is_tracing
 from khot._tracing import one_operation, overrides_functions, shape_of
 from khot._validation import (
     can_look,
@@ -154,7 +154,6 @@ class SamplingDesign(KHotDistribution):
 
     spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
     size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
-    _twin: "tuple[SamplingDesign, int | None] | None" = None  # in float32, and the version that the parameter had
     _has_own_probs: ClassVar[bool] = False
     _knows_parts: ClassVar[bool] = False  # whether rows that are cut stay so
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
@@ -217,22 +216,12 @@ class SamplingDesign(KHotDistribution):
         return cast(Tensor, self.__dict__[self.parameter_name])
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.parameter.dtype
+    def _is_rounded(self) -> bool:
+        return self.spread is None and is_half(self.dtype)  # of a spread design that of the rows here has a twin
 
-    @property
-    def in_float32(self) -> "SamplingDesign":
-        if not is_half(self.dtype) or self.spread is not None:  # of a spread design those of its rows have a twin
-            return self
-        version = version_of(self.parameter)
-        if self._twin is None or self._twin[1] != version:
-            with torch.enable_grad():  # which those want who come later
-                self._twin = self._made_in_float32(self._parameter_in_float32()), version
-        return self._twin[0]
-
-    def _made_in_float32(self, parameter: Tensor) -> "SamplingDesign":
+    def _made_in_float32(self) -> "SamplingDesign":
         new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__() | {self.parameter_name: parameter})
+        new.__dict__.update(self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
         super(SamplingDesign, new).__init__(*self._shapes(), validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -316,7 +305,7 @@ class SamplingDesign(KHotDistribution):
             new.kept = Kept()
         if self._twin is not None:
             twin, version = self._twin
-            new._twin = twin.expand(batch_shape), version
+            new._twin = cast(SamplingDesign, twin).expand(batch_shape), version
         if self.spread is not None:
             new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
             new.__dict__.pop("rows_here", None)
@@ -434,8 +423,8 @@ class SamplingDesign(KHotDistribution):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
         lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        lazy = (lazy | {"_twin"}) - {self.parameter_name}
-        return {name: value for name, value in self.__dict__.items() if name not in lazy} | {"kept": Kept()}
+        lazy -= {self.parameter_name}
+        return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
 
     def _validate_sample(self, value: Tensor) -> None:
         try:

@@ -39,7 +39,7 @@ from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
 from ._arguments import RANGE_ADVICE, Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution, column, is_half
+from .base import KHotDistribution, column
 from .design import Relaxation
 
 
@@ -137,15 +137,12 @@ class RelaxedKHot(KHotDistribution):
         return new
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.logits.dtype
+    def parameter(self) -> Tensor:
+        return self.logits
 
-    @property
-    def in_float32(self) -> "RelaxedKHot":
-        if not is_half(self.dtype):
-            return self
+    def _made_in_float32(self) -> "RelaxedKHot":
         new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__ | {"logits": self.logits.float()})
+        new.__dict__.update(self.__getstate__() | {"logits": self.logits.float()})
         return new
 
     def __repr__(self) -> str:
@@ -185,19 +182,20 @@ class RelaxedKHot(KHotDistribution):
             tensor([0.2689, 0.5000, 0.7311])
         """
         check_draw("scores", scores, self)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.logits.requires_grad and not scores.requires_grad:
-            scores = with_derivatives_of(scores, self.logits)
-        return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+            scores = with_derivatives_of(scores, self.in_float32.logits)
+        return self._draw(scores)
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
     def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
-        shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
+        shape, logits = self._extended_shape(sample_shape), self.in_float32.logits
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
         exponential = u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # fresh buffers would cost more
-        return self.logits.to(dtype) - exponential.log_().to(dtype)
+        return logits - exponential.log_().to(logits.dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
@@ -264,7 +262,7 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
         log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
-        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
+        log_share, slope = torch.log_softmax(self.in_float32.logits - column(temperature) * z, -1), log_slope(z)
         log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
         if inside is not None:
             log_prob = log_prob.masked_fill(~inside, -torch.inf)

@@ -99,15 +99,12 @@ class DesignWrapper(KHotDistribution):
         return self.design.support
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.design.dtype
+    def parameter(self) -> Tensor:
+        return self.design.parameter
 
-    @property
-    def in_float32(self) -> "DesignWrapper":
-        if not is_half(self.dtype):
-            return self
+    def _made_in_float32(self) -> "DesignWrapper":
         new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
+        new.__dict__.update(self.__getstate__())
         new.design, new.scorer = self.design.in_float32, self.scorer and self.scorer.in_float32
         return new
 
