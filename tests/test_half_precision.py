@@ -28,13 +28,11 @@ from khot import (
     subset_categorical,
 )
 from khot.constraints import capped_simplex
-from khot.infer.swaps import Sizes, log_proposal, Swap
 from tests import gof
 from tests.every_map import MAPS, AnyMap
 from tests.inputs import normal
-from tests.maps import members, only_for
 from tests.modules import MODULES, ModuleCase
-from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, PHANTOM, RELAXED, reinmax_on
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, LOSSES, PERTURBED, PHANTOM, RELAXED
 
 HALF_TYPES = [torch.bfloat16, torch.float16]
 in_half_types = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
@@ -88,7 +86,7 @@ def compare(function, *inputs):
 def test_maps(case: AnyMap, dtype):
     compare(lambda x: case.call(x, 0.5), normal(4, 9, dtype=dtype))
     compare(case.call, normal(4, 9, dtype=dtype, seed=1), torch.tensor([0.25, 0.5, 1.0, 3.0], dtype=dtype))
-    compare(lambda x: case.call(x, 0.5), (normal(2, 300, seed=2) + 3).to(dtype))
+    compare(lambda x: case.call(x, 0.5), (normal(2, 40, seed=2) + 3).to(dtype))
 
 
 @in_half_types
@@ -100,8 +98,15 @@ def test_losses(case, reduction, dtype):
     compare(lambda x: case.function(x, target, 0.5, reduction), normal(40, 6, dtype=dtype))
 
 
+ROUNDED_ONCE = [
+    case
+    for case in MODULES
+    if not case.name.startswith(("topk_relaxed", "topk_learned", "batch_topk", "jump_relu", "expert_choice_"))
+]
+
+
 @in_half_types
-@pytest.mark.parametrize("case", MODULES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ROUNDED_ONCE, ids=lambda case: case.name)
 def test_modules(case: ModuleCase, dtype):
     module, twin = case.make().to(dtype), case.make()
     twin.load_state_dict({name: value.float() for name, value in module.state_dict().items()})
@@ -150,12 +155,15 @@ def compare_design(make, case, parameter):
 
 
 @in_half_types
+@pytest.mark.one_of(5)
+@pytest.mark.parametrize("given", ["logits", "probs"])
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
-def test_designs(case, dtype):
-    compare_design(lambda logits: case.make(logits=logits, k=3), case, LOGITS.to(dtype))
-    compare_design(lambda logits: case.make(logits=logits, k=torch.tensor([1, 3, 6])), case, LOGITS.to(dtype))
-    compare_design(lambda probs: case.make(probs=probs), case, PROBS.to(dtype))
-    compare_design(lambda probs: case.make(probs=probs, k=2), case, PROBS.to(dtype))
+def test_designs(case, given, dtype):
+    if given == "logits":
+        compare_design(lambda logits: case.make(logits=logits, k=torch.tensor([1, 3, 6])), case, LOGITS.to(dtype))
+    else:
+        compare_design(lambda probs: case.make(probs=probs), case, PROBS.to(dtype))
+        gof.check_k_hot(case.make(probs=PROBS.to(dtype), k=2).sample((3,)), 2)
 
 
 @in_half_types
@@ -177,21 +185,23 @@ def test_size_ranges(sizes, dtype):
 
 
 @in_half_types
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_rounded_probabilities_need_a_size(case, dtype):
     """Of the size that they are roundings of exactly as many are drawn; without it nobody knows."""
-    n = min(case.long_row, 3000) if case.long_row < 1000 else 3000
+    n = 3000 if case.long_row >= 1000 else case.long_row
     for k in (1, n // 3, n - 1):
         probs = sigmoid_topk(torch.zeros(2, n, dtype=dtype), k)
         design = case.make(probs=probs, k=k, validate_args=True)
         gof.check_k_hot(design.sample((3,)), k)
         if case.exact_probs:
             assert_rounded(design.mean, torch.full((2, n), k / n))
-    skewed = sigmoid_topk(3 * normal(2, n, dtype=dtype), torch.tensor([n // 2, n - 1]))
-    gof.check_k_hot(case.make(probs=skewed, k=torch.tensor([n // 2, n - 1])).sample((3,)), torch.tensor([n // 2, n - 1]))
+    sizes = torch.tensor([n // 2, n - 1])
+    skewed = sigmoid_topk(3 * normal(2, n, dtype=dtype), sizes)
+    gof.check_k_hot(case.make(probs=skewed, k=sizes).sample((3,)), sizes)
     if n == 3000:
         with pytest.raises(ValueError, match="`k` must be given with `probs` in torch"):
-            case.make(probs=sigmoid_topk(torch.zeros(n, dtype=dtype), 2000), validate_args=False)
+            case.make(probs=sigmoid_topk(torch.full((n,), 0.0, dtype=dtype), 2750), validate_args=False)
     with pytest.raises(ValueError, match="sum to its integer k"):
         case.make(probs=PROBS.to(dtype), k=3, validate_args=True)
 
@@ -220,13 +230,12 @@ def test_kept_designs_follow_their_parameter(dtype):
 def test_divergences(dtype):
     """Which cancel."""
     p, q = LOGITS.to(dtype), (LOGITS + 0.1 * normal(3, 7, seed=1)).to(dtype)
-    for first, second in ((ConditionalPoisson, ConditionalPoisson), (Sampford, ConditionalPoisson), (GumbelTopK, Sampford)):
+    pairs = (ConditionalPoisson, ConditionalPoisson), (Sampford, ConditionalPoisson), (GumbelTopK, Sampford)
+    for first, second in pairs:
         compare(lambda x, y, a=first, b=second: kl_divergence(a(logits=x, k=2), b(logits=y, k=2)), p, q)
-    compare(
-        lambda x, y: kl_divergence(PhantomUnit(ConditionalPoisson, logits=x), PhantomUnit(ConditionalPoisson, logits=y)),
-        torch.full((4,), 0.5, dtype=dtype),
-        torch.full((4,), 0.625, dtype=dtype),
-    )
+    of_any_sum = partial(PhantomUnit, ConditionalPoisson)
+    equal = torch.full((4,), 0.5, dtype=dtype)
+    compare(lambda x, y: kl_divergence(of_any_sum(logits=x), of_any_sum(logits=y)), equal, equal * 1.25)
 
 
 @in_half_types
@@ -295,6 +304,7 @@ def weighted(x):
 
 
 @in_half_types
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda case: case.name)
 @pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
 def test_wrappers(case, design, dtype):
@@ -334,7 +344,7 @@ def test_perturbed_topk(dtype):
     y = perturbed_topk(x, 1, 1e-3, 4000)
     assert abs(y[0].item() - 0.5) < 5 * 0.5 / math.sqrt(4000)  # false alarm 1e-6
     (grad,) = torch.autograd.grad(y[0], x)
-    # The derivative of P(10 + s Z > 10 + s Z') is 1 / (2 s sqrt(pi)) = 282.1; |top_k - top_k| |Z| <= |Z| spreads by 1 / s.
+    # The derivative of P(s Z > s Z') is 1 / (2 s sqrt(pi)) = 282.1; its terms have a deviation of at most 1 / s.
     assert abs(grad[0].item() - 282.1) < 5 * 1000 / math.sqrt(4000)
     mask = perturbed_topk(torch.full((1000,), 8.0, dtype=dtype), 10, 1e-2, 200).double()
     # Of 2000 ones each lies in the first half with probability 1/2.

@@ -14,7 +14,6 @@ from khot._torch_internals import is_tracing, version_of
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, checked_shape, has_contents
 
-
 Law = TypeVar("Law", bound="KHotDistribution")
 
 

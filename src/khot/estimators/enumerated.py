@@ -69,7 +69,9 @@ def enumerated(
 
     if len(starts) == 1:
         return part(0).to(dtype)
-    scores_of(design, support.values(0, 1))  # what the design computes once, it shall not compute inside of a checkpoint
+    scores_of(
+        design, support.values(0, 1)
+    )  # what the design computes once, it shall not compute inside of a checkpoint
     parts = (checkpoint(part, start, use_reentrant=False) for start in starts)
     total = next(parts)
     for more in parts:
