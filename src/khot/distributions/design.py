@@ -151,10 +151,13 @@ class SamplingDesign(KHotDistribution):
         for name in vars(cls).keys() & set(ROUNDED):
             setattr(cls, name, _rounded(name, vars(cls)[name]))
         cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
+        members = [item for base in cls.__mro__ for item in vars(base).items()]
+        cls._lazy = frozenset(name for name, member in members if isinstance(member, lazy_property))
 
     spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
     size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
     _has_own_probs: ClassVar[bool] = False
+    _lazy: ClassVar[frozenset[str]] = frozenset()  # what is computed from the parameter when it is asked for
     _knows_parts: ClassVar[bool] = False  # whether rows that are cut stay so
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
@@ -422,8 +425,7 @@ class SamplingDesign(KHotDistribution):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
-        lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        lazy -= {self.parameter_name}
+        lazy = self._lazy - {self.parameter_name}
         return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
 
     def _validate_sample(self, value: Tensor) -> None:
@@ -661,7 +663,7 @@ def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
         if doubtful.any():
             first = total[doubtful][0].item()
             raise ValueError(
-                f"`k` must be given with `probs` in {dtype}, whose rounded entries sum to {first:.6g} and may stand for "
-                f"a size of {other[doubtful][0]} as well as {k[doubtful][0]}: pass k=..., or give `probs` in float32"
+                f"`k` must be given with `probs` in {dtype}, whose rounded entries sum to {first:.6g} and may stand "
+                f"for a size of {other[doubtful][0]} as well as {k[doubtful][0]}: pass k=..., or `probs` in float32"
             )
     return k

@@ -48,7 +48,7 @@ def is_interior(y: Tensor) -> bool:
 
 
 def smallest_positive(dtype: torch.dtype) -> float:
-    """The smallest positive number to use: normal, but in float16, whose normal numbers are too large to be nearly 0."""
+    """The smallest positive number to use: a normal one, except in float16, where many of these add up."""
     limits = torch.finfo(dtype)
     return limits.tiny * limits.eps if dtype == torch.float16 else limits.tiny
 
@@ -102,7 +102,6 @@ def _of_entries(y: Tensor, wanted: Tensor | None) -> Tensor:
 def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
     """Which rows y are the probabilities of log-odds z, `inside` of (0, 1), up to rounding, ``(..., 1)``."""
     probs, eps = _clamped_inside(torch.sigmoid(z), y.dtype), torch.finfo(y.dtype).eps
-    # As far in proportion as log-odds are off that have a relative error; the smallest numbers have a spacing of their
-    # own.
+    # As far in proportion as log-odds are off that have a relative error; the smallest numbers are further apart.
     rounding = ROUNDING * eps * (1 + z.abs()) * probs + smallest_positive(y.dtype)
     return ((y - probs).abs() <= rounding).all(-1, keepdim=True)
