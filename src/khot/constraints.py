@@ -22,6 +22,7 @@ from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
 
@@ -200,7 +201,7 @@ class _CappedSimplexTransform(Transform):
 
     def _logit(self, y: Tensor) -> Tensor:
         self._check_interior(y)
-        return _at_least_float32(y).logit()
+        return y.to(compute_dtype(y)).logit()
 
     @untraced
     def _check_interior(self, y: Tensor) -> None:
@@ -259,7 +260,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        scores = _at_least_float32(self._scores(u))
+        scores = self._scores(u.to(compute_dtype(u)))
         return log_volume(sigmoid_topk_log_odds(scores, self.k)).to(u.dtype)  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
@@ -267,10 +268,6 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
 
     def inverse_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] - 1])
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _batch_shape(shape: Size, k: float | Tensor) -> Size:

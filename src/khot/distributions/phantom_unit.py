@@ -39,6 +39,9 @@ class PhantomUnit(SamplingDesign):
     differentiable in the parameter, the phantom's probability included. Where the wrapped design has none,
     NotImplementedError is raised. ``k`` is the smaller of the two sizes.
 
+    Probabilities in bfloat16 or float16 are taken as they are, with the sum that they have; where rounding must not
+    move the size, give ``logits``, of which the probabilities are computed in float32.
+
     Args:
         design_class: The class of the wrapped design, a SamplingDesign that takes ``probs``.
         probs: Inclusion probabilities ``(..., n)`` in [0, 1].

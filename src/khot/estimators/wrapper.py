@@ -13,7 +13,8 @@ from torch.types import _size as SizeLike
 from khot._tracing import broadcast_shapes, one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
-from khot.distributions.base import KHotDistribution, is_half
+from khot.distributions.base import KHotDistribution
+from khot.kernels.rows import compute_dtype
 
 # How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
 # less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
@@ -226,7 +227,7 @@ def scores_of(law: Distribution, values: Tensor) -> tuple[Tensor, torch.dtype]:
 
 def wide(x: Tensor) -> Tensor:
     """In float32, if x is of a half type."""
-    return x.float() if is_half(x.dtype) else x
+    return x.to(compute_dtype(x))
 
 
 def _latent(law: Distribution) -> Distribution:
