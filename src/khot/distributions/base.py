@@ -24,6 +24,7 @@ class KHotDistribution(TorchDistribution):
     compiler traces; in a trace of torch.jit those of values, when it runs.
     """
 
+    parameter_name = "logits"
     _twin: "tuple[KHotDistribution, int | None] | None" = None  # in float32, and the version of the parameter then
 
     def __init__(
@@ -70,8 +71,8 @@ class KHotDistribution(TorchDistribution):
 
     @property
     def parameter(self) -> Tensor:
-        """The tensor that the law was made from."""
-        raise NotImplementedError(f"{type(self).__name__} does not define `parameter`")
+        """The tensor that the law was made from, as ``parameter_name`` says."""
+        return cast(Tensor, self.__dict__[self.parameter_name])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,7 +98,12 @@ class KHotDistribution(TorchDistribution):
         return is_half(self.dtype)
 
     def _made_in_float32(self) -> "KHotDistribution":
-        raise NotImplementedError(f"{type(self).__name__} does not define `_made_in_float32`")
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
+        return new
+
+    def _parameter_in_float32(self) -> Tensor:
+        return self.parameter.float()
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: not the twin, whose graph cannot be copied."""

@@ -214,20 +214,8 @@ class SamplingDesign(KHotDistribution):
         return param, size, size
 
     @property
-    def parameter(self) -> Tensor:
-        """The tensor that the design was made from: ``probs`` or ``logits``, as ``parameter_name`` says."""
-        return cast(Tensor, self.__dict__[self.parameter_name])
-
-    @property
     def _is_rounded(self) -> bool:
         return self.spread is None and is_half(self.dtype)  # of a spread design that of the rows here has a twin
-
-    def _made_in_float32(self) -> "SamplingDesign":
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
-        super(SamplingDesign, new).__init__(*self._shapes(), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     def _parameter_in_float32(self) -> Tensor:
         return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)

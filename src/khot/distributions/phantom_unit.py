@@ -91,9 +91,8 @@ class PhantomUnit(SamplingDesign):
         self._shared_k = None
         probs = self.in_float32.probs.detach()
         total = probs.sum(-1, dtype=torch.float64)
-        is_integer = (total - total.round()).abs() <= INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps * total.clamp(
-            min=1
-        )
+        tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
+        is_integer = (total - total.round()).abs() <= tolerance * total.clamp(min=1)
         self.k = torch.where(is_integer, total.round(), total.floor()).long()
         self.largest_k = self.k + ~is_integer
         for name in ("rows_here", "_twin"):  # which have sizes now

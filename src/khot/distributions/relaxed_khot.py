@@ -136,15 +136,6 @@ class RelaxedKHot(KHotDistribution):
         new._validate_args = self._validate_args
         return new
 
-    @property
-    def parameter(self) -> Tensor:
-        return self.logits
-
-    def _made_in_float32(self) -> "RelaxedKHot":
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__() | {"logits": self.logits.float()})
-        return new
-
     def __repr__(self) -> str:
         shown = {"temperature": self.temperature, "logits": self.logits, "k": self.k}
         return f"{type(self).__name__}({', '.join(f'{name}: {in_short(value)}' for name, value in shown.items())})"

@@ -61,15 +61,14 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         >>> total
         tensor(20.)
     """
-    if isinstance(design, SamplingDesign):
-        design = design.in_float32
-    else:
+    if not isinstance(design, SamplingDesign):
         raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
     if design.size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"
         )
     check_draw("value", value, design)
+    design = design.in_float32
     _check_observed(y, value)
     dtype = torch.promote_types(value.dtype, y.dtype)
     value, y = torch.broadcast_tensors(value.double(), y.double())
