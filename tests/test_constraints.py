@@ -117,8 +117,10 @@ def test_capped_simplex_tolerates_rounding_and_no_more(dtype, n):
     k = round(n / 3)
     value = (weight * (k / weight.sum())).to(dtype)
     assert capped_simplex(k).check(value)
-    assert not capped_simplex(k + 1).check(value)
-    assert not capped_simplex(k + 0.5).check(value)
+    assert capped_simplex(k).check(torch.full((n,), k / n).to(dtype))  # all of which round the same way
+    rounding = torch.finfo(dtype).eps * k  # twice what the sum can move
+    assert not capped_simplex(k + 0.5 + rounding).check(value)
+    assert not capped_simplex(k - 0.5 - rounding).check(value)
 
 
 @pytest.mark.parametrize("k", SIZES, ids=str)

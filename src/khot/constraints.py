@@ -22,8 +22,9 @@ from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
-from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds
+from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
 
 __all__ = ["capped_simplex", "k_hot"]
 
@@ -108,7 +109,7 @@ class _CappedSimplex(constraints.Constraint):
     event_dim = 1
     relative_tolerance = 16.0  # in units of eps: rounding n entries that sum to k, after a rescaling in the same dtype
     smallest_tolerance = 1e-6  # as torch's simplex: a mask of temperature T is off by up to eps |x| / T
-    largest_tolerance = 0.25  # in half precision as well, an integer k is told from the next one
+    largest_tolerance = 0.25  # so that an integer k is told from the next one, as long as rounding allows it
 
     def __init__(self, k: float | Tensor) -> None:
         if isinstance(k, Tensor):
@@ -123,12 +124,12 @@ class _CappedSimplex(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
-        return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype)
+        return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
 
-    def is_sum(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Whether float64 sums of vectors of this dtype are those of the constraint."""
+    def is_sum(self, total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
+        """Whether float64 sums of vectors of n entries of this dtype are those of the constraint."""
         k = self.k.to(total.device, torch.float64) if isinstance(self.k, Tensor) else self.k
-        return (total - k).abs() <= self._tolerance(k, dtype)
+        return (total - k).abs() <= self._tolerance(k, dtype, n)
 
     def holds(self, value: Tensor) -> bool:
         """Whether :meth:`check` is true of all values, which here takes fewer operations."""
@@ -138,17 +139,28 @@ class _CappedSimplex(constraints.Constraint):
         if not (lowest.item() >= 0 and highest.item() <= 1):
             return False
         least, most = value.sum(-1, dtype=torch.float64).aminmax()
-        return bool(max(self.k - least.item(), most.item() - self.k) <= self._tolerance(self.k, value.dtype))
+        tolerance = self._tolerance(self.k, value.dtype, value.shape[-1])
+        return bool(max(self.k - least.item(), most.item() - self.k) <= tolerance)
 
-    def _tolerance(self, k: Any, dtype: torch.dtype) -> Any:
-        """How far a sum may be from k, a number or a float64 tensor."""
+    def _tolerance(self, k: Any, dtype: torch.dtype, n: int) -> Any:
+        """How far a sum of n entries may be from k, a number or a float64 tensor."""
         unit = self.relative_tolerance * torch.finfo(dtype).eps
         if isinstance(k, Tensor):
-            return (unit * k.clamp(min=1)).clamp(self.smallest_tolerance, self.largest_tolerance)
-        return min(max(unit * max(k, 1), self.smallest_tolerance), self.largest_tolerance)
+            tolerance = (unit * k.clamp(min=1)).clamp(self.smallest_tolerance, self.largest_tolerance)
+            return tolerance.maximum(_rounding_of_sum(k, dtype, n))
+        tolerance = min(max(unit * max(k, 1), self.smallest_tolerance), self.largest_tolerance)
+        return max(tolerance, _rounding_of_sum(k, dtype, n))
 
     def __repr__(self) -> str:
         return f"capped_simplex({self.k})"
+
+
+def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
+    """How far the sum of n numbers in [0, 1] moves at most from k when each is rounded to the dtype.
+
+    Equal entries all round the same way, so that in a half type this exceeds 1 for k in the hundreds.
+    """
+    return torch.finfo(dtype).eps / 2 * k + n * smallest_positive(dtype)
 
 
 k_hot = _KHot
@@ -189,7 +201,7 @@ class _CappedSimplexTransform(Transform):
 
     def _logit(self, y: Tensor) -> Tensor:
         self._check_interior(y)
-        return y.logit()
+        return y.to(compute_dtype(y)).logit()
 
     @untraced
     def _check_interior(self, y: Tensor) -> None:
@@ -214,7 +226,7 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
 
     def _inverse(self, y: Tensor) -> Tensor:
         self._check_size(y.shape[-1])
-        return self._logit(y)
+        return self._logit(y).to(y.dtype)
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + shape[-1:]
@@ -245,10 +257,11 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
     def _inverse(self, y: Tensor) -> Tensor:
         self._check_size(y.shape[-1])
         logit = self._logit(y)
-        return logit[..., :-1] - logit[..., -1:]
+        return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)
 
     def log_abs_det_jacobian(self, u: Tensor, y: Tensor) -> Tensor:
-        return log_volume(sigmoid_topk_log_odds(self._scores(u), self.k))  # y may have rounded to 0 or 1
+        scores = self._scores(u.to(compute_dtype(u)))
+        return log_volume(sigmoid_topk_log_odds(scores, self.k)).to(u.dtype)  # y may have rounded to 0 or 1
 
     def forward_shape(self, shape: Size) -> Size:
         return _batch_shape(shape, self.k) + Size([shape[-1] + 1])

@@ -320,7 +320,7 @@ def topk_cross_entropy(
     _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)
 
-    scores = x.expand(len(sizes), *x.shape)
+    dtype, scores = x.dtype, x.to(compute_dtype(x)).expand(len(sizes), *x.shape)
     column = (-1, *(1,) * target.dim())
     logarithm = _LOGARITHMS.get(relaxation)
     if logarithm is None:
@@ -336,7 +336,7 @@ def topk_cross_entropy(
     # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
     ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
     losses = (-(weights * ratio).sum(0).log() - highest).masked_fill(impossible, torch.inf)
-    return _REDUCTIONS[reduction](losses)
+    return _REDUCTIONS[reduction](losses).to(dtype)
 
 
 def _check_classes(target: Any, x: Tensor) -> None:

@@ -64,6 +64,24 @@ def designs_made_from_probabilities():
 
 
 @case
+def designs_of_half_types():
+    """Also of rows that are cut, whose rounded probabilities need a size as those of whole rows do."""
+    logits = normal(4, 8, dtype=torch.bfloat16)
+    for placements in ([S(0)], [S(1)]):
+        for member in (ConditionalPoisson, Pivotal, khot.GumbelTopK):
+            for name, parameter in (("logits", logits), ("probs", khot.sigmoid_topk(logits, 3))):
+                here, whole = member(**{name: spread(parameter, placements)}, k=3), member(**{name: parameter}, k=3)
+                value = here.sample((2,)).full_tensor()
+                assert value.dtype == torch.bfloat16 and bool((value.sum(-1) == 3).all())
+                torch.testing.assert_close(here.mean.full_tensor(), whole.mean)
+        probs = spread(khot.sigmoid_topk(torch.zeros(2, 3000, dtype=torch.bfloat16), 1000), placements)
+        with pytest.raises(ValueError, match="`k` must be given with `probs` in torch.bfloat16"):
+            khot.ParetoSampling(probs=probs)
+        drawn = khot.ParetoSampling(probs=probs, k=1000).sample((2,)).full_tensor()
+        assert bool((drawn.sum(-1, dtype=torch.float64) == 1000).all())
+
+
+@case
 def draws_are_those_of_one_process():
     logits = normal(*SHAPE)
     cases = [("auto", member) for member in [*DESIGNS, PHANTOM]] + [("torch", member) for member in DESIGNS[::3]]

@@ -65,6 +65,16 @@ def test_forward_and_backward(case):
     check_full_graph(loss(case, "logits"), backend="aot_eager" if case in OF_EACH_KIND else "eager")
 
 
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize("case", OF_EACH_KIND, ids=lambda case: case.name)
+@pytest.mark.slow
+def test_half_types(case, given):
+    """Their twins in float32 are made within the graph."""
+    function, logits = loss(case, given), LOGITS.bfloat16()
+    once = compiled(function, backend="eager")
+    torch.testing.assert_close(outcome(once, logits), outcome(function, logits), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize(
     ("case", "dynamic", "on_a_device"),
     list(zip(OF_EACH_KIND, (True, True, None, None), (False, True, False, True), strict=True)),

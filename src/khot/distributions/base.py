@@ -1,7 +1,7 @@
 """What designs, relaxed laws and the estimators that wrap designs have in common: their checks, and their draws."""
 
 from inspect import signature
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pyro.distributions import MaskedDistribution, TorchDistribution
@@ -10,9 +10,11 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
-from khot._torch_internals import is_tracing
+from khot._torch_internals import is_tracing, version_of
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, checked_shape, has_contents
+
+Law = TypeVar("Law", bound="KHotDistribution")
 
 
 class KHotDistribution(TorchDistribution):
@@ -21,6 +23,9 @@ class KHotDistribution(TorchDistribution):
     With validation on, contents are checked where there are any: not of meta and fake tensors, nor of those that a
     compiler traces; in a trace of torch.jit those of values, when it runs.
     """
+
+    parameter_name = "logits"
+    _twin: "tuple[KHotDistribution, int | None] | None" = None  # in float32, and the version of the parameter then
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -63,6 +68,46 @@ class KHotDistribution(TorchDistribution):
         """
         with torch.no_grad():
             return draw(self, sample_shape, generator, "rsample")
+
+    @property
+    def parameter(self) -> Tensor:
+        """The tensor that the law was made from, as ``parameter_name`` says."""
+        return cast(Tensor, self.__dict__[self.parameter_name])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameter, of draws and of results."""
+        return self.parameter.dtype
+
+    @property
+    def in_float32(self: Law) -> Law:
+        """The same law with results in float32 if its dtype is a half type, for whoever computes with them; else self.
+
+        Its draws with a seed are those of this law, and gradients go to the parameter of this law, rounded once.
+        """
+        if not self._is_rounded:
+            return self
+        version = version_of(self.parameter)
+        if self._twin is None or self._twin[1] != version:
+            with torch.enable_grad():  # which those want who come later
+                self._twin = self._made_in_float32(), version
+        return cast(Law, self._twin[0])
+
+    @property
+    def _is_rounded(self) -> bool:
+        return is_half(self.dtype)
+
+    def _made_in_float32(self) -> "KHotDistribution":
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__getstate__() | {self.parameter_name: self._parameter_in_float32()})
+        return new
+
+    def _parameter_in_float32(self) -> Tensor:
+        return self.parameter.float()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: not the twin, whose graph cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_twin"}
 
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
@@ -113,6 +158,11 @@ class KHotDistribution(TorchDistribution):
                 f"a value must have a shape that broadcasts with batch_shape + event_shape, "
                 f"{tuple(self.batch_shape + self.event_shape)}, and ends as it does, but got {tuple(value.shape)}"
             )
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether a dtype has fewer digits than float32, which takes over all arithmetic for it."""
+    return dtype.itemsize < torch.float32.itemsize
 
 
 def column(value: float | Tensor) -> float | Tensor:

@@ -39,7 +39,8 @@ from khot.relaxations import sigmoid_topk
 from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short, shapes_of
-from .base import KHotDistribution, draw
+from .base import KHotDistribution, draw, is_half
+from .rounding import ROUNDED, rounded, unrounded
 from .spread import by_rows_here
 
 MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a longer list does not fit into memory
@@ -83,8 +84,8 @@ def _by_rows_here(name: str, member: Any) -> Any:
     return _changed(member, functools.partial(by_rows_here, name))
 
 
-def _traced_whole(name: str, member: Any) -> Any:
-    return _by_rows_here(name, _changed(member, one_operation))
+def _rounded(name: str, member: Any) -> Any:
+    return _changed(member, functools.partial(rounded, name))
 
 
 class SamplingDesign(KHotDistribution):
@@ -113,6 +114,10 @@ class SamplingDesign(KHotDistribution):
     the design is made, but those of order sampling and of :class:`~khot.ConditionalPoisson`: for these the guide "at
     scale" lists what sums and candidates give, and what gathers the rows when it is called.
 
+    With a parameter in bfloat16 or float16 every result is the rounding of that in float32, and draws are the same. A
+    sum of rounded probabilities is not a size: ``probs`` in these types need ``k`` unless rounding leaves no doubt.
+    They are then taken for roundings of probabilities that sum to k.
+
     What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
     holds it, without gradient, and makes it anew when the parameter has other contents.
 
@@ -121,7 +126,7 @@ class SamplingDesign(KHotDistribution):
         logits: Real scores ``(..., n)``; a relaxation may take ``-inf`` to exclude a unit and ``inf`` to include it.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape of the parameter, which it
             may extend, as an enumerated one does. Required with ``logits``; may be given with ``probs``, whose sum it
-            must then equal.
+            must then equal up to rounding, and is required with long rows of them in a half type.
         relaxation: Map ``relaxation(logits, k, temperature)`` onto the capped simplex.
         temperature: Softness of the relaxation, a positive number or a tensor that broadcasts to the batch shape.
         validate_args: Whether to check the contents of tensors, as in all of torch.distributions. Shapes, dtypes and
@@ -142,12 +147,17 @@ class SamplingDesign(KHotDistribution):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in vars(cls).keys() & set(TRACED_WHOLE):
-            setattr(cls, name, _traced_whole(name, vars(cls)[name]))
+            setattr(cls, name, _by_rows_here(name, _changed(vars(cls)[name], one_operation)))
+        for name in vars(cls).keys() & set(ROUNDED):
+            setattr(cls, name, _rounded(name, vars(cls)[name]))
         cls._has_own_probs = cls._has_own_probs or "probs" in vars(cls)
+        members = [item for base in cls.__mro__ for item in vars(base).items()]
+        cls._lazy = frozenset(name for name, member in members if isinstance(member, lazy_property))
 
     spread: SpreadBatch | None = None  # where the rows are, if the parameter is a DTensor
     size_varies = False  # whether draws of a row may differ in their number of ones, from `k` to `largest_k`
     _has_own_probs: ClassVar[bool] = False
+    _lazy: ClassVar[frozenset[str]] = frozenset()  # what is computed from the parameter when it is asked for
     _knows_parts: ClassVar[bool] = False  # whether rows that are cut stay so
     _settings: ClassVar[tuple[str, ...]] = ()  # a subclass's own arguments, as `repr` shows them
     # The setting with which a design has all that its class defines; "" for any, None where it depends on another one.
@@ -204,9 +214,11 @@ class SamplingDesign(KHotDistribution):
         return param, size, size
 
     @property
-    def parameter(self) -> Tensor:
-        """The tensor that the design was made from: ``probs`` or ``logits``, as ``parameter_name`` says."""
-        return cast(Tensor, self.__dict__[self.parameter_name])
+    def _is_rounded(self) -> bool:
+        return self.spread is None and is_half(self.dtype)  # of a spread design that of the rows here has a twin
+
+    def _parameter_in_float32(self) -> Tensor:
+        return self.parameter.float() if self.parameter_name == "logits" else unrounded(self.parameter, self.k)
 
     @property
     def size(self) -> int | Tensor:
@@ -219,13 +231,14 @@ class SamplingDesign(KHotDistribution):
         return self.parameter_name == "logits" and not self._has_own_probs
 
     def _sums_of(self, probs: Tensor) -> Tensor:
+        n = shape_of(probs)[-1]
         if self.spread is None:
-            return _sums(probs.detach().sum(-1, dtype=torch.float64))
+            return _sizes(probs.detach().sum(-1, dtype=torch.float64), probs.dtype, n)
         spread = self.spread.in_parts() if self._knows_parts else self.spread
         total = spread.here("probs", probs.detach()).sum(-1, dtype=torch.float64)
         if self._knows_parts:
             (total,) = spread.shards.sum(total)
-        return spread.together(_sums(total), axes_after=0)
+        return spread.together(_sizes(total, probs.dtype, n), axes_after=0)
 
     def _fits(self) -> bool:
         if self._shared_k is None or isinstance(self.temperature, Tensor):
@@ -281,6 +294,9 @@ class SamplingDesign(KHotDistribution):
             new.__dict__[name] = value
         if batch_shape != self.batch_shape:
             new.kept = Kept()
+        if self._twin is not None:
+            twin, version = self._twin
+            new._twin = cast(SamplingDesign, twin).expand(batch_shape), version
         if self.spread is not None:
             new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
             new.__dict__.pop("rows_here", None)
@@ -324,7 +340,7 @@ class SamplingDesign(KHotDistribution):
         wrong, included, possible, total = shards.sum(*counts, total.expand(self.batch_shape))
         fits = (wrong == 0) & (self.k >= 0) & (self.k <= shards.n)
         if self.parameter_name == "probs":
-            fits &= capped_simplex(self.size).is_sum(total, x.dtype)
+            fits &= capped_simplex(self.size).is_sum(total, x.dtype, shards.n)
         elif not self.relaxes_logits:
             fits &= (included <= self.k) & (possible >= self.k)
         if isinstance(self.temperature, Tensor):
@@ -397,9 +413,8 @@ class SamplingDesign(KHotDistribution):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
-        lazy = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), lazy_property)}
-        held = {name: value for name, value in self.__dict__.items() if name == self.parameter_name or name not in lazy}
-        return held | {"kept": Kept()}
+        lazy = self._lazy - {self.parameter_name}
+        return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
 
     def _validate_sample(self, value: Tensor) -> None:
         try:
@@ -422,8 +437,7 @@ class SamplingDesign(KHotDistribution):
     def probs(self) -> Tensor:
         """Inclusion probabilities that the design aims at."""
         probs = self.relaxation(self.logits, self.size, self.temperature)
-        # In half precision a right sum may be off by as much as a wrong one.
-        if self._validate_args and probs.dtype.itemsize >= 4 and looks_at_contents(probs):
+        if self._validate_args and looks_at_contents(probs):
             name = getattr(self.relaxation, "__name__", repr(self.relaxation))
             self._check_probs(probs, f"what `relaxation` {name} returns", "it is no mask of inclusion probabilities")
         return probs
@@ -589,6 +603,9 @@ class SamplingDesign(KHotDistribution):
 for _name in TRACED_WHOLE:  # which subclasses have by `__init_subclass__`
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _by_rows_here(_name, vars(SamplingDesign)[_name]))
+for _name in ROUNDED:
+    if _name in vars(SamplingDesign):
+        setattr(SamplingDesign, _name, _rounded(_name, vars(SamplingDesign)[_name]))
 
 OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
 """What not all designs have, by the method that a design defines for it."""
@@ -624,5 +641,17 @@ def positions(value: Tensor, k: int) -> Tensor:
     return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds
 
 
-def _sums(total: Tensor) -> Tensor:
-    return total.nan_to_num().round().long()  # NaN is for the checks to find
+def _sizes(total: Tensor, dtype: torch.dtype, n: int) -> Tensor:
+    """The integers that float64 sums of n probabilities of a dtype stand for."""
+    k = total.nan_to_num().round().long()  # NaN is for the checks to find
+    if not is_half(dtype) or not looks_at_contents(total):
+        return k
+    for other in (k - 1, k + 1):
+        doubtful = (other >= 0) & (other <= n) & capped_simplex(other.clamp(min=0)).is_sum(total, dtype, n)
+        if doubtful.any():
+            first = total[doubtful][0].item()
+            raise ValueError(
+                f"`k` must be given with `probs` in {dtype}, whose rounded entries sum to {first:.6g} and may stand "
+                f"for a size of {other[doubtful][0]} as well as {k[doubtful][0]}: pass k=..., or `probs` in float32"
+            )
+    return k

@@ -9,8 +9,11 @@ every design of k = 1 is; infinite for other sizes.
 """
 
 import copy
+import functools
 import math
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +23,31 @@ from khot._tracing import broadcast_shapes, one_operation
 from khot._validation import can_look
 from khot.laws.conditional_poisson import log_prob
 
+from .base import is_half
 from .conditional_poisson import ConditionalPoisson
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
 
+Divergence = Callable[[Any, Any], Tensor]
+
 MAX_TERMS = 10_000  # the most vectors to enumerate: beyond it, a sampled divergence costs far less
 
 
+def _rounded(divergence: Divergence) -> Divergence:
+    """Of designs in half types: that of their twins in float32, rounded where both are of such a type."""
+
+    @functools.wraps(divergence)
+    def call(p: Any, q: Any) -> Tensor:
+        found = divergence(*(law.in_float32 if isinstance(law, SamplingDesign) else law for law in (p, q)))
+        dtypes = [law.dtype for law in (p, q) if isinstance(law, SamplingDesign)]
+        dtype = functools.reduce(torch.promote_types, dtypes)
+        return found.to(dtype) if is_half(dtype) else found
+
+    return call
+
+
 @register_kl(SamplingDesign, ConditionalPoisson)
+@_rounded
 @one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], at the mean of p as log q is linear there; infinite where p has a size that q has not."""
@@ -46,6 +66,7 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
 
 
 @register_kl(PhantomUnit, PhantomUnit)
+@_rounded
 @one_operation
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """Of the wrapped designs; infinite where p has a size that q has not."""
@@ -63,6 +84,7 @@ def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
 
 
 @register_kl(SamplingDesign, SamplingDesign)
+@_rounded
 @one_operation
 def _enumerated(p: SamplingDesign, q: SamplingDesign) -> Tensor:
     terms = _number_of_vectors(p)
@@ -96,6 +118,7 @@ def _number_of_vectors(design: SamplingDesign) -> int:
 
 
 @register_kl(SamplingDesign, OneHotCategorical)
+@_rounded
 @one_operation
 def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
     divergence = _of_single_units(_log_prob_of_single_units(p, q), _log_probs(q))
@@ -103,6 +126,7 @@ def _kl_to_one_hot(p: SamplingDesign, q: OneHotCategorical) -> Tensor:
 
 
 @register_kl(OneHotCategorical, SamplingDesign)
+@_rounded
 @one_operation
 def _kl_from_one_hot(p: OneHotCategorical, q: SamplingDesign) -> Tensor:
     return _of_single_units(_log_probs(p), _log_prob_of_single_units(q, p))

@@ -90,7 +90,7 @@ class OrderSampling(SamplingDesign):
         return depth_for(self.parameter.dtype)
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> SamplingDesign:
-        if self.spread is None and not is_tracing():
+        if self.spread is None and self.in_float32 is self and not is_tracing():
             _ = self._rank_scale if self._kernel(()) is None else self._centre  # once, rather than for every copy
         return super().expand(batch_shape, _instance)
 

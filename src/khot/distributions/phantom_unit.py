@@ -39,6 +39,9 @@ class PhantomUnit(SamplingDesign):
     differentiable in the parameter, the phantom's probability included. Where the wrapped design has none,
     NotImplementedError is raised. ``k`` is the smaller of the two sizes.
 
+    Probabilities in bfloat16 or float16 are taken as they are, with the sum that they have; where rounding must not
+    move the size, give ``logits``, of which the probabilities are computed in float32.
+
     Args:
         design_class: The class of the wrapped design, a SamplingDesign that takes ``probs``.
         probs: Inclusion probabilities ``(..., n)`` in [0, 1].
@@ -86,12 +89,14 @@ class PhantomUnit(SamplingDesign):
         self.design_class, self.design_kwargs = design_class, design_kwargs
         super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow
         self._shared_k = None
-        total = self.probs.detach().sum(-1, dtype=torch.float64)
-        eps = min(torch.finfo(self.probs.dtype).eps, torch.finfo(torch.float32).eps)
-        is_integer = (total - total.round()).abs() <= INTEGER_TOLERANCE * eps * total.clamp(min=1)
+        probs = self.in_float32.probs.detach()
+        total = probs.sum(-1, dtype=torch.float64)
+        tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
+        is_integer = (total - total.round()).abs() <= tolerance * total.clamp(min=1)
         self.k = torch.where(is_integer, total.round(), total.floor()).long()
         self.largest_k = self.k + ~is_integer
-        self.__dict__.pop("rows_here", None)  # which have sizes now
+        for name in ("rows_here", "_twin"):  # which have sizes now
+            self.__dict__.pop(name, None)
         _ = self.wrapped  # whose errors are due now
 
     def _validate_contents(self) -> None:
@@ -99,12 +104,17 @@ class PhantomUnit(SamplingDesign):
 
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "PhantomUnit":
         new = cast(PhantomUnit, super().expand(batch_shape, _instance))
-        new.__dict__["wrapped"] = self.wrapped.expand(batch_shape)
+        if self.in_float32 is self:
+            new.__dict__["wrapped"] = self.wrapped.expand(batch_shape)
+        else:
+            new.__dict__.pop("wrapped", None)  # that of the twin, which has been expanded
         return new
 
     @lazy_property
     def wrapped(self) -> SamplingDesign:
         """The design of k + 1 out of n + 1 units, the phantom last; in float64, where the sum is the integer."""
+        if self.in_float32 is not self:
+            return self.in_float32.wrapped
         given = self.parameter_name == "logits"
         probs = self.probs.double()
         if given:
@@ -115,6 +125,9 @@ class PhantomUnit(SamplingDesign):
         if given:
             design.__dict__["log_odds"] = torch.cat((self.log_odds, log_odds(phantom)), -1)
         return design
+
+    def _parameter_in_float32(self) -> Tensor:
+        return self.parameter.float()  # of any sum
 
     @property
     def relaxes_logits(self) -> bool:

@@ -173,19 +173,20 @@ class RelaxedKHot(KHotDistribution):
             tensor([0.2689, 0.5000, 0.7311])
         """
         check_draw("scores", scores, self)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.logits.requires_grad and not scores.requires_grad:
-            scores = with_derivatives_of(scores, self.logits)
-        return self._draw(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+            scores = with_derivatives_of(scores, self.in_float32.logits)
+        return self._draw(scores)
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self._relaxed(scores)
 
     def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
-        shape, dtype = self._extended_shape(sample_shape), torch.promote_types(self.logits.dtype, torch.float32)
+        shape, logits = self._extended_shape(sample_shape), self.in_float32.logits
         # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
         u = uniform(shape, torch.float64, self.logits.device, generator)
         exponential = u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # fresh buffers would cost more
-        return self.logits.to(dtype) - exponential.log_().to(dtype)
+        return logits - exponential.log_().to(logits.dtype)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)
@@ -252,7 +253,7 @@ class RelaxedKHot(KHotDistribution):
         if isinstance(temperature, Tensor):
             temperature = temperature.to(z.dtype)
         log_temperature = temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
-        log_share, slope = torch.log_softmax(self.logits - column(temperature) * z, -1), log_slope(z)
+        log_share, slope = torch.log_softmax(self.in_float32.logits - column(temperature) * z, -1), log_slope(z)
         log_prob = (log_share - slope).sum(-1) + slope.logsumexp(-1) + (math.lgamma(n) + (n - 1) * log_temperature)
         if inside is not None:
             log_prob = log_prob.masked_fill(~inside, -torch.inf)

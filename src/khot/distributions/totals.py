@@ -68,6 +68,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
             f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"
         )
     check_draw("value", value, design)
+    design = design.in_float32
     _check_observed(y, value)
     dtype = torch.promote_types(value.dtype, y.dtype)
     value, y = torch.broadcast_tensors(value.double(), y.double())

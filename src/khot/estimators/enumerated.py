@@ -10,6 +10,7 @@ from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, check_call, declares, evaluate
 from .support import Support
+from .wrapper import scores_of, wide
 
 
 @declares(unbiased=True)
@@ -57,21 +58,28 @@ def enumerated(
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")
     starts = range(0, support.count, chunk_size)
 
+    dtype = torch.float64
+
     def part(start: int) -> Tensor:
+        nonlocal dtype
         values = support.values(start, min(start + chunk_size, support.count))
         values = values.expand(-1, *design.batch_shape, *design.event_shape)
-        return _surrogate(design, values, evaluate(f, values, design))
+        contribution, dtype = _surrogate(design, values, evaluate(f, values, design))
+        return contribution
 
     if len(starts) == 1:
-        return part(0)
-    design.log_prob(support.values(0, 1))  # what the design computes once, it shall not compute inside of a checkpoint
+        return part(0).to(dtype)
+    scores_of(
+        design, support.values(0, 1)
+    )  # what the design computes once, it shall not compute inside of a checkpoint
     parts = (checkpoint(part, start, use_reentrant=False) for start in starts)
     total = next(parts)
     for more in parts:
         total = total + more
-    return total
+    return total.to(dtype)
 
 
-def _surrogate(design: Distribution, values: Tensor, losses: Tensor) -> Tensor:
-    """The part of the expectation that the values contribute."""
-    return (design.log_prob(values).exp() * losses).sum(0)
+def _surrogate(design: Distribution, values: Tensor, losses: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The part of the expectation that the values contribute, at least in float32, and the dtype of the whole."""
+    log_prob, dtype = scores_of(design, values)
+    return (log_prob.exp() * wide(losses)).sum(0), torch.promote_types(dtype, losses.dtype)

@@ -15,6 +15,7 @@ from khot.kernels.random_numbers import exponential
 from khot.laws.swaps import partner_law
 
 from ._convention import Loss, check_call, declares, evaluate
+from .wrapper import in_float32, wide
 
 
 @declares(unbiased=True)
@@ -102,18 +103,18 @@ def _surrogate(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The mean loss, with the gradient that the differences at these draws make."""
-    law, num_samples = _conditional_poisson(design), shape_of(values)[0]
+    law, num_samples = _conditional_poisson(in_float32(design)), shape_of(values)[0]
     sizes = law.sizes("finite_difference")
     with torch.no_grad():
         vectors = _vectors(design, values)
         chances = partner_law(law.logits.double(), vectors, max(sizes, default=0))
         pairs = _drawn_pairs(chances, generator) if partners == "drawn" else _all_pairs(chances, vectors, sizes)
         differences = _differences(design, f, values, losses, pairs, max(1, chunk_size // num_samples))
-        gradient = _gradient(law, vectors, pairs, differences.double()).to(law.logits.dtype)
+        gradient = _gradient(law, vectors, pairs, differences).to(law.logits.dtype)
     gradient = gradient.detach()  # traces do not record no_grad
     moved = torch.where(law.logits.isfinite(), law.logits - law.logits.detach(), 0.0)  # 0, with the gradient of logits
-    linear = (gradient * moved).to(losses.dtype).flatten(losses.dim() - 1).sum(-1)
-    return losses.mean(0) + linear
+    linear = (gradient * moved).flatten(losses.dim() - 1).sum(-1)
+    return (wide(losses).mean(0) + linear).to(losses.dtype)
 
 
 class _Pairs(NamedTuple):
@@ -159,7 +160,7 @@ def _differences(
     latents = math.prod(shape_of(vectors)[batch_dim:-1])
     flat = vectors.reshape(*shape_of(vectors)[:batch_dim], latents, n)
     first, second = (unit.reshape(*shape_of(flat)[:-1], per_vector) for unit in pairs[:2])
-    found = [losses.new_zeros(0, *shape_of(losses))]
+    found = [losses.new_zeros(0, *shape_of(losses), dtype=torch.float64)]
     for start in range(0, latents * per_vector, swaps_at_a_time):
         number = torch.arange(start, min(start + swaps_at_a_time, latents * per_vector), device=flat.device)
         latent, pair = number // per_vector, number % per_vector
@@ -169,7 +170,7 @@ def _differences(
         others = torch.where(is_own, swapped.unsqueeze(-2), flat)[..., : design.event_shape[-1]]  # without a phantom
         shape = shape_of(number) + shape_of(losses)
         others = others.reshape(math.prod(shape[:2]), *shape_of(values)[1:]).to(values.dtype)
-        found.append(losses - evaluate(f, others, design).reshape(shape))
+        found.append(losses.double() - evaluate(f, others, design).double().reshape(shape))
     return torch.cat(found).movedim(0, -1).reshape(shape_of(pairs.first))
 
 

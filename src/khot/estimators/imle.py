@@ -154,11 +154,12 @@ class IMLE(PerturbedWrapper):
     def from_scores(self, scores: Tensor) -> Tensor:
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)
-        value = self.design.top(scores)
-        if not self.needs_gradient:
-            return value
-        pull_back = partial(_pull_back, design=self.design, step=self.step)
-        return substitute_gradient(value, self.design.logits, pull_back, value, scores)
+        design = self.design.in_float32
+        value = design.top(scores)
+        if self.needs_gradient:
+            pull_back = partial(_pull_back, design=design, step=self.step)
+            value = substitute_gradient(value, design.logits, pull_back, value, scores)
+        return value.to(self.dtype)
 
 
 def _pull_back(g: Tensor, value: Tensor, scores: Tensor, design: PerturbedScores, step: Any) -> Tensor:

@@ -22,12 +22,12 @@ Noise = Callable[["PerturbedScores", torch.Size, torch.Generator | None], Tensor
 
 def gaussian_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard normal noise."""
-    return normal(shape, design.logits.dtype, design.logits.device, generator)
+    return normal(shape, design.in_float32.dtype, design.logits.device, generator)
 
 
 def gumbel_noise(design: "PerturbedScores", shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise."""
-    return -exponential(shape, design.logits.dtype, design.logits.device, generator).log_()
+    return -exponential(shape, design.in_float32.dtype, design.logits.device, generator).log_()
 
 
 def sum_of_gamma_noise(
@@ -39,11 +39,11 @@ def sum_of_gamma_noise(
 
     with shape 1/k and scale k/i. Perturb-and-MAP is then close to the exponential family over k-hot vectors.
     """
-    dtype = torch.promote_types(design.logits.dtype, torch.float32)  # gamma variables do not come in half precision
+    dtype = design.in_float32.dtype
     k = design.k.clamp(min=1).to(dtype)[..., None, None]
     term = torch.arange(1, GAMMA_TERMS + 1, dtype=dtype, device=k.device)
     total = (gamma((1 / k).expand(*shape, GAMMA_TERMS), generator) / (term / k)).sum(-1)
-    return ((total - torch.log(term[-1])) / k.squeeze(-1)).to(design.logits.dtype)
+    return (total - torch.log(term[-1])) / k.squeeze(-1)
 
 
 class PerturbedScores(SamplingDesign):
@@ -90,15 +90,15 @@ class PerturbedScores(SamplingDesign):
 
     @one_operation
     def perturb(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Perturbed scores of this shape, without gradient."""
+        """Perturbed scores of this shape, without gradient; at least in float32, which tells equal logits apart."""
         check_generator(generator, self.logits.device)
         with torch.no_grad():
-            return self.logits + column(self.scale) * self.noise(self, shape, generator)
+            return self.in_float32.logits + column(self.scale) * self.noise(self, shape, generator)
 
     @one_operation
     def top(self, scores: Tensor) -> Tensor:
         """The k-hot vectors of the largest scores."""
-        return topk_mask(scores, self.size)
+        return topk_mask(scores, self.size).to(self.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.top(self.perturb(self._extended_shape(sample_shape), generator))

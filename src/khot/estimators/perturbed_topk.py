@@ -32,7 +32,7 @@ from khot.relaxations.axes import as_axes, as_rows
 from khot.relaxations.hard import check_whole
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
-from .wrapper import Scorer, substitute_gradient
+from .wrapper import Scorer, substitute_gradient, wide
 
 
 @one_operation
@@ -89,10 +89,11 @@ def perturbed_topk(
         check_enough(rows, k)
     scale = checked_positive("scale", scale, rows.shape[:-1])
     check_positive_contents("scale", scale)
-    noise = normal((num_samples, *rows.shape), x.dtype, x.device, generator).masked_fill(rows.isinf(), 0)
+    rows = wide(rows)
+    noise = normal((num_samples, *rows.shape), rows.dtype, x.device, generator).masked_fill(rows.isinf(), 0)
     drawn = topk_mask(rows + column(scale) * noise, k)
     y = substitute_gradient(drawn.mean(0), rows, _pull_back, drawn - topk_mask(rows, k), noise / column(scale))
-    return as_axes(y, x, dim)
+    return as_axes(y.to(x.dtype), x, dim)
 
 
 def _pull_back(g: Tensor, difference: Tensor, noise: Tensor) -> Tensor:
@@ -162,9 +163,11 @@ class PerturbedTopK(PerturbedWrapper):
         check_generator(generator, self.design.logits.device)
         if not self.needs_gradient:
             return value
-        design, logits = self.design, self.design.logits.detach()
+        design = self.design.in_float32
+        logits = design.logits.detach()
         scale = column(design.scale)
         shape = torch.Size((self.num_samples, *value.shape))
         noise = gaussian_noise(design, shape, generator).masked_fill(logits.isinf(), 0)
         difference = design.top(logits + scale * noise) - design.top(logits)
-        return substitute_gradient(value, design.logits, _pull_back, difference, noise / scale)
+        drawn = substitute_gradient(wide(value), design.logits, _pull_back, difference, noise / scale)
+        return drawn.to(value.dtype)

@@ -13,7 +13,7 @@ from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise
-from .wrapper import Scorer
+from .wrapper import Scorer, wide
 
 
 @feels_between_vertices
@@ -81,13 +81,14 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         """The draw that perturbed scores ``(*sample_shape, *batch_shape, n)`` make, with this estimator's gradient."""
         check_draw("scores", scores, self)
         check_generator(generator, self.design.logits.device)
-        value, logits = self.design.top(scores), self.design.logits
+        design = self.design.in_float32
+        value, logits = design.top(scores), design.logits
         if not torch.is_grad_enabled():
-            return value
-        others = resample_scores(logits, scores, self.design.k, self.num_conditional, generator)
+            return value.to(self.dtype)
+        others = resample_scores(logits, wide(scores), design.k, self.num_conditional, generator)
         zero = (logits - logits.detach()).nan_to_num(0.0)  # at infinite logits as well
         relaxed = self.relaxation(others + zero, self.design.k, self.temperature).mean(0)
-        return with_derivatives_of(value, relaxed)
+        return with_derivatives_of(value, relaxed).to(self.dtype)
 
 
 @one_operation

@@ -21,7 +21,7 @@ from khot.laws.inverse import sizes_around, solve_logits, solve_range_logits
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
-from .wrapper import DesignWrapper, Scorer, substitute_gradient
+from .wrapper import DesignWrapper, Scorer, substitute_gradient, wide
 
 
 @feels_between_vertices
@@ -119,6 +119,8 @@ class ReinMax(DesignWrapper):
         value = value.detach()
         if self.design.spread is not None:
             return self._attach_to_rows_here(self.design.spread, value)
+        if self.in_float32 is not self:
+            return self.in_float32.attach_gradient(wide(value)).to(value.dtype)
         if isinstance(self.design, PhantomUnit):
             return self._attach_with_phantom(self.design, value)
         tangent = self._tangent()

@@ -12,6 +12,7 @@ from khot._validation import check_fraction
 from khot.distributions.base import draw
 
 from ._convention import Loss, check_call, check_design, declares, evaluate
+from .wrapper import scores_of, wide
 
 Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distribution], float | Tensor]
 
@@ -49,7 +50,7 @@ class MovingAverage:
     def update(self, losses: Tensor) -> None:
         if losses.numel():
             self._weight = self.decay * self._weight + 1 - self.decay
-            self.mean = self.mean + (1 - self.decay) / self._weight * (losses.mean() - self.mean)
+            self.mean = self.mean + (1 - self.decay) / self._weight * (wide(losses).mean() - self.mean)
 
 
 @declares(unbiased=True)
@@ -192,11 +193,12 @@ def _learn(baseline: Baseline, losses: Tensor, surrogate: Tensor) -> Tensor:
 
 
 def _surrogate(design: Distribution, values: Tensor, losses: Tensor, baseline: Baseline) -> Tensor:
+    log_prob, dtype = scores_of(design, values)
+    dtype, losses = torch.promote_types(dtype, losses.dtype), wide(losses)
     advantage = losses - _baseline_values(design, losses.detach(), baseline)
-    log_prob = design.log_prob(values)
     # 0, with the derivatives of p(x) / p(x).detach(): those of every order, as DiCE has them.
     likelier = torch.expm1(log_prob - log_prob.detach())
-    return (losses + advantage * likelier).mean(0)
+    return (losses + advantage * likelier).mean(0).to(dtype)
 
 
 def _baseline_values(design: Distribution, losses: Tensor, baseline: Baseline) -> float | Tensor:

@@ -9,7 +9,7 @@ from khot._validation import check_draw
 from khot.distributions.base import draw
 from khot.kernels.autograd import with_derivatives_of
 
-from .wrapper import DesignWrapper
+from .wrapper import DesignWrapper, wide
 
 
 @feels_between_vertices
@@ -63,4 +63,4 @@ class StraightThrough(DesignWrapper):
     def attach_gradient(self, value: Tensor) -> Tensor:
         """``value``, a draw ``(*sample_shape, *batch_shape, n)`` however obtained, with this estimator's gradient."""
         check_draw("value", value, self)
-        return with_derivatives_of(value, self.design.mean)
+        return with_derivatives_of(wide(value), self.design.in_float32.mean).to(value.dtype)

@@ -16,6 +16,7 @@ from khot.kernels.random_numbers import exponential
 
 from ._convention import Loss, check_call, declares, evaluate
 from .support import Support
+from .wrapper import scores_of, wide
 
 STEP = 0.1  # of the quadrature: the error of the trapezoidal rule falls like exp(-pi² / STEP)
 LOWEST = -40.0  # its left end: what lies below is at most exp(-40) of the integral
@@ -93,7 +94,7 @@ def _draw(design: Distribution, num_samples: int, generator: torch.Generator | N
         return values, values.new_zeros(design.batch_shape)
     support = Support(design, f"unordered_set lists at most {MAX_SUPPORT} k-hot vectors")
     values = support.values(0, support.count)
-    log_prob = design.log_prob(values)
+    log_prob, _ = scores_of(design, values)
     check_generator(generator, log_prob.device)
     possible = (log_prob > -torch.inf).sum(0)
     if num_samples > support.count or (has_contents(log_prob) and not all_true(possible >= num_samples)):
@@ -112,7 +113,8 @@ def _draw(design: Distribution, num_samples: int, generator: torch.Generator | N
 def _surrogate(
     design: Distribution, values: Tensor, losses: Tensor, log_rest: Tensor, baseline: str = "built_in"
 ) -> Tensor:
-    log_prob = design.log_prob(values)
+    log_prob, dtype = scores_of(design, values)
+    dtype, losses = torch.promote_types(dtype, losses.dtype), wide(losses)
     log_p = log_prob.detach().double().movedim(0, -1)  # (*batch_shape, S)
     log_set, log_without_one, log_without_two = _log_set_probabilities(log_p - log_rest.double().unsqueeze(-1))
     weight = (log_p + log_without_one - log_set.unsqueeze(-1)).exp()
@@ -123,7 +125,7 @@ def _surrogate(
         advantage = losses - expected.squeeze(-1).movedim(-1, 0).to(losses.dtype)
     # 0, with the derivatives of p(x) / p(x).detach(): those of every order, as in score_function.
     likelier = torch.expm1(log_prob - log_prob.detach())
-    return (weight.movedim(-1, 0).to(losses.dtype) * (losses + advantage * likelier)).sum(0)
+    return (weight.movedim(-1, 0).to(losses.dtype) * (losses + advantage * likelier)).sum(0).to(dtype)
 
 
 @one_operation

@@ -14,6 +14,7 @@ from khot._tracing import broadcast_shapes, one_operation, shape_of
 from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
+from khot.kernels.rows import compute_dtype
 
 # How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
 # less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.
@@ -97,6 +98,16 @@ class DesignWrapper(KHotDistribution):
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
         return self.design.support
+
+    @property
+    def parameter(self) -> Tensor:
+        return self.design.parameter
+
+    def _made_in_float32(self) -> "DesignWrapper":
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__getstate__())
+        new.design, new.scorer = self.design.in_float32, self.scorer and self.scorer.in_float32
+        return new
 
     @property
     def mean(self) -> Tensor:
@@ -200,6 +211,29 @@ def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) ->
     if isinstance(law, MaskedDistribution):
         return wrap_latents(law.base_dist, wrap).mask(law._mask)
     return wrap(law)
+
+
+def in_float32(law: Distribution) -> Distribution:
+    """The law with results in float32, if they are in a half type, for whoever computes with them."""
+    return wrap_latents(law, lambda latent: getattr(latent, "in_float32", latent))
+
+
+def scores_of(law: Distribution, values: Tensor) -> tuple[Tensor, torch.dtype]:
+    """``law.log_prob(values)``, in float32 where the law would round it to a half type, and the dtype of the law."""
+    log_prob = in_float32(law).log_prob(values)
+    dtype = getattr(_latent(law), "dtype", log_prob.dtype)
+    return wide(log_prob), dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, if x is of a half type."""
+    return x.to(compute_dtype(x))
+
+
+def _latent(law: Distribution) -> Distribution:
+    while isinstance(law, (Independent, MaskedDistribution)):
+        law = law.base_dist
+    return law
 
 
 @register_kl(DesignWrapper, Distribution)

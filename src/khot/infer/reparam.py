@@ -117,6 +117,6 @@ def _is_function(x: object) -> bool:
 def _log_weights(design: SamplingDesign) -> Tensor:
     # Log-odds where the logits are none: with another map than the logistic one, or where probs are what is given.
     if design.parameter_name == "probs" or (design.relaxes_logits and design.relaxation is not sigmoid_topk):
-        return torch.logit(design.probs)
+        return torch.logit(design.in_float32.probs).to(design.dtype)
     logits, softness = design.logits, design.temperature
     return logits / (softness.unsqueeze(-1) if isinstance(softness, Tensor) else softness)

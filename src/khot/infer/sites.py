@@ -92,6 +92,7 @@ class KHotSite:
             if names <= {frame.name for frame in term["cond_indep_stack"]}:
                 log_prob = term["log_prob"]
                 others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
+                log_prob = log_prob.to(torch.promote_types(log_prob.dtype, total.dtype))
                 total = total + (log_prob.sum(others) if others else log_prob).reshape(-1)
         return total
 

@@ -84,7 +84,8 @@ class _Weights(NamedTuple):
 
     @classmethod
     def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "_Weights":
-        half, ones, size = slope.double() / 2, value == 1, value.sum(-1)
+        half, ones = slope.double() / 2, value == 1
+        size = ones.sum(-1)
         none = sizes.log_weight(value.shape[-1])
         none_leaves = none.masked_fill(size >= sizes.high, -torch.inf).unsqueeze(-1)
         none_enters = none.masked_fill(size <= sizes.low, -torch.inf).unsqueeze(-1)

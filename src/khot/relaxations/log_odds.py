@@ -47,10 +47,20 @@ def is_interior(y: Tensor) -> bool:
     return lowest.item() > 0 and highest.item() < 1
 
 
+def smallest_positive(dtype: torch.dtype) -> float:
+    """The smallest positive number to use: a normal one, except in float16, where many of these add up."""
+    limits = torch.finfo(dtype)
+    return limits.tiny * limits.eps if dtype == torch.float16 else limits.tiny
+
+
 def inside(y: Tensor) -> Tensor:
     """Rounds to the nearest number inside (0, 1) what had rounded to 0 or 1; the gradient is that of y."""
-    limits, value = torch.finfo(y.dtype), y.detach()
-    return y + (value.clamp(limits.tiny, 1 - limits.eps / 2) - value)
+    value = y.detach()
+    return y + (_clamped_inside(value, y.dtype) - value)
+
+
+def _clamped_inside(y: Tensor, dtype: torch.dtype) -> Tensor:
+    return y.clamp(smallest_positive(dtype), 1 - torch.finfo(dtype).eps / 2)
 
 
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
@@ -91,7 +101,7 @@ def _of_entries(y: Tensor, wanted: Tensor | None) -> Tensor:
 
 def _rounds_to(z: Tensor, y: Tensor) -> Tensor:
     """Which rows y are the probabilities of log-odds z, `inside` of (0, 1), up to rounding, ``(..., 1)``."""
-    limits = torch.finfo(y.dtype)
-    probs = torch.sigmoid(z).clamp(limits.tiny, 1 - limits.eps / 2)
-    # As far in proportion as log-odds are off that have a relative error.
-    return ((y - probs).abs() <= ROUNDING * limits.eps * (1 + z.abs()) * probs).all(-1, keepdim=True)
+    probs, eps = _clamped_inside(torch.sigmoid(z), y.dtype), torch.finfo(y.dtype).eps
+    # As far in proportion as log-odds are off that have a relative error; the smallest numbers are further apart.
+    rounding = ROUNDING * eps * (1 + z.abs()) * probs + smallest_positive(y.dtype)
+    return ((y - probs).abs() <= rounding).all(-1, keepdim=True)
