@@ -75,12 +75,31 @@ class TestBatchTopK:
         kept = (module.eval()(torch.randn(2000, 100).relu()) > 0).sum(-1).float().mean()
         assert abs(kept / 8 - 1) < 0.03
 
-    def test_before_training(self):
-        for use in (lambda m: m.eval()(torch.ones(3)), BatchTopK.to_jumprelu):
-            with pytest.raises(RuntimeError, match="no threshold before it was trained"):
-                use(BatchTopK(1))
-        compiled = torch.compile(BatchTopK(1).eval(), fullgraph=True, backend="aot_eager")
-        assert compiled(torch.ones(3)).isnan().all()  # where nobody can look
+    @pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}])
+    def test_evaluation_before_training_keeps_the_largest_of_its_batch(self, options):
+        """As in the sanity check of a trainer; with one warning, and without a trace in the state."""
+        module, x = BatchTopK(1.5, **options, n=5).eval(), normal(4, 5)
+        with pytest.warns(RuntimeWarning, match="before it was trained") as caught:
+            y = module(x)
+            module(x)
+        assert len(caught) == 1
+        assert torch.equal(y, BatchTopK(1.5)(x))
+        assert module.threshold.isnan() and not module.idle.any()
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        with pytest.warns(RuntimeWarning, match="before it was trained"):
+            assert torch.equal(compiled(x), y)
+        with pytest.raises(RuntimeError, match="no threshold before it was trained"):
+            module.to_jumprelu()
+        module.threshold = 0.3
+        assert torch.equal(module(x), torch.where(x > module.threshold, x, 0.0))
+        assert torch.equal(compiled(x), module(x))
+
+    def test_a_straight_through_mask_takes_one_topk(self):
+        """The entries that are kept are found once, for the mask and for the threshold."""
+        module, x = BatchTopK(2, 0.5, straight_through=True), normal(9, 6)
+        with torch.profiler.profile() as profile:
+            module(x)
+        assert sum(event.count for event in profile.key_averages() if event.key in ("aten::topk", "aten::sort")) == 1
 
     def test_batches_that_keep_nothing_leave_the_threshold(self):
         module = BatchTopK(0.2)
@@ -122,7 +141,7 @@ class TestJumpReLU:
         module = JumpReLU(0.5, learn_threshold=True, bandwidth=0.2)
         grad, pseudo = torch.autograd.grad(module(x).sum(), (x, module.threshold))
         assert grad.tolist() == [0, 0, 1, 1]
-        torch.testing.assert_close(pseudo, torch.tensor(-0.5 / 0.2 * 2))
+        torch.testing.assert_close(pseudo, torch.tensor([-0.5 / 0.2 * 2]))
 
     def test_pseudo_derivative_is_that_of_the_mean(self):
         """For many entries it is the slope of the mean of y in the threshold, -t p(t)."""
