@@ -13,8 +13,8 @@ from khot._torch_internals import is_exporting
 class Module(torch.nn.Module):
     """A module whose state survives casts and whose numbers may change.
 
-    * Casts such as ``module.bfloat16()`` reach the parameters alone. Buffers keep their dtype, because a running average
-      in half precision stands still as soon as its steps are smaller than the spacing of the numbers.
+    * Casts such as ``module.bfloat16()`` reach the parameters alone. Buffers keep their dtype, because a running
+      average in half precision stands still as soon as its steps are smaller than the spacing of the numbers.
     * An attribute that is named in ``numbers`` may be assigned at any time. A compiled graph takes it for a constant
       until it changes, and reads it from a tensor from then on, so that annealing it costs one recompilation.
     * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.

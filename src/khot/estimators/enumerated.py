@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from khot._validation import checked_count, check_generator
+from khot._validation import check_generator, checked_count
 from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, check_call, declares, evaluate

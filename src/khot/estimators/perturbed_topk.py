@@ -14,13 +14,13 @@ from torch.types import _size as SizeLike
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import (
-    checked_count,
     check_draw,
     check_enough,
     check_generator,
     check_k,
     check_positive_contents,
     check_scores,
+    checked_count,
     checked_positive,
     looks_at_contents,
     tensors_among,

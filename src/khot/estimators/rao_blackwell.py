@@ -6,7 +6,7 @@ from torch.types import _size as SizeLike
 
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
-from khot._validation import checked_count, check_draw, check_function, check_generator
+from khot._validation import check_draw, check_function, check_generator, checked_count
 from khot.distributions.design import Relaxation
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import exponential

@@ -14,7 +14,7 @@ from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from khot._validation import checked_count, check_function, check_share
+from khot._validation import check_function, check_share, checked_count
 
 from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
 from .swaps import Point, can_swap, draw_swap, log_ratio

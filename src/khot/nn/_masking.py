@@ -25,6 +25,7 @@ from khot._validation import (
     looks_at_contents,
     tensors_among,
 )
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
 
@@ -81,7 +82,7 @@ class Masking(Module):
 
     def _current_softness(self) -> float | Tensor | None:  # no property, which compilers do not find by `super`
         if self.log_softness is not None:
-            return as_scalar(self.log_softness).exp()
+            return as_scalar(self.log_softness).to(compute_dtype(self.log_softness)).exp()
         softness: float | Tensor | None = self.number("_softness")
         return softness
 
@@ -123,7 +124,7 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def keep_largest(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``keep(x, hard_mask(x, k, dim))``, of an int at the cost of ``topk``, and the entries that are kept, ``(..., k)``.
+    """``keep(x, hard_mask(x, k, dim))``, and the entries that are kept, ``(..., k)``, at the cost of ``topk``.
 
     Of a tensor k, or of x of which other processes have parts, infinities in the place of those that are not kept.
     """
@@ -146,6 +147,13 @@ def keep_largest(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...]) -> tupl
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """The product, in which entries that ``-inf`` excludes are 0."""
     return x.masked_fill(x == -torch.inf, 0) * mask
+
+
+def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """:func:`keep` and the mask, a function of x: both in float32 at least, so that the product is rounded once."""
+    wide = x.to(compute_dtype(x))
+    found = mask(wide)
+    return keep(wide, found).to(x.dtype), found
 
 
 def kept_entries(x: Tensor, mask: Tensor) -> Tensor:

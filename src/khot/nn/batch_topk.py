@@ -27,7 +27,7 @@ from khot._validation import (
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, has_parts, keep, keep_largest, kept_entries
+from ._masking import Masking, Relaxation, has_parts, keep, keep_largest, keep_masked, kept_entries
 from .jump_relu import JumpReLU, checked_threshold
 
 UNTRAINED = (
@@ -200,8 +200,8 @@ class BatchTopK(Masking):
         if self.softness is None or not (self.training or self.threshold is None):
             y, kept = keep_largest(x, whole, axes)
         else:
-            mask = self.mask_of(x, size, axes)
-            y, kept = keep(x, mask), None
+            y, mask = keep_masked(x, lambda scores: self.mask_of(scores, size, axes))
+            kept = None
             if watches:
                 kept = kept_entries(x, mask) if self.straight_through else keep_largest(x.detach(), whole, axes)[1]
         if watches:

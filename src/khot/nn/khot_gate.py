@@ -12,6 +12,7 @@ from khot._tracing import has_float64
 from khot._validation import check_function, checked_count, checked_int, expanded
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import topk_mask
 
 
@@ -78,7 +79,8 @@ class KHotGate(Module):
         Args:
             k: Number of inputs that are let through, if not that of the gate; a tensor gives the batch shape.
         """
-        logits = self.logits if has_float64(self.logits) else self.logits.cpu()
+        logits = self.logits.to(compute_dtype(self.logits))
+        logits = logits if has_float64(logits) else logits.cpu()
         k = self.number("k") if k is None else k
         if k is None:
             return PhantomUnit(self.design, logits=logits)
@@ -100,7 +102,7 @@ class KHotGate(Module):
             growth = log_binomial(self.n, (k + 1).clamp(max=self.n)) - uniform
             of_size = -(torch.xlogy(more, more) + torch.xlogy(1 - more, 1 - more))
             uniform = uniform + torch.where(has_two, more * growth + of_size, 0.0)
-        return (uniform.to(self.logits.dtype) - law.entropy()).to(self.logits.device)
+        return (uniform.to(law.parameter.dtype) - law.entropy()).to(self.logits)
 
     def mask(self, shape: torch.Size = torch.Size(), k: int | Tensor | None = None) -> Tensor:
         """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation.
@@ -109,16 +111,16 @@ class KHotGate(Module):
             shape: Of the leading indices.
             k: Number of inputs that are let through, if not that of the gate; a tensor broadcasts with ``shape``.
         """
-        if isinstance(k, Tensor) and k.dim():
+        if k is None:
+            k = self.number("k")
+        elif isinstance(k, Tensor) and k.dim():
             k = expanded("k", k, shape)
-        else:
-            k = self.number("k") if k is None else k
         if self.training:
             law = self.law(k)
             drawn = cast(Tensor, self.estimator(law).rsample(shape[: len(shape) - len(law.batch_shape)]))
-            return drawn.to(self.logits.device)
+            return drawn.to(self.logits)
         if k is None:
-            k = torch.sigmoid(self.logits.detach()).sum().round().long()
+            k = torch.sigmoid(self.logits.detach().to(compute_dtype(self.logits))).sum().round().long()
         sizes = k.shape if isinstance(k, Tensor) else ()
         return topk_mask(self.logits.expand(*sizes, self.n), k).expand(*shape, self.n)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from khot._validation import checked_count
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 
 from ._masking import Masking, Relaxation, checked_size
@@ -81,10 +82,12 @@ class NMSparsity(Masking):
             raise ValueError(
                 f"`scores` must have the shape {tuple(weight.shape)} of the weight, but have {tuple(self.scores.shape)}"
             )
-        scores = weight.abs() if self.scores is None else self.scores
+        wide = weight.to(compute_dtype(weight))
+        scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
         groups = (*weight.shape[:-1], weight.shape[-1] // self.m, self.m)
-        mask = self.mask_of(scores.reshape(groups), self.number("n"), -1, hard=not (self.training or self.straight_through))
-        return weight * mask.reshape(weight.shape)
+        is_hard = not (self.training or self.straight_through)
+        mask = self.mask_of(scores.reshape(groups), self.number("n"), -1, hard=is_hard)
+        return (wide * mask.reshape(weight.shape)).to(weight.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The dense weight to start from: what is assigned."""

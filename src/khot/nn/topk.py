@@ -7,7 +7,7 @@ from torch import Tensor
 from khot._validation import checked_int, is_int
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_axes, checked_size, keep, keep_largest
+from ._masking import Masking, Relaxation, check_axes, checked_size, keep_largest, keep_masked
 
 
 class TopKMask(Masking):
@@ -103,7 +103,7 @@ class TopK(TopKMask):
         k = self.number("k") if k is None else k
         if self.softness is None and not isinstance(k, Tensor):
             return keep_largest(x, checked_int("k", k, "an int or an integer tensor for a hard mask"), self.dim)[0]
-        return keep(x, self.mask(x, k))
+        return keep_masked(x, lambda scores: self.mask(scores, k))[0]
 
 
 class ExpertChoice(TopK):
@@ -160,11 +160,13 @@ class ExpertChoice(TopK):
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         if x.dim() < 2:
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
-        if k is None and not self.capacity <= x.shape[-2]:
-            raise ValueError(
-                f"`capacity` must not exceed the number of tokens, but got capacity={self.capacity} with "
-                f"{x.shape[-2]} tokens (`x` of shape {tuple(x.shape)})"
-            )
+        if k is None:
+            k = self.number("k")
+            if not isinstance(k, Tensor) and k > x.shape[-2]:
+                raise ValueError(
+                    f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
+                    f"(`x` of shape {tuple(x.shape)})"
+                )
         return super().forward(x, k)
 
     def extra_repr(self) -> str:

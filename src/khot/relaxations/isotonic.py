@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, checked_count, check_softness, checks_contents
+from khot._validation import check_choice, check_softness, checked_count, checks_contents
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
