@@ -261,7 +261,9 @@ def is_int(value: Any) -> bool:
 
 def checked_int(name: str, value: Any, what: str = "an int") -> int:
     """An integer of Python, of NumPy (zero-dimensional arrays included) or of a compiler, but no tensor."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        raise TypeError(f"`{name}` must be {what}, but got the bool {value}")
+    if isinstance(value, (int, torch.SymInt)):
         return value
     if isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be {what}, but got a tensor")

@@ -340,3 +340,37 @@ def test_is_not_part_of_a_star_import():
     assert "nn" not in khot.__all__
     with pytest.raises(AttributeError, match="no attribute 'TopL'"):
         _ = khot.nn.TopL
+    for name in {*khot.nn.__all__} - {*khot.__all__}:
+        with pytest.raises(AttributeError, match=f"from khot.nn import {name}$"):
+            getattr(khot, name)
+
+
+def test_too_few_entries_that_are_not_excluded():
+    """The same error for every mask; where nobody can look, an excluded entry is not marked all the same."""
+    x = torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
+    options = ({}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True})
+    for module in (make(3, **option) for make in (TopK, TopKMask) for option in options):
+        with pytest.raises(ValueError, match="`k` must satisfy .* the number of entries above -inf"):
+            module(x)
+        with pytest.raises(ValueError, match="`k` must satisfy .* the number of entries above -inf"):
+            module(x, torch.tensor([3, 2]))
+        assert (module(x, torch.tensor([2, 3])) != 0).sum() >= 5
+    expected = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 1]])
+    assert torch.equal(torch.func.vmap(TopKMask(3))(x), expected)
+    assert torch.equal(torch.func.vmap(TopK(3))(x) != 0, expected != 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: TopK(), TypeError, r"^TopK\.__init__"),
+        (lambda: TopKMask(), TypeError, r"^TopKMask\.__init__"),
+        (lambda: ExpertChoice(8)(torch.ones(5, 3)), ValueError, "capacity=8 with 5 tokens"),
+        (lambda: ExpertChoice(8.5, 0.5)(torch.ones(5, 3)), ValueError, "capacity=8.5 with 5 tokens"),
+        (lambda: KHotGate(2)(torch.ones(3, 5)), ValueError, r"KHotGate\(5, 2\) lets 2 of 5 inputs through"),
+        (lambda: KHotGate(4, 2)(torch.ones(3, 5)), ValueError, r"KHotGate\(n=4, k=2\)"),
+    ],
+)
+def test_errors_say_what_to_write(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

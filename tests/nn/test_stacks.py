@@ -256,7 +256,7 @@ def test_annealing_a_module_compiles_it_once_more(make, name, values):
 @pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     ("module", "sizes"),
-    [(TopK(3), SIZES), (TopK(3, 0.5), SUMS), (BatchTopK(3), SUMS), (KHotGate(N, 3), SIZES)],
+    [(TopK(3), SIZES), (TopK(3, 0.5), SUMS), (BatchTopK(3), SUMS)],
     ids=lambda value: type(value).__name__,
 )
 def test_calls_with_a_size_of_their_own(module, sizes):
@@ -318,7 +318,7 @@ def test_one_k_for_each_row():
 @pytest.mark.parametrize(
     ("module", "name", "good", "wrong"),
     [
-        (TopK(2), "k", [3, 0], [2.5, -1, True, "2", None]),
+        (TopK(2), "k", [3, 0], [2.5, -1, True, "2", None, torch.tensor(2)]),
         (TopKMask(2, 0.5), "k", [2.5, 3], [-1, float("nan"), "2"]),
         (TopK(2, 0.5), "softness", [0.1, None, 2], [0.0, -1, float("inf"), "1", torch.tensor(1.0)]),
         (TopK(2.5, 0.5), "softness", [0.1], [None]),
@@ -341,14 +341,16 @@ def test_assignment_checks_as_construction_does(module, name, good, wrong):
         setattr(module, name, value)
         found, expected = getattr(module, name), value
         if isinstance(found, torch.Tensor):
-            expected = torch.as_tensor(value).expand(found.shape)
-        torch.testing.assert_close(found, expected)
+            expected = torch.as_tensor(value, dtype=found.dtype).expand(found.shape)
+            torch.testing.assert_close(found.detach(), expected)
+        else:
+            assert found == expected
         assert module(*arguments).isfinite().all()
     for value in wrong:
-        before = copy.deepcopy(getattr(module, name))
+        before = repr(getattr(module, name))
         with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
             setattr(module, name, value)
-        torch.testing.assert_close(getattr(module, name), before, equal_nan=True)
+        assert repr(getattr(module, name)) == before
     assert parameters == dict(module.named_parameters())  # an optimizer has them
 
 

@@ -52,7 +52,7 @@ class TopKMask(Masking):
         """Also that k is an int where the softness becomes None."""
         value = super().checked(name, value, learned)
         if name == "_softness" and value is None and hasattr(self, "k") and not is_int(self.k):
-            raise ValueError(f"softness=None, the hard mask, needs an int `k`, but has k={self.k}")
+            raise ValueError(f"`softness` can be None, the hard mask, with an int `k` only, but k={self.k}")
         return value
 
     def mask(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
