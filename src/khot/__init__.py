@@ -59,7 +59,7 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
         if not name.startswith("_"):
             if name in import_module("khot.nn").__all__:
                 raise AttributeError(
-                    f"module 'khot' has no attribute {name!r}, but khot.nn has: from khot.nn import {name}"
+                    f"module 'khot' has no attribute {name!r}, but khot.nn: from khot.nn import {name}"
                 )
             for package in _BUILT_ON_PYRO:
                 module = _load(package, wanted=name)

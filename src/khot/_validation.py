@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -264,9 +264,9 @@ def checked_int(name: str, value: Any, what: str = "an int") -> int:
     if isinstance(value, bool):
         raise TypeError(f"`{name}` must be {what}, but got the bool {value}")
     if isinstance(value, (int, torch.SymInt)):
-        return value
+        return cast(int, value)
     if isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be {what}, but got a tensor")
+        raise TypeError(f"`{name}` must be {what}, but got a {type(value).__name__}")
     return checked_index(name, value, what)
 
 

@@ -350,9 +350,9 @@ def test_too_few_entries_that_are_not_excluded():
     x = torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
     options = ({}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True})
     for module in (make(3, **option) for make in (TopK, TopKMask) for option in options):
-        with pytest.raises(ValueError, match="`k` must satisfy .* the number of entries above -inf"):
+        with pytest.raises(ValueError, match="`k` must .* of entries above -inf, .*2.*k=(3|tensor)"):
             module(x)
-        with pytest.raises(ValueError, match="`k` must satisfy .* the number of entries above -inf"):
+        with pytest.raises(ValueError, match="`k` must .* of entries above -inf, .*2.*k=(3|tensor)"):
             module(x, torch.tensor([3, 2]))
         assert (module(x, torch.tensor([2, 3])) != 0).sum() >= 5
     expected = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 1]])

@@ -97,7 +97,7 @@ class BatchTopK(Masking):
         tensor([2.5000, 0.0000, 0.0000])
     """
 
-    threshold: Tensor | None
+    threshold: Any  # a tensor, or None without running statistics
     idle: Tensor | None
     num_batches_tracked: Tensor | None
     k: float
@@ -201,9 +201,10 @@ class BatchTopK(Masking):
             y, kept = keep_largest(x, whole, axes)
         else:
             y, mask = keep_masked(x, lambda scores: self.mask_of(scores, size, axes))
-            kept = None
-            if watches:
-                kept = kept_entries(x, mask) if self.straight_through else keep_largest(x.detach(), whole, axes)[1]
+            if self.straight_through:
+                kept = kept_entries(x, mask)
+            elif watches:
+                kept = keep_largest(x.detach(), whole, axes)[1]
         if watches:
             self._watch(x.detach(), kept)
         return y
@@ -233,7 +234,8 @@ class BatchTopK(Masking):
             )
         smallest = self._over_parts(kept.amin() if kept.numel() else kept.new_full((), torch.inf), smallest=True)
         new = smallest.to(self.threshold.dtype)
-        is_new, weight = new.isfinite(), self.momentum
+        is_new = new.isfinite()
+        weight: Any = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(is_new)
             weight = 1 / self.num_batches_tracked.clamp(min=1)

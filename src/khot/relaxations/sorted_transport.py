@@ -80,7 +80,7 @@ _apply = with_forward_mode(_SortedTransport, _jvp)
 
 
 def _check_tol(tol: object) -> None:
-    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < tol < math.inf):
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < float(tol) < math.inf):
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
 
 
