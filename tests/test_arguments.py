@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyro.infer import NUTS
@@ -299,3 +300,22 @@ CALLABLE = [name for module in (khot, constraints) for name in module.__all__ if
 @pytest.mark.parametrize("name", sorted({*CALLABLE} - {"Link"}))
 def test_every_argument_of_everything_public_is_in_the_table(name):
     assert {*CALLS[name].kinds} == {*parameters(CALLS[name])} - {*SHARED}
+
+
+def numbers_among(case: Call) -> dict[str, int | float]:
+    """The arguments of the good call that are numbers, and defaults that are."""
+    defaults = {name: p.default for name, p in parameters(case).items()}
+    return {name: value for name, value in {**defaults, **case.good}.items() if type(value) in (int, float)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_numbers_of_numpy_are_numbers(name):
+    case = CALLS[name]
+    for argument, value in numbers_among(case).items():
+        for kind in (np.int64, np.int32) if type(value) is int else (np.float64, np.float32):
+            results = []
+            for number in (value, kind(value)):
+                torch.manual_seed(0)
+                results.append(case.call(**{**case.good, argument: number}))
+            if isinstance(results[0], torch.Tensor):
+                torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)

@@ -57,6 +57,10 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
         if name == "__all__":
             return _names(*_BUILT_ON_PYRO)
         if not name.startswith("_"):
+            if name in import_module("khot.nn").__all__:
+                raise AttributeError(
+                    f"module 'khot' has no attribute {name!r}, but khot.nn: from khot.nn import {name}"
+                )
             for package in _BUILT_ON_PYRO:
                 module = _load(package, wanted=name)
                 if name in module.__all__:

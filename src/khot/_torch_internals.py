@@ -22,6 +22,7 @@ __all__ = [
     "has_dispatch_mode",
     "in_forward_mode",
     "is_eager_everywhere",
+    "is_exporting",
     "is_mapped",
     "is_plain",
     "is_shape_only",
@@ -154,6 +155,12 @@ def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@count_as_constant
+def is_exporting() -> bool:
+    """Whether ``torch.export`` is at work; False before torch 2.7, which does not tell."""
+    return bool(getattr(torch.compiler, "is_exporting", bool)())
 
 
 @count_as_constant

@@ -3,8 +3,8 @@
 import math
 import operator
 from collections.abc import Iterable
-from numbers import Real
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
     if joint and isinstance(dim, tuple):
         _check_axes(x, dim)
         return
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_int(dim):
         raise TypeError(f"`dim` must be an int{' or a tuple of ints' if joint else ''}, but got {dim!r}")
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
@@ -83,7 +83,7 @@ def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
 
 def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
     """At least one axis of x, none of them twice."""
-    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in dim):
+    if not all(map(is_int, dim)):
         raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")
     inside = all(-x.dim() <= axis < x.dim() for axis in dim)
     if not dim or not inside or len({axis % x.dim() for axis in dim}) < len(dim):
@@ -236,12 +236,12 @@ def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | 
     return number
 
 
-def check_count(name: str, value: Any) -> None:
-    """A Python integer, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an int, but got {value!r}")
-    if value < 1:
+def checked_count(name: str, value: Any) -> int:
+    """An integer of at least 1, as a Python int."""
+    count = checked_int(name, value)
+    if count < 1:
         raise ValueError(f"`{name}` must be at least 1, but got {value}")
+    return count
 
 
 def check_generator(generator: Any, device: torch.device | None = None) -> None:
@@ -254,14 +254,30 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
         raise ValueError(f"`generator` must be on the device of the draws, {device}, but is on {generator.device}")
 
 
-def checked_index(name: str, value: Any) -> int:
+def is_int(value: Any) -> bool:
+    """Whether this is an integer of Python, of NumPy or of a compiler; a bool is none."""
+    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+
+
+def checked_int(name: str, value: Any, what: str = "an int") -> int:
+    """An integer of Python, of NumPy (zero-dimensional arrays included) or of a compiler, but no tensor."""
+    if isinstance(value, bool):
+        raise TypeError(f"`{name}` must be {what}, but got the bool {value}")
+    if isinstance(value, (int, torch.SymInt)):
+        return cast(int, value)
+    if isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be {what}, but got a {type(value).__name__}")
+    return checked_index(name, value, what)
+
+
+def checked_index(name: str, value: Any, what: str = "an int") -> int:
     """What Python takes for an int: its own, NumPy's, an integer tensor of one element."""
     try:
         if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
             raise TypeError
         return operator.index(value)
     except (TypeError, RuntimeError):
-        raise TypeError(f"`{name}` must be an int, but got {value!r}") from None
+        raise TypeError(f"`{name}` must be {what}, but got {value!r}") from None
 
 
 def check_positive_contents(name: str, value: Any) -> None:
@@ -273,33 +289,30 @@ def check_positive_contents(name: str, value: Any) -> None:
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """A Python number in [0, 1)."""
-    if not 0 <= _real(name, value) < 1:
+    """A number in [0, 1)."""
+    if not 0 <= checked_real(name, value) < 1:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} < 1, but got {value}")
 
 
+def checked_weight(name: str, value: Any) -> float:
+    """A number in (0, 1]."""
+    number = checked_real(name, value)
+    if not 0 < number <= 1:
+        raise ValueError(f"`{name}` must satisfy 0 < {name} <= 1, but got {value}")
+    return number
+
+
 def check_share(name: str, value: Any) -> None:
-    """A Python number in [0, 1]."""
-    if not 0 <= _real(name, value) <= 1:
+    """A number in [0, 1]."""
+    if not 0 <= checked_real(name, value) <= 1:
         raise ValueError(f"`{name}` must satisfy 0 <= {name} <= 1, but got {value}")
 
 
-def check_weight(name: str, value: Any) -> None:
-    """A Python number in (0, 1]."""
-    if not 0 < _real(name, value) <= 1:
-        raise ValueError(f"`{name}` must satisfy 0 < {name} <= 1, but got {value}")
-
-
-def check_positive(name: str, value: Any) -> None:
-    """A positive finite Python number."""
-    if not 0 < _real(name, value) < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
-
-
-def _real(name: str, value: Any) -> float:
+def checked_real(name: str, value: Any, what: str = "a real number") -> float:
+    """A real number, of Python or of NumPy, as Python's int or float."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be a real number, but got {value!r}")
-    return float(value)
+        raise TypeError(f"`{name}` must be {what}, but got {value!r}")
+    return operator.index(value) if isinstance(value, Integral) else float(value)
 
 
 def check_flag(name: str, value: Any, *, optional: bool = False) -> None:

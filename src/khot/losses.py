@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import Module
 from torch.nn.functional import pad
 
 from khot._distributed.boundary import of_rows
+from khot._module import Module
 from khot._validation import (
     check_choice,
     check_flag,
@@ -389,6 +389,8 @@ class FenchelYoungTopKLoss(Module):
         tensor(0.5625)
     """
 
+    numbers = ("k", "strength")
+
     def __init__(
         self,
         k: float | Tensor,
@@ -406,7 +408,14 @@ class FenchelYoungTopKLoss(Module):
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return fenchel_young_topk_loss(
-            x, target, self.k, self.strength, self.p, self.kind, self.reduction, self.unbounded
+            x,
+            target,
+            self.number("k"),
+            self.number("strength"),
+            self.p,
+            self.kind,
+            self.reduction,
+            self.unbounded,
         )
 
     def extra_repr(self) -> str:
@@ -428,6 +437,8 @@ class TopKCrossEntropy(Module):
         tensor(4.)
     """
 
+    numbers = ("softness",)
+
     def __init__(
         self,
         p_k: Sequence[float] | Tensor,
@@ -442,7 +453,7 @@ class TopKCrossEntropy(Module):
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self.softness, self.reduction)
+        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self.number("softness"), self.reduction)
 
     def extra_repr(self) -> str:
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))

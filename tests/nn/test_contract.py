@@ -3,7 +3,9 @@
 import copy
 import io
 import pickle
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +81,17 @@ def check_copies(case):
 def check_repr(case):
     assert repr(case.make()).startswith(f"{case.public.__name__}(")
     assert "\n" not in repr(case.make())
+
+
+def check_numbers_of_numpy(case):
+    """Made with NumPy's numbers it is the same module."""
+    if not isinstance(case.make, partial):
+        return
+    kinds = {int: np.int64, float: np.float64}
+    theirs = {name: kinds.get(type(value), lambda v: v)(value) for name, value in case.make.keywords.items()}
+    module = case.make.func(*(kinds.get(type(value), lambda v: v)(value) for value in case.make.args), **theirs)
+    assert repr(module) == repr(case.make())
+    assert torch.equal(outcome(case, module), outcome(case, case.make()))
 
 
 def compiled_alone(module, backend="aot_eager"):
@@ -171,6 +184,7 @@ CHECKS = [
     check_state,
     check_copies,
     check_repr,
+    check_numbers_of_numpy,
     check_compiles_in_evaluation,
     check_compiles_in_training,
     check_exports,

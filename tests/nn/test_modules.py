@@ -75,12 +75,31 @@ class TestBatchTopK:
         kept = (module.eval()(torch.randn(2000, 100).relu()) > 0).sum(-1).float().mean()
         assert abs(kept / 8 - 1) < 0.03
 
-    def test_before_training(self):
-        for use in (lambda m: m.eval()(torch.ones(3)), BatchTopK.to_jumprelu):
-            with pytest.raises(RuntimeError, match="no threshold before it was trained"):
-                use(BatchTopK(1))
-        compiled = torch.compile(BatchTopK(1).eval(), fullgraph=True, backend="aot_eager")
-        assert compiled(torch.ones(3)).isnan().all()  # where nobody can look
+    @pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}])
+    def test_evaluation_before_training_keeps_the_largest_of_its_batch(self, options):
+        """As in the sanity check of a trainer; with one warning, and without a trace in the state."""
+        module, x = BatchTopK(1.5, **options, n=5).eval(), normal(4, 5)
+        with pytest.warns(RuntimeWarning, match="before it was trained") as caught:
+            y = module(x)
+            module(x)
+        assert len(caught) == 1
+        assert torch.equal(y, BatchTopK(1.5)(x))
+        assert module.threshold.isnan() and not module.idle.any()
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        with pytest.warns(RuntimeWarning, match="before it was trained"):
+            assert torch.equal(compiled(x), y)
+        with pytest.raises(RuntimeError, match="no threshold before it was trained"):
+            module.to_jumprelu()
+        module.threshold = 0.3
+        assert torch.equal(module(x), torch.where(x > module.threshold, x, 0.0))
+        assert torch.equal(compiled(x), module(x))
+
+    def test_a_straight_through_mask_takes_one_topk(self):
+        """The entries that are kept are found once, for the mask and for the threshold."""
+        module, x = BatchTopK(2, 0.5, straight_through=True), normal(9, 6)
+        with torch.profiler.profile() as profile:
+            module(x)
+        assert sum(event.count for event in profile.key_averages() if event.key in ("aten::topk", "aten::sort")) == 1
 
     def test_batches_that_keep_nothing_leave_the_threshold(self):
         module = BatchTopK(0.2)
@@ -122,7 +141,7 @@ class TestJumpReLU:
         module = JumpReLU(0.5, learn_threshold=True, bandwidth=0.2)
         grad, pseudo = torch.autograd.grad(module(x).sum(), (x, module.threshold))
         assert grad.tolist() == [0, 0, 1, 1]
-        torch.testing.assert_close(pseudo, torch.tensor(-0.5 / 0.2 * 2))
+        torch.testing.assert_close(pseudo, torch.tensor([-0.5 / 0.2 * 2]))
 
     def test_pseudo_derivative_is_that_of_the_mean(self):
         """For many entries it is the slope of the mean of y in the threshold, -t p(t)."""
@@ -321,3 +340,37 @@ def test_is_not_part_of_a_star_import():
     assert "nn" not in khot.__all__
     with pytest.raises(AttributeError, match="no attribute 'TopL'"):
         _ = khot.nn.TopL
+    for name in {*khot.nn.__all__} - {*khot.__all__}:
+        with pytest.raises(AttributeError, match=f"from khot.nn import {name}$"):
+            getattr(khot, name)
+
+
+def test_too_few_entries_that_are_not_excluded():
+    """The same error for every mask; where nobody can look, an excluded entry is not marked all the same."""
+    x = torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
+    options = ({}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True})
+    for module in (make(3, **option) for make in (TopK, TopKMask) for option in options):
+        with pytest.raises(ValueError, match="`k` must .* of entries above -inf, .*2.*k=(3|tensor)"):
+            module(x)
+        with pytest.raises(ValueError, match="`k` must .* of entries above -inf, .*2.*k=(3|tensor)"):
+            module(x, torch.tensor([3, 2]))
+        assert (module(x, torch.tensor([2, 3])) != 0).sum() >= 5
+    expected = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 1]])
+    assert torch.equal(torch.func.vmap(TopKMask(3))(x), expected)
+    assert torch.equal(torch.func.vmap(TopK(3))(x) != 0, expected != 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: TopK(), TypeError, r"^TopK\.__init__"),
+        (lambda: TopKMask(), TypeError, r"^TopKMask\.__init__"),
+        (lambda: ExpertChoice(8)(torch.ones(5, 3)), ValueError, "capacity=8 with 5 tokens"),
+        (lambda: ExpertChoice(8.5, 0.5)(torch.ones(5, 3)), ValueError, "capacity=8.5 with 5 tokens"),
+        (lambda: KHotGate(2)(torch.ones(3, 5)), ValueError, r"KHotGate\(5, 2\) lets 2 of 5 inputs through"),
+        (lambda: KHotGate(4, 2)(torch.ones(3, 5)), ValueError, r"KHotGate\(n=4, k=2\)"),
+    ],
+)
+def test_errors_say_what_to_write(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

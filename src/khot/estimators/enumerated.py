@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from khot._validation import check_count, check_generator
+from khot._validation import check_generator, checked_count
 from khot.distributions.design import MAX_SUPPORT
 
 from ._convention import Loss, check_call, declares, evaluate
@@ -53,7 +53,7 @@ def enumerated(
         (tensor(0.1667, grad_fn=<...>), tensor([ 0.0833,  0.0833, -0.0833, -0.0833]))
     """
     check_call(design, f, num_samples)
-    check_count("chunk_size", chunk_size)
+    chunk_size = checked_count("chunk_size", chunk_size)
     check_generator(generator)
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")
     starts = range(0, support.count, chunk_size)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent
 
 from khot._tracing import shape_of
-from khot._validation import check_choice, check_count
+from khot._validation import check_choice, checked_count
 from khot.distributions import ConditionalPoisson, PhantomUnit
 from khot.distributions.base import draw
 from khot.kernels.random_numbers import exponential
@@ -86,7 +86,7 @@ def finite_difference(
     """
     check_call(design, f, num_samples)
     check_choice("partners", partners, ("all", "drawn"))
-    check_count("chunk_size", chunk_size)
+    chunk_size = checked_count("chunk_size", chunk_size)
     _conditional_poisson(design)  # whose error is due now
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)

@@ -14,13 +14,13 @@ from torch.types import _size as SizeLike
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import (
-    check_count,
     check_draw,
     check_enough,
     check_generator,
     check_k,
     check_positive_contents,
     check_scores,
+    checked_count,
     checked_positive,
     looks_at_contents,
     tensors_among,
@@ -29,7 +29,7 @@ from khot.distributions.base import column
 from khot.kernels.random_numbers import normal
 from khot.relaxations import topk_mask
 from khot.relaxations.axes import as_axes, as_rows
-from khot.relaxations.hard import check_whole
+from khot.relaxations.hard import checked_whole
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gaussian_noise
 from .wrapper import Scorer, substitute_gradient, wide
@@ -80,10 +80,10 @@ def perturbed_topk(
         tensor([0., 1., 1.])
     """
     check_scores(x, dim, joint=True)
-    check_count("num_samples", num_samples)
+    num_samples = checked_count("num_samples", num_samples)
     check_generator(generator, x.device)
     rows = as_rows(x, dim)
-    check_whole(k)
+    k = checked_whole(k)
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
     if looks_at_contents(*tensors_among(x, k)):
         check_enough(rows, k)
@@ -147,11 +147,10 @@ class PerturbedTopK(PerturbedWrapper):
         log_prob: Scorer = None,
         validate_args: bool | None = None,
     ) -> None:
-        check_count("num_samples", num_samples)
         super().__init__(
             PerturbedScores(logits, k, gaussian_noise, scale, "scale", validate_args), log_prob, validate_args
         )
-        self.num_samples = num_samples
+        self.num_samples = checked_count("num_samples", num_samples)
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(self.design.sample(sample_shape, generator=generator), generator)

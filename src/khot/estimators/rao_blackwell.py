@@ -6,7 +6,7 @@ from torch.types import _size as SizeLike
 
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
-from khot._validation import check_count, check_draw, check_function, check_generator
+from khot._validation import check_draw, check_function, check_generator, checked_count
 from khot.distributions.design import Relaxation
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.random_numbers import exponential
@@ -67,7 +67,7 @@ class RaoBlackwellStraightThrough(PerturbedWrapper):
         log_prob: Scorer = None,
         validate_args: bool | None = None,
     ) -> None:
-        check_count("num_conditional", num_conditional)
+        num_conditional = checked_count("num_conditional", num_conditional)
         check_function("relaxation", relaxation, "(scores, k, temperature)")
         design = PerturbedScores(logits, k, gumbel_noise, validate_args=validate_args)
         super().__init__(design, log_prob, validate_args)

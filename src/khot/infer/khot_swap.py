@@ -14,7 +14,7 @@ from pyro.infer.mcmc import HMC
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from khot._validation import check_count, check_function, check_share
+from khot._validation import check_function, check_share, checked_count
 
 from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
 from .swaps import Point, can_swap, draw_swap, log_ratio
@@ -103,11 +103,10 @@ class KHotSwap(MCMCKernel):
                 )
             check_function("continuous", continuous, "the model with its k-hot sites given, such as NUTS")
         check_share("uniform_share", uniform_share)
-        check_count("swaps_per_step", swaps_per_step)
         self.model = model
         self.continuous = continuous
         self.uniform_share = float(uniform_share)
-        self.swaps_per_step = swaps_per_step
+        self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)
         self.transforms: dict[str, Any] | None = None  # of the continuous sites; a k-hot value is its own
         self._reset()
 

@@ -1,17 +1,31 @@
-"""What the modules have in common: a mask that is hard, relaxed or straight-through, with a softness that may learn."""
+"""What modules with a mask have in common: it is hard, relaxed or straight-through, with a softness that may learn."""
 
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
 from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
-from khot._validation import check_flag, check_function, check_k, check_scores, checked_positive, looks_at_contents
+from khot._module import Module, as_scalar
+from khot._validation import (
+    can_look,
+    check_enough,
+    check_flag,
+    check_function,
+    check_k,
+    check_scores,
+    checked_int,
+    checked_positive,
+    checked_real,
+    is_int,
+    looks_at_contents,
+    tensors_among,
+)
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
 
@@ -21,7 +35,9 @@ Relaxation = Callable[..., Tensor]
 class Masking(Module):
     """A mask of k entries; the softness is a number, or exp of the parameter ``log_softness``."""
 
+    numbers = ("k", "_softness")
     log_softness: Parameter | None
+    _softness: float | None
 
     def __init__(
         self, softness: float | None, relaxation: Relaxation, straight_through: bool, learn_softness: bool
@@ -30,29 +46,51 @@ class Masking(Module):
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_flag("straight_through", straight_through)
         check_flag("learn_softness", learn_softness)
-        if softness is None and (straight_through or learn_softness):
-            name = "straight_through" if straight_through else "learn_softness"
-            raise ValueError(f"`{name}` needs a `softness`, but got softness=None, the hard mask")
-        if isinstance(softness, Tensor):
-            raise TypeError("`softness` must be a number or None, but got a tensor; learn_softness=True learns it")
         self.relaxation, self.straight_through = relaxation, bool(straight_through)
-        self._softness = None if softness is None else float(checked_positive("softness", softness, torch.Size()))
-        start = torch.tensor(math.log(self._softness)) if learn_softness and self._softness else None
-        self.register_parameter("log_softness", None if start is None else Parameter(start))
+        self.register_parameter("log_softness", None)
+        if learn_softness:
+            self.log_softness = Parameter(torch.tensor([math.log(self.checked("_softness", softness, learned=True))]))
+        self._softness = softness
+
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``k``, an int where the mask is hard, or the softness."""
+        if name == "k":
+            return checked_size("k", value, whole=self._softness is None)
+        if value is not None:
+            if isinstance(value, Tensor):
+                raise TypeError("`softness` must be a number or None, but got a tensor; learn_softness=True learns it")
+            return float(checked_positive("softness", value, torch.Size()))
+        if self.straight_through or learned or self.log_softness is not None:
+            name = "straight_through" if self.straight_through else "learn_softness"
+            raise ValueError(f"`{name}` needs a `softness`, but got softness=None, the hard mask")
+        return None
 
     @property
     def softness(self) -> float | Tensor | None:
-        """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask."""
+        """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask.
+
+        A number may be assigned at any time, to ``log_softness`` if the softness is learned.
+        """
         return self._current_softness()
 
+    @softness.setter
+    def softness(self, value: float | None) -> None:
+        self._softness = value
+        if self.log_softness is not None and self._softness is not None:
+            with torch.no_grad():
+                self.log_softness.fill_(math.log(self._softness))
+
     def _current_softness(self) -> float | Tensor | None:  # no property, which compilers do not find by `super`
-        return self._softness if self.log_softness is None else self.log_softness.exp()
+        if self.log_softness is not None:
+            return as_scalar(self.log_softness).to(compute_dtype(self.log_softness)).exp()
+        softness: float | Tensor | None = self.number("_softness")
+        return softness
 
     def mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:
         """The mask of these scores; ``hard`` ignores the softness."""
         softness = self.softness
         if hard or softness is None:
-            return topk_mask(x, k, dim)
+            return hard_mask(x, k, dim)
         if self.straight_through:
             return straight_through_topk(x, k, softness, dim, relaxation=self.relaxation)
         if is_dtensor(x):  # whose axes are better not moved
@@ -64,27 +102,44 @@ class Masking(Module):
         """For ``extra_repr``: empty for a hard mask."""
         if self._softness is None:
             return ""
-        softness = self._softness if self.log_softness is None else self.log_softness.detach().exp().item()
+        softness, learned = f"{self._softness:.4g}", self.log_softness
+        if learned is not None:  # shards and tensors without data show no number
+            softness = "?" if is_dtensor(learned) or not can_look(learned) else f"{learned.detach().exp().item():.4g}"
         name = getattr(self.relaxation, "__name__", repr(self.relaxation))
-        shown = f", softness={softness:.4g}, relaxation={name}"
+        shown = f", softness={softness}, relaxation={name}"
         shown += ", straight_through=True" if self.straight_through else ""
         return shown + (", learn_softness=True" if self.log_softness is not None else "")
 
 
-def keep_largest(x: Tensor, k: int, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``keep(x, topk_mask(x, k, dim))`` at the cost of ``topk``, and the entries that are kept, ``(..., k)``.
+def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
+    """:func:`topk_mask` that never marks an entry that ``-inf`` excludes: an error where there are too few others.
 
-    Of x of which other processes have parts, infinities in the place of the entries that are not kept.
+    Where nobody can look at the contents, such a mask has fewer ones.
+    """
+    mask = topk_mask(x, k, dim)
+    if has_parts(x) or not looks_at_contents(*tensors_among(x, k)):
+        return mask.masked_fill(x == -torch.inf, 0)
+    check_enough(as_rows(x, dim), k)
+    return mask
+
+
+def keep_largest(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """``keep(x, hard_mask(x, k, dim))``, and the entries that are kept, ``(..., k)``, at the cost of ``topk``.
+
+    Of a tensor k, or of x of which other processes have parts, infinities in the place of those that are not kept.
     """
     check_scores(x, dim, joint=True)
-    if has_parts(x):
-        mask = topk_mask(x, k, dim)
-        return keep(x, mask), x.detach().masked_fill(mask == 0, torch.inf)
+    if has_parts(x) or isinstance(k, Tensor):
+        mask = hard_mask(x, k, dim)
+        return keep(x, mask), kept_entries(x, mask)
     rows = as_rows(x, dim)
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
     values, indices = rows.topk(k, -1, sorted=False)
-    if looks_at_contents(values) and bool(values.isnan().any()):  # which topk takes for the largest
-        raise ValueError("`x` must not contain NaN")
+    if looks_at_contents(values):
+        if bool(values.isnan().any()):  # which topk takes for the largest
+            raise ValueError("`x` must not contain NaN")
+        if bool((values == -torch.inf).any()):
+            check_enough(rows, k)
     kept = torch.zeros_like(rows).scatter(-1, indices, values.masked_fill(values == -torch.inf, 0))
     return as_axes(kept, x, dim), values.detach()
 
@@ -94,22 +149,33 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(x == -torch.inf, 0) * mask
 
 
+def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """:func:`keep` and the mask, a function of x: both in float32 at least, so that the product is rounded once."""
+    wide = x.to(compute_dtype(x))
+    found = mask(wide)
+    return keep(wide, found).to(x.dtype), found
+
+
+def kept_entries(x: Tensor, mask: Tensor) -> Tensor:
+    """The entries that a hard mask keeps, infinities in the place of the others."""
+    return x.detach().masked_fill(mask.detach() == 0, torch.inf)
+
+
 def has_parts(x: Tensor) -> bool:
     """Whether other processes have parts of x."""
     return not torch.compiler.is_compiling() and (is_dtensor(x) or shards_of_rows() is not None)
 
 
-def check_size(name: str, value: Any, whole: bool) -> None:
-    """``value`` is a number >= 0, an int where the mask is hard."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else Real):
-        kind = "an int for a hard mask" if whole else "a real number"
-        raise TypeError(f"`{name}` must be {kind}, but got {value!r}")
-    if not 0 <= float(value) < math.inf:
+def checked_size(name: str, value: Any, whole: bool) -> float:
+    """A number >= 0, an int where the mask is hard."""
+    number = checked_int(name, value, "an int for a hard mask") if whole else checked_real(name, value)
+    if not 0 <= number < math.inf:
         raise ValueError(f"`{name}` must be finite and at least 0, but got {value}")
+    return number
 
 
 def check_axes(dim: Any) -> None:
     """``dim`` is an int or a tuple of ints."""
     axes = dim if isinstance(dim, tuple) else (dim,)
-    if not axes or any(isinstance(axis, bool) or not isinstance(axis, int) for axis in axes):
+    if not axes or not all(map(is_int, axes)):
         raise TypeError(f"`dim` must be an int or a tuple of ints, but got {dim!r}")

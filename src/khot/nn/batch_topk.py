@@ -1,5 +1,7 @@
 """The largest entries of a whole batch, and the threshold that stands for them afterwards."""
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,18 +12,27 @@ from torch import Tensor
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
+from khot._torch_internals import is_exporting, is_wrapped
 from khot._validation import (
-    check_count,
+    check_flag,
     check_function,
-    check_positive,
     check_scores,
-    check_weight,
+    checked_count,
+    checked_real,
+    checked_weight,
+    checks_contents,
+    expanded,
     looks_at_contents,
 )
+from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, has_parts, keep, keep_largest
-from .jump_relu import JumpReLU
+from ._masking import Masking, Relaxation, has_parts, keep, keep_largest, keep_masked, kept_entries
+from .jump_relu import JumpReLU, checked_threshold
+
+UNTRAINED = (
+    "BatchTopK has no threshold before it was trained: this evaluation keeps the largest entries of its own batch"
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,10 +43,12 @@ class BatchTopK(Masking):
 
     Training: of x ``(..., n)`` with B rows, the :math:`\mathrm{round}(kB)` largest entries of all are kept; a relaxed
     mask has the sum :math:`kB`. Evaluation: what exceeds ``threshold`` is kept, so that rows do not depend on each
-    other; it is the moving average, over the batches of training, of the smallest entry that was kept, a buffer. Rows
-    like those of training exceed it k times on average, once x has come to rest: the average lags ``1 / momentum``
-    batches behind, so let the learning rate fall at the end. Rows that the encoder was not fitted to may exceed it more
-    often. For these, calls in training mode without gradient, on some held-out batches, move the threshold to k::
+    other; it is the moving average, over the batches of training, of the smallest entry that was kept, a buffer in
+    float32 whatever the module is cast to. Rows like those of training exceed it k times on average, once x has come to
+    rest: the average lags ``1 / momentum`` batches behind, so let the learning rate fall at the end. Evaluation before
+    any training keeps the largest entries of its batch, and warns. Rows that the encoder was not fitted to may exceed
+    the threshold more often. For these, calls in training mode without gradient, on some held-out batches, move the
+    threshold to k::
 
         with torch.no_grad():
             for batch in held_out:
@@ -44,24 +57,32 @@ class BatchTopK(Masking):
     With ``n`` it knows, too, for how many batches each unit has not been kept; :meth:`auxiliary_loss` revives those
     that are dead.
 
+    ``k``, ``softness`` and ``threshold`` may be assigned at any time; ``module(x, k)`` takes another k for this call, a
+    number or a tensor with one for each row, whose sum is then the number of entries.
+
+    Training moves the threshold in place, which transforms of ``torch.func`` refuse, as they do for batch
+    normalisation; with ``track_running_stats=False`` there is no threshold to move.
+
     Args:
         k: Mean number of entries kept in a row, positive; need not be an integer.
         softness: Third argument of the relaxation, None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
-        momentum: Weight of the newest batch in the threshold.
+        momentum: Weight of the newest batch in the threshold; None for the mean of all batches.
         n: Number of units, for :meth:`auxiliary_loss`.
         dead_after: For how many batches a dead unit has not been kept.
         group: Processes that have a part of the batch each, ``torch.distributed.group.WORLD`` for all: the largest
             entries are those of all parts, and threshold and dead units the same everywhere. All of them call the
             module as often. Gradients are such that DistributedDataParallel, which takes their mean, gets those of the
             mean loss. Copies and pickles have no group. A DTensor needs none.
+        track_running_stats: Whether there is a threshold; otherwise evaluation, too, keeps the largest entries of the
+            batch, and there are no dead units.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or x has fewer units than k.
-        RuntimeError: If it is called in evaluation before it was in training.
+        RuntimeError: If it is trained inside a transform of ``torch.func`` with a threshold from outside of it.
 
     References:
         [1] Bussmann, Leask, Nanda (2024), "BatchTopK sparse autoencoders", arXiv:2412.06410.
@@ -76,8 +97,10 @@ class BatchTopK(Masking):
         tensor([2.5000, 0.0000, 0.0000])
     """
 
-    threshold: Tensor
+    threshold: Any  # a tensor, or None without running statistics
     idle: Tensor | None
+    num_batches_tracked: Tensor | None
+    k: float
 
     def __init__(
         self,
@@ -87,39 +110,58 @@ class BatchTopK(Masking):
         straight_through: bool = False,
         learn_softness: bool = False,
         *,
-        momentum: float = 0.01,
+        momentum: float | None = 0.01,
         n: int | None = None,
         dead_after: int = 1000,
         group: "ProcessGroup | None" = None,
+        track_running_stats: bool = True,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
-        check_positive("k", k)
-        check_weight("momentum", momentum)
-        check_count("dead_after", dead_after)
-        if n is not None:
-            check_count("n", n)
-        self.k, self.momentum, self.n, self.dead_after, self.group = k, momentum, n, dead_after, group
-        self.register_buffer("threshold", torch.tensor(torch.nan))  # NaN: there was no training yet
-        self.register_buffer("idle", None if n is None else torch.zeros(n, dtype=torch.long))
+        check_flag("track_running_stats", track_running_stats)
+        if n is not None and not track_running_stats:
+            raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
+        self.k, self.momentum, self.group = k, None if momentum is None else checked_weight("momentum", momentum), group
+        self.n, self.dead_after = None if n is None else checked_count("n", n), checked_count("dead_after", dead_after)
+        self._has_warned = False
+        start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: there was no training yet
+        self.register_buffer("threshold", start if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", count if track_running_stats and momentum is None else None)
+        self.register_buffer("idle", None if self.n is None else torch.zeros(self.n, dtype=torch.long))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``k``, which is positive, or the softness."""
+        if name != "k":
+            return super().checked(name, value, learned)
+        if not 0 < (k := checked_real("k", value)) < math.inf:
+            raise ValueError(f"`k` must be positive and finite, but got {value}")
+        return k
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "threshold":
+            super().__setattr__(name, value)
+            return
+        if self.threshold is None:
+            raise ValueError("`threshold` cannot be assigned where track_running_stats=False: there is none")
+        value = checked_threshold(value)
+        if value.numel() != 1:
+            raise ValueError(f"`threshold` must be one number, but got a tensor of shape {tuple(value.shape)}")
+        with torch.no_grad():
+            self.threshold.copy_(value.reshape(()))
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)
         if self.n is not None and x.shape[-1] != self.n:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
-        if not self.training:
-            return self._above_the_threshold(x)
-        if is_dtensor(x):
-            return self._of_dtensor(x)
-        if self.group is None:
-            return self._of_the_batch(x, x.numel())
-        shards = Shards.of_parts(self.group, x.numel(), x.device)
-        with spread_over(shards):
-            return self._of_the_batch(x, shards.n)
+        if k is None:
+            k = self.number("k")
+        elif not isinstance(k, Tensor):
+            k = self.checked("k", k)
+        if self.training or self._is_untrained():
+            return self._of_the_batch(x, k)
+        return self._above_the_threshold(x, k)
 
-    @property
-    def softness(self) -> float | Tensor | None:
-        """A number, a tensor with the gradient of ``log_softness``, or None for a hard mask."""
-        softness: Any = self._current_softness()
+    def _current_softness(self) -> float | Tensor | None:
+        softness: Any = super()._current_softness()
         if is_dtensor(softness):  # the same on all processes, as is its gradient
             return cast(Tensor, softness.to_local())
         if self.group is None or not isinstance(softness, Tensor):
@@ -127,45 +169,78 @@ class BatchTopK(Masking):
         share = softness / dist.get_world_size(self.group)  # as the gradient of each process is that of all
         return straight_through_value(softness.detach(), share)
 
-    def _of_dtensor(self, x: Any) -> Tensor:
-        softness = self._current_softness()
+    def _of_the_batch(self, x: Tensor, k: float | Tensor) -> Tensor:
+        if is_dtensor(x):
+            return self._of_dtensor(x, k)
+        if self.group is None:
+            return self._of_parts(x, x.numel(), k)
+        shards = Shards.of_parts(self.group, x.numel(), x.device)
+        with spread_over(shards):
+            return self._of_parts(x, shards.n, k)
+
+    def _of_dtensor(self, x: Any, k: float | Tensor) -> Tensor:
+        softness = super()._current_softness()
         if isinstance(softness, Tensor):
             as_dtensor("softness", softness, "x", x.device_mesh)  # whose errors are due now
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
         with spread_over(shards_of(x, set(range(x.dim())), cut)):
-            y = self._of_the_batch(local_part(x, x.placements), x.numel())
+            y = self._of_parts(local_part(x, x.placements), x.numel(), k)
         return whole(y, x, x.placements, x.shape, x.stride())
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the group, of which there are no copies."""
         return self.__dict__ | {"group": None}
 
-    def _of_the_batch(self, x: Tensor, entries: int) -> Tensor:
-        rows = entries // max(x.shape[-1], 1)
-        size = self.k * rows
-        if self.k > x.shape[-1]:
-            raise ValueError(f"`k` must satisfy 0 < k <= n, but got k={self.k} with n={x.shape[-1]}")
+    def _of_parts(self, x: Tensor, entries: int, k: float | Tensor) -> Tensor:
+        """The largest of all entries, of which x may be a part."""
+        size, whole = self._sizes(x, entries, k)
         axes = tuple(range(x.dim()))
-        if self.softness is None:
-            y, kept = keep_largest(x, round(size), axes)
+        watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
+        if self.softness is None or not (self.training or self.threshold is None):
+            y, kept = keep_largest(x, whole, axes)
         else:
-            y = keep(x, self.mask_of(x, size, axes))
-            if has_parts(x):
-                _, kept = keep_largest(x.detach(), round(size), axes)
-            else:
-                kept = x.detach().flatten().topk(round(size), sorted=False).values
-        if round(size):
+            y, mask = keep_masked(x, lambda scores: self.mask_of(scores, size, axes))
+            if self.straight_through:
+                kept = kept_entries(x, mask)
+            elif watches:
+                kept = keep_largest(x.detach(), whole, axes)[1]
+        if watches:
             self._watch(x.detach(), kept)
         return y
+
+    def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
+        """How many entries to keep, as the sum of a relaxed mask and as a whole number."""
+        rows = entries // max(x.shape[-1], 1)
+        if not isinstance(k, Tensor):
+            if k > x.shape[-1]:
+                raise ValueError(f"`k` must satisfy 0 < k <= n, but got k={k} with n={x.shape[-1]}")
+            return k * rows, round(k * rows)
+        if k.dim() == 0:
+            size = k * rows
+        elif has_parts(x):
+            raise NotImplementedError("`k` must be a number, or a tensor without axes, where processes share a batch")
+        else:
+            size = expanded("k", k, x.shape[:-1]).sum()
+        return size, size.detach().round().long()
 
     @torch.no_grad()
     def _watch(self, x: Tensor, kept: Tensor) -> None:
         """Moves the threshold, and counts for how long units have been idle."""
+        if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(self.threshold):
+            raise RuntimeError(
+                "BatchTopK moves its threshold in place, which a transform of torch.func refuses: make it with "
+                "track_running_stats=False, or call it in evaluation mode"
+            )
         smallest = self._over_parts(kept.amin() if kept.numel() else kept.new_full((), torch.inf), smallest=True)
         new = smallest.to(self.threshold.dtype)
-        moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, self.momentum))
-        self.threshold.copy_(torch.where(new.isfinite(), moved, self.threshold))
+        is_new = new.isfinite()
+        weight: Any = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(is_new)
+            weight = 1 / self.num_batches_tracked.clamp(min=1)
+        moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, weight))
+        self.threshold.copy_(torch.where(is_new, moved, self.threshold))
         if self.idle is not None:
             none = x.new_full((1, x.shape[-1]), -torch.inf)
             rows = x.reshape(-1, x.shape[-1])
@@ -179,16 +254,29 @@ class BatchTopK(Masking):
         (most,) = shards.max(-values if smallest else values)
         return (-most if smallest else most).to(values.dtype)
 
-    def _above_the_threshold(self, x: Tensor) -> Tensor:
-        if looks_at_contents(self.threshold) and bool(self.threshold.isnan()):
-            raise RuntimeError("BatchTopK has no threshold before it was trained: call it in training mode first")
-        threshold = self.threshold.to(x.dtype)
+    def _is_untrained(self) -> bool:
+        """Whether there certainly is no threshold, with one warning if there ought to be one."""
+        if self.threshold is None:
+            return True
+        if not looks_at_contents(self.threshold) or not bool(self.threshold.isnan()):
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=5)  # of who calls the module
+        return True
+
+    def _above_the_threshold(self, x: Tensor, k: float | Tensor) -> Tensor:
+        threshold = self.threshold
+        if torch.compiler.is_compiling() and not is_exporting():
+            size, _ = self._sizes(x, x.numel(), k)
+            threshold = _threshold_for(threshold, x.detach(), torch.as_tensor(size, dtype=torch.float64))
+        dtype = torch.promote_types(x.dtype, threshold.dtype)
         nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # where nobody can look
-        return torch.where(x > threshold, x, nothing)
+        return torch.where(x.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:
         """The module that it is in evaluation, without state of training."""
-        if bool(self.threshold.isnan()):
+        if self.threshold is None or bool(self.threshold.isnan()):
             raise RuntimeError("BatchTopK has no threshold before it was trained: call it in training mode first")
         return JumpReLU(self.threshold)
 
@@ -213,11 +301,29 @@ class BatchTopK(Masking):
         dead = self.idle >= self.dead_after
         if x.shape[-1] != dead.shape[0]:
             raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
-        size = min(-int(-self.k // 1), dead.shape[0]) if k is None else k
+        size = min(math.ceil(self.k), dead.shape[0]) if k is None else k
         mask = topk_mask(x.detach().masked_fill(~dead, -torch.inf), size) * dead
         loss = error(keep(x, mask))
         return torch.where(dead.any(), loss, torch.zeros_like(loss))
 
     def extra_repr(self) -> str:
         units = f", n={self.n}, dead_after={self.dead_after}" if self.n is not None else ""
-        return f"k={self.k}{self.shown_softness()}, momentum={self.momentum:g}{units}"
+        momentum = "" if self.threshold is None else f", momentum={self.momentum}"
+        untracked = ", track_running_stats=False" if self.threshold is None else ""
+        return f"k={self.k}{self.shown_softness()}{momentum}{units}{untracked}"
+
+
+def _kept_above(threshold: Tensor, x: Tensor, size: Tensor) -> Tensor:
+    """The threshold or, if there is none yet, one below the ``size`` largest entries of x."""
+    if not checks_contents(threshold) or not bool(threshold.isnan()):
+        return threshold.clone()
+    warnings.warn(UNTRAINED, RuntimeWarning, stacklevel=2)
+    kept = x.flatten().topk(int(size.round())).values.to(threshold.dtype)
+    if kept.numel() == 0:
+        return torch.full_like(threshold, torch.inf)
+    return kept.amin().nextafter(torch.full_like(threshold, -torch.inf))
+
+
+# A graph cannot look at the threshold, but what an operator does is no part of the graph.
+_threshold_for = define("batch_topk_threshold", _kept_above)
+_threshold_for.register_fake(lambda threshold, x, size: torch.empty_like(threshold))

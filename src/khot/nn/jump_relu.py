@@ -1,13 +1,13 @@
 """The activation that keeps what exceeds a threshold."""
 
-import math
-from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
-from khot._validation import check_flag, checked_positive
+from khot._module import Module, as_scalar
+from khot._validation import check_flag, checked_positive, checked_real, looks_at_contents
 from khot.relaxations import straight_through_value
 
 
@@ -18,11 +18,15 @@ class JumpReLU(Module):
         [|x - \theta| < \varepsilon / 2]
 
     The gradient in x is that of the entries that are kept. That in the threshold is a pseudo-derivative of [1]: an
-    estimate, over the entries next to it, of how the mean of y moves.
+    estimate, over the entries next to it, of how the mean of y moves. Entries and threshold are compared in float32 at
+    least, because the bandwidth is finer than the spacing of numbers in half precision.
+
+    ``threshold`` may be assigned at any time: a number for all its entries, or a tensor of its shape.
 
     Args:
         threshold: A number, or a tensor that broadcasts with the input, such as one for each unit.
-        learn_threshold: Whether the threshold is a parameter; otherwise a buffer.
+        learn_threshold: Whether the threshold is a parameter, of shape (1,) for a number; otherwise it is a buffer, of
+            float32 at least.
         bandwidth: Width of the interval whose entries give the threshold its gradient.
 
     Raises:
@@ -42,28 +46,50 @@ class JumpReLU(Module):
 
     def __init__(self, threshold: float | Tensor, learn_threshold: bool = False, bandwidth: float = 1e-3) -> None:
         super().__init__()
-        is_number = isinstance(threshold, Real) and not isinstance(threshold, bool)
-        if not is_number and not (isinstance(threshold, Tensor) and threshold.is_floating_point()):
-            raise TypeError(f"`threshold` must be a real number or a floating-point tensor, but got {threshold!r}")
-        if is_number and math.isnan(float(threshold)):
-            raise ValueError("`threshold` must not be NaN")
         check_flag("learn_threshold", learn_threshold)
-        value = threshold.detach().clone() if isinstance(threshold, Tensor) else torch.tensor(float(threshold))
+        value = checked_threshold(threshold).detach().clone()
         if learn_threshold:
-            self.threshold = Parameter(value)
+            self.threshold = Parameter(value if value.dim() else value.reshape(1))
         else:
-            self.register_buffer("threshold", value)
+            self.register_buffer("threshold", value.to(torch.promote_types(value.dtype, torch.float32)))
         self.bandwidth = float(checked_positive("bandwidth", bandwidth, torch.Size()))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "threshold" or isinstance(value, Parameter):  # which FSDP exchanges for its shards
+            super().__setattr__(name, value)
+            return
+        value = checked_threshold(value)
+        if value.dim() and value.shape != self.threshold.shape:
+            raise ValueError(
+                f"`threshold` must be a number or a tensor of shape {tuple(self.threshold.shape)}, but got shape "
+                f"{tuple(value.shape)}"
+            )
+        with torch.no_grad():
+            self.threshold.copy_(value)
+
     def forward(self, x: Tensor) -> Tensor:
-        threshold = self.threshold.to(x.dtype)
-        y = torch.where(x > threshold, x, 0.0)
+        threshold = as_scalar(self.threshold)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, threshold.dtype), torch.float32)
+        wide, threshold = x.to(dtype), threshold.to(dtype)
         if not threshold.requires_grad:
-            return y
-        near = (x - threshold).detach().abs() < self.bandwidth / 2
-        return straight_through_value(y, -(threshold.detach() / self.bandwidth) * near * threshold)
+            return torch.where(wide > threshold, x, 0.0)
+        fixed = threshold.detach()
+        slope = torch.where((wide.detach() - fixed).abs() < self.bandwidth / 2, -fixed / self.bandwidth, 0.0)
+        y = torch.where(wide > threshold, wide, 0.0)
+        return straight_through_value(y, slope * (threshold - fixed)).to(x.dtype)
 
     def extra_repr(self) -> str:
         shown = f"{self.threshold.item():.4g}" if self.threshold.dim() == 0 else f"{tuple(self.threshold.shape)}"
         learnt = isinstance(self.threshold, Parameter)
         return f"threshold={shown}" + (f", learn_threshold=True, bandwidth={self.bandwidth:g}" if learnt else "")
+
+
+def checked_threshold(value: Any) -> Tensor:
+    """A number, or a floating-point tensor, as a tensor; NaN is neither."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(float(checked_real("threshold", value, "a real number or a floating-point tensor")))
+    elif not value.is_floating_point():
+        raise TypeError(f"`threshold` must be a real number or a floating-point tensor, but got {value!r}")
+    if looks_at_contents(value) and bool(value.isnan().any()):
+        raise ValueError("`threshold` must not be NaN")
+    return value

@@ -5,12 +5,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
+from khot._module import Module
 from khot._tracing import has_float64
-from khot._validation import check_count, check_function
+from khot._validation import check_function, checked_count, checked_int, expanded
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import topk_mask
 
 
@@ -21,7 +23,8 @@ class KHotGate(Module):
     back to the parameter ``logits``. The draws come from torch's default generator. With ``k=None`` the size is learned
     by :class:`~khot.PhantomUnit`, whose inclusion probabilities are :math:`\pi = \sigma(\text{logits})`; evaluation
     then keeps the :math:`\mathrm{round}(\sum \pi)` largest. ``torch.compile`` takes training, and
-    evaluation, in one graph.
+    evaluation, in one graph. ``k`` may be assigned at any time; ``module(x, k)`` takes another k for this call, an int
+    or an integer tensor with one for each leading index.
 
     Args:
         n: Number of inputs.
@@ -42,6 +45,9 @@ class KHotGate(Module):
         tensor(0., grad_fn=<SubBackward0>)
     """
 
+    numbers = ("k",)
+    k: int | None
+
     def __init__(
         self,
         n: int,
@@ -50,24 +56,35 @@ class KHotGate(Module):
         estimator: Callable[[Any], Any] = StraightThrough,
     ) -> None:
         super().__init__()
-        check_count("n", n)
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int)):
-            raise TypeError(f"`k` must be an int, or None to learn it, but got {k!r}")
-        if k is not None and not 0 <= k <= n:
-            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n}")
         check_function("design", design, "logits and k, such as a class of sampling designs")
         check_function("estimator", estimator, "a design")
-        self.n, self.k, self.estimator = n, k, estimator
+        self.n = checked_count("n", n)
+        self.k, self.estimator = k, estimator
         self.design: Any = design  # a class, where the size is learned
-        self.logits = Parameter(torch.zeros(n))
-        self.law()  # whose errors are due now
+        self.logits = Parameter(torch.zeros(self.n))
+        self.law()  # raises what the design has to say about these arguments
 
-    def law(self) -> SamplingDesign:
-        """The design that training draws from, made of the logits as they are; on the host, if need be for float64."""
-        logits = self.logits if has_float64(self.logits) else self.logits.cpu()
-        if self.k is None:
+    def checked(self, name: str, value: Any) -> int | None:
+        """``k``, an int or None."""
+        if value is None:
+            return None
+        k = checked_int("k", value, "an int, or None to learn it")
+        if not 0 <= k <= self.n:
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={self.n}")
+        return k
+
+    def law(self, k: int | Tensor | None = None) -> SamplingDesign:
+        """The design that training draws from, made of the logits as they are; on the host, if need be for float64.
+
+        Args:
+            k: Number of inputs that are let through, if not that of the gate; a tensor gives the batch shape.
+        """
+        logits = self.logits.to(compute_dtype(self.logits))
+        logits = logits if has_float64(logits) else logits.cpu()
+        k = self.number("k") if k is None else k
+        if k is None:
             return PhantomUnit(self.design, logits=logits)
-        return self.design(logits=logits, k=self.k)
+        return self.design(logits=logits, k=k)
 
     def kl(self) -> Tensor:
         r"""The divergence from the law of equal logits on the same sizes, for an ELBO; 0 where all logits are equal.
@@ -85,19 +102,41 @@ class KHotGate(Module):
             growth = log_binomial(self.n, (k + 1).clamp(max=self.n)) - uniform
             of_size = -(torch.xlogy(more, more) + torch.xlogy(1 - more, 1 - more))
             uniform = uniform + torch.where(has_two, more * growth + of_size, 0.0)
-        return (uniform.to(self.logits.dtype) - law.entropy()).to(self.logits.device)
+        return (uniform.to(law.parameter.dtype) - law.entropy()).to(self.logits)
 
-    def mask(self, shape: torch.Size = torch.Size()) -> Tensor:
-        """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation."""
+    def mask(self, shape: torch.Size = torch.Size(), k: int | Tensor | None = None) -> Tensor:
+        """One mask ``(*shape, n)``: draws with a gradient in training, the largest logits in evaluation.
+
+        Args:
+            shape: Of the leading indices.
+            k: Number of inputs that are let through, if not that of the gate; a tensor broadcasts with ``shape``.
+        """
+        if k is None:
+            k = self.number("k")
+        elif isinstance(k, Tensor) and k.dim():
+            k = expanded("k", k, shape)
         if self.training:
-            return cast(Tensor, self.estimator(self.law()).rsample(shape)).to(self.logits.device)
-        size = torch.sigmoid(self.logits.detach()).sum().round().long() if self.k is None else self.k
-        return topk_mask(self.logits, size).expand(*shape, self.n)
+            law = self.law(k)
+            drawn = cast(Tensor, self.estimator(law).rsample(shape[: len(shape) - len(law.batch_shape)]))
+            return drawn.to(self.logits)
+        if k is None:
+            k = torch.sigmoid(self.logits.detach().to(compute_dtype(self.logits))).sum().round().long()
+        sizes = k.shape if isinstance(k, Tensor) else ()
+        return topk_mask(self.logits.expand(*sizes, self.n), k).expand(*shape, self.n)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, k: int | Tensor | None = None) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.n:
-            raise ValueError(f"`x` must have shape (..., {self.n}), but got {tuple(x.shape)}")
-        return x * self.mask(x.shape[:-1])
+            raise ValueError(
+                f"`x` must have shape (..., {self.n}), since this is KHotGate(n={self.n}, k={self.k}) and n is the "
+                f"number of inputs, but got {tuple(x.shape)}{self._advice(x)}"
+            )
+        return x * self.mask(x.shape[:-1], k)
+
+    def _advice(self, x: Tensor) -> str:
+        """For those who gave k in the place of n."""
+        if self.k is not None or x.dim() == 0 or x.shape[-1] < self.n:
+            return ""
+        return f"; KHotGate({x.shape[-1]}, {self.n}) lets {self.n} of {x.shape[-1]} inputs through"
 
     def extra_repr(self) -> str:
         names = (getattr(part, "__name__", repr(part)) for part in (self.design, self.estimator))

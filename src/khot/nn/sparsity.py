@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from khot._validation import check_count
+from khot._validation import checked_count
+from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_size
+from ._masking import Masking, Relaxation, checked_size
 
 
 class NMSparsity(Masking):
@@ -42,6 +43,8 @@ class NMSparsity(Masking):
         tensor([[ 0., -2.,  1.,  0.,  4.,  3.,  0.,  0.]])
     """
 
+    numbers = ("n", "_softness")
+    n: int
     scores: Parameter | None
 
     def __init__(
@@ -55,15 +58,22 @@ class NMSparsity(Masking):
         scores: Tensor | None = None,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
-        check_size("n", n, whole=True)
-        check_count("m", m)
-        if n > m:
-            raise ValueError(f"`n` must satisfy 0 <= n <= m, but got n={n} with m={m}")
+        self.m = checked_count("m", m)
+        self.n = n
         _check_learned(scores)
-        if scores is not None and softness is None:
-            raise ValueError("`scores` need a `softness`: a hard mask gives them no gradient")
-        self.n, self.m = n, m
         self.register_parameter("scores", None if scores is None else Parameter(scores.detach().clone()))
+        self._softness = self.checked("_softness", softness)
+
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``n``, or the softness, which learned scores need."""
+        if name == "n":
+            n = checked_size("n", value, whole=True)
+            if n > self.m:
+                raise ValueError(f"`n` must satisfy 0 <= n <= m, but got n={n} with m={self.m}")
+            return n
+        if value is None and getattr(self, "scores", None) is not None:
+            raise ValueError("`scores` need a `softness`: a hard mask gives them no gradient")
+        return super().checked(name, value, learned)
 
     def forward(self, weight: Tensor) -> Tensor:
         if weight.dim() == 0 or weight.shape[-1] % self.m:
@@ -72,10 +82,12 @@ class NMSparsity(Masking):
             raise ValueError(
                 f"`scores` must have the shape {tuple(weight.shape)} of the weight, but have {tuple(self.scores.shape)}"
             )
-        scores = weight.abs() if self.scores is None else self.scores
+        wide = weight.to(compute_dtype(weight))
+        scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
         groups = (*weight.shape[:-1], weight.shape[-1] // self.m, self.m)
-        mask = self.mask_of(scores.reshape(groups), self.n, -1, hard=not (self.training or self.straight_through))
-        return weight * mask.reshape(weight.shape)
+        is_hard = not (self.training or self.straight_through)
+        mask = self.mask_of(scores.reshape(groups), self.number("n"), -1, hard=is_hard)
+        return (wide * mask.reshape(weight.shape)).to(weight.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The dense weight to start from: what is assigned."""

@@ -1,14 +1,21 @@
 """The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
 
+from typing import Any
+
 from torch import Tensor
 
+from khot._validation import checked_int, is_int
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_axes, check_size, keep, keep_largest
+from ._masking import Masking, Relaxation, check_axes, checked_size, keep_largest, keep_masked
 
 
 class TopKMask(Masking):
     """The mask of the k largest entries: hard, relaxed, or hard with the gradient of the relaxed one.
+
+    ``k`` and ``softness`` may be assigned at any time. Changing them does not compile a compiled module anew each time:
+    the first change does, later ones do not. A call can have its own k, ``module(x, k)``: a number, or a tensor with
+    one for each row, of an integer type if the mask is hard.
 
     Args:
         k: Number of entries; for a relaxed mask the sum, which need not be an integer.
@@ -20,7 +27,8 @@ class TopKMask(Masking):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or has no meaning without a softness.
+        ValueError: If an argument is out of range, or has no meaning without a softness; when it is called, if a row
+            has fewer than ``k`` entries above ``-inf``.
 
     Example:
         >>> TopKMask(2)(torch.tensor([0.3, 2.0, -1.0, 0.9]))
@@ -37,16 +45,22 @@ class TopKMask(Masking):
         learn_softness: bool = False,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
-        check_size("k", k, whole=softness is None)
         check_axes(dim)
         self.k, self.dim = k, dim
 
-    def mask(self, x: Tensor) -> Tensor:
-        """The mask of these scores."""
-        return self.mask_of(x, self.k, self.dim)
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """Also that k is an int where the softness becomes None."""
+        value = super().checked(name, value, learned)
+        if name == "_softness" and value is None and hasattr(self, "k") and not is_int(self.k):
+            raise ValueError(f"`softness` can be None, the hard mask, with an int `k` only, but k={self.k}")
+        return value
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mask(x)
+    def mask(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        """The mask of these scores."""
+        return self.mask_of(x, self.number("k") if k is None else k, self.dim)
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        return self.mask(x, k)
 
     def extra_repr(self) -> str:
         return f"k={self.k}, dim={self.dim}{self.shown_softness()}"
@@ -56,7 +70,7 @@ class TopK(TopKMask):
     """Keeps the k largest entries and sets the others to 0: the entries times the mask of :class:`TopKMask`.
 
     Gradients reach the entries that are kept; with a softness, the others as well, through the mask. An entry of
-    ``-inf`` is never kept while there are others, and gives 0.
+    ``-inf`` is never kept, and gives 0.
 
     Args:
         k: As of :class:`TopKMask`, like all that follow.
@@ -74,10 +88,22 @@ class TopK(TopKMask):
         tensor([0.0000, 2.0000, 0.0000, 0.9000])
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.softness is None and isinstance(self.k, int):
-            return keep_largest(x, self.k, self.dim)[0]
-        return keep(x, self.mask(x))
+    def __init__(
+        self,
+        k: float,
+        softness: float | None = None,
+        relaxation: Relaxation = sigmoid_topk,
+        dim: int | tuple[int, ...] = -1,
+        straight_through: bool = False,
+        learn_softness: bool = False,
+    ) -> None:
+        super().__init__(k, softness, relaxation, dim, straight_through, learn_softness)
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        k = self.number("k") if k is None else k
+        if self.softness is None and not isinstance(k, Tensor):
+            return keep_largest(x, checked_int("k", k, "an int or an integer tensor for a hard mask"), self.dim)[0]
+        return keep_masked(x, lambda scores: self.mask(scores, k))[0]
 
 
 class ExpertChoice(TopK):
@@ -85,6 +111,8 @@ class ExpertChoice(TopK):
 
     Takes gates ``(..., tokens, experts)`` and keeps in each column the ``capacity`` largest: gates times a mask along
     the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros and a gradient.
+    ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes another capacity for this call, a
+    number or a tensor ``(..., experts)``.
 
     Args:
         capacity: Number of tokens for each expert; for a relaxed mask the sum of its weights.
@@ -112,13 +140,34 @@ class ExpertChoice(TopK):
         straight_through: bool = False,
         learn_softness: bool = False,
     ) -> None:
-        check_size("capacity", capacity, whole=softness is None)
         super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``k``, under the name of ``capacity``, or the softness."""
+        if name == "k":
+            return checked_size("capacity", value, whole=self._softness is None)
+        return super().checked(name, value, learned)
+
+    @property
+    def capacity(self) -> float:
+        """Number of tokens for each expert, which may be assigned at any time."""
+        return self.k
+
+    @capacity.setter
+    def capacity(self, value: float) -> None:
+        self.k = value
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         if x.dim() < 2:
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
-        return super().forward(x)
+        if k is None:
+            k = self.number("k")
+            if not isinstance(k, Tensor) and k > x.shape[-2]:
+                raise ValueError(
+                    f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
+                    f"(`x` of shape {tuple(x.shape)})"
+                )
+        return super().forward(x, k)
 
     def extra_repr(self) -> str:
         return f"capacity={self.k}{self.shown_softness()}"

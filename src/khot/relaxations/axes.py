@@ -7,7 +7,7 @@ from torch import Tensor
 
 def as_rows(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """x with the ground set along its last axis, a view where its layout allows one; ``dim`` is a checked one."""
-    if isinstance(dim, int):
+    if not isinstance(dim, tuple):
         return x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1)
     axes = _ordered(x, dim)
     rows = x.movedim(axes, tuple(range(-len(axes), 0)))
@@ -16,7 +16,7 @@ def as_rows(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 def as_axes(y: Tensor, x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """The inverse: rows, of the shape of ``as_rows(x, dim)``, in the shape of x; a view."""
-    if isinstance(dim, int):
+    if not isinstance(dim, tuple):
         return y if dim in (-1, x.dim() - 1) else y.movedim(-1, dim)
     axes = _ordered(x, dim)
     return y.unflatten(-1, [x.shape[axis] for axis in axes]).movedim(tuple(range(-len(axes), 0)), axes)

@@ -1,13 +1,13 @@
 """The hard top-k mask that the relaxed ones tend to."""
 
-from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._distributed.shards import shards_of_rows
-from khot._validation import check_k, check_scores, looks_at_contents, tensors_among
+from khot._validation import check_k, check_scores, checked_int, looks_at_contents, tensors_among
 
 from .axes import as_axes, as_rows
 from .in_parts import topk_mask_of_parts
@@ -39,7 +39,7 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
         tensor([0., 1., 0., 1.])
     """
     check_scores(x, dim, joint=True)
-    check_whole(k)
+    k = checked_whole(k)
     rows = as_rows(x.detach(), dim)
     if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
         return as_axes(topk_mask_of_parts(rows, k, shards), x, dim)
@@ -55,11 +55,14 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
     return as_axes(torch.zeros_like(rows).scatter(-1, order, marks.to(x.dtype)), x, dim)
 
 
-def check_whole(k: int | Tensor, what: str = "a hard mask") -> None:
-    """``k`` is of an integer type; its value is checked elsewhere."""
-    whole = not k.is_floating_point() if isinstance(k, Tensor) else isinstance(k, (Integral, torch.SymInt))
-    if not whole:
-        raise TypeError(f"`k` must be an int or an integer tensor for {what}, but got {k!r}")
+def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
+    """``k`` of an integer type: an int, or a tensor; its value is checked elsewhere."""
+    what = f"an int or an integer tensor for {what}"
+    if not isinstance(k, Tensor):
+        return checked_int("k", k, what)
+    if k.is_floating_point():
+        raise TypeError(f"`k` must be {what}, but got {k!r}")
+    return k
 
 
 def check_ranked(x: Tensor, k: int | Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, check_count, check_softness, checks_contents
+from khot._validation import check_choice, check_softness, checked_count, checks_contents
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
@@ -54,9 +54,9 @@ def _newton(objective: Objective, v: Tensor, blocks: Tensor) -> Tensor:
     return v
 
 
-def _check(s: Tensor, w: Tensor, max_iter: int) -> Tensor:
-    """Checks types and shapes; returns w, expanded to the shape of s."""
-    check_count("max_iter", max_iter)
+def _checked(s: Tensor, w: Tensor, max_iter: int) -> tuple[Tensor, int]:
+    """Checks types and shapes; w is expanded to the shape of s."""
+    max_iter = checked_count("max_iter", max_iter)
     for name, value in (("s", s), ("w", w)):
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
@@ -65,7 +65,7 @@ def _check(s: Tensor, w: Tensor, max_iter: int) -> Tensor:
     if s.dim() == 0:
         raise ValueError("`s` must have at least one dimension, but got a scalar")
     try:
-        return w.expand(s.shape)
+        return w.expand(s.shape), max_iter
     except RuntimeError:
         raise ValueError(f"`w` of shape {tuple(w.shape)} must broadcast to `s` of shape {tuple(s.shape)}") from None
 
@@ -110,7 +110,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
         >>> isotonic_l2(torch.tensor([1.0, 3.0, 2.0, 0.0]))
         tensor([2., 2., 2., 0.])
     """
-    w = _check(s, torch.zeros_like(s) if w is None and isinstance(s, Tensor) else w, max_iter)
+    w, max_iter = _checked(s, torch.zeros_like(s) if w is None and isinstance(s, Tensor) else w, max_iter)
     objective = Objective(s.double(), w.double(), column(1.0, s), 2.0, magnitude=False)
     return _solve(objective, _is_dual(solver, "dykstra"), max_iter).to(s.dtype)
 
@@ -162,7 +162,7 @@ def isotonic_lp(
         >>> (s - isotonic_lp(s, torch.tensor([1.0, 0.0, 0.0]), 4 / 3, 1.0)) ** 3
         tensor([0.8993, 0.1007, 0.0000])
     """
-    w = _check(s, w, max_iter)
+    w, max_iter = _checked(s, w, max_iter)
     check_softness("strength", strength, s, s.shape[:-1])
     check_exponent(p)
     check_choice("kind", kind, ("mask", "magnitude"))

@@ -6,6 +6,7 @@ Saved are x and the thresholds.
 """
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_k, check_scores, check_softness, checks_contents
+from khot._validation import check_k, check_scores, check_softness, checked_count, checked_int, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
 from khot.kernels.sorted_transport.derivative import anchors, centred, derivative, scores_and_plan
@@ -78,13 +79,9 @@ def _jvp(ctx: Any, saved: list[Tensor], dx: Tensor | None, dhalf: Tensor | None,
 _apply = with_forward_mode(_SortedTransport, _jvp)
 
 
-def _check_sorted(k: object, tol: object, max_iter: object) -> None:
-    if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
-        raise TypeError(f"`k` must be an int, the number of columns of the result, but got {type(k).__name__}")
-    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < math.inf):
+def _check_tol(tol: object) -> None:
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < float(tol) < math.inf):
         raise ValueError(f"`tol` must be None or a positive number, but got {tol}")
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
-        raise ValueError(f"`max_iter` must be a positive int, but got {max_iter}")
 
 
 @of_rows
@@ -137,7 +134,9 @@ def sorted_transport_topk(
                 [0.7530, 0.2332]])
     """
     check_scores(x, dim)
-    _check_sorted(k, tol, max_iter)
+    k = checked_int("k", k, "an int, the number of columns of the result")
+    max_iter = checked_count("max_iter", max_iter)
+    _check_tol(tol)
     dim = dim % x.dim()
     rows = x.movedim(dim, -1)
     batch, n = rows.shape[:-1], rows.shape[-1]

@@ -20,7 +20,7 @@ from khot.kernels.rows import compute_dtype, in_rows_of
 from khot.kernels.successive_softmax import Rounds, rounds
 
 from .axes import as_axes, as_rows
-from .hard import check_whole
+from .hard import checked_whole
 
 
 def _log_complement(log_p: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def successive_softmax_topk(
         tensor([0.2574, 0.6224, 1.1202])
     """
     check_scores(x, dim, joint=True)
-    check_whole(k, "a number of softmaxes")
+    k = checked_whole(k, "a number of softmaxes")
     rows = as_rows(x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)

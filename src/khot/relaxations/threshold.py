@@ -11,7 +11,7 @@ from khot._validation import check_function, check_k, check_scores, looks_at_con
 
 from .axes import as_rows
 from .engine import mask_threshold
-from .hard import check_ranked, check_whole, topk_mask
+from .hard import check_ranked, checked_whole, topk_mask
 from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
 
@@ -75,7 +75,7 @@ def topk_threshold(
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:
-    check_whole(k)
+    k = checked_whole(k)
     check_k(k, x, x.shape[:-1], x.shape[-1])
     if x.numel() and looks_at_contents(*tensors_among(x, k)):
         check_ranked(x, k)

@@ -26,6 +26,8 @@ import math
 import torch
 from torch import Tensor
 
+from khot._validation import checked_int
+
 from .base import LOG_2, Link, TailSums, _step
 
 DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), by the degrees of freedom that have an elementary F
@@ -59,8 +61,7 @@ class StudentT(Link, name="student_t"):
     kernel_has_log = True
 
     def __init__(self, df: int) -> None:
-        if isinstance(df, bool) or not isinstance(df, int):
-            raise TypeError(f"`df` must be an int, but got {df!r}")
+        df = checked_int("df", df)
         if df not in DENSITY:
             raise ValueError(f"`df` must be 1, 2 or 4, of which F is elementary, but got {df}")
         self.df = df

@@ -1,0 +1,71 @@
+"""What the modules have in common: buffers that keep their dtype, and numbers that may be assigned at any time."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from khot._torch_internals import is_exporting
+
+
+class Module(torch.nn.Module):
+    """A module whose state survives casts and whose numbers may change.
+
+    * Casts such as ``module.bfloat16()`` reach the parameters alone. Buffers keep their dtype, because a running
+      average in half precision stands still as soon as its steps are smaller than the spacing of the numbers.
+    * An attribute that is named in ``numbers`` may be assigned at any time. A compiled graph takes it for a constant
+      until it changes, and reads it from a tensor from then on, so that annealing it costs one recompilation.
+    * State dictionaries in which a parameter of shape (1,) has no axes can be loaded.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed: dict[str, Tensor] = {}  # the numbers that were assigned anew, for compiled graphs
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value for an attribute in ``numbers``, or an error if it is none."""
+        return value
+
+    def number(self, name: str) -> Any:
+        """An attribute in ``numbers``; in a compiled graph a tensor, if it has changed since the module was made."""
+        if torch.compiler.is_compiling() and not is_exporting() and name in self._changed:
+            return self._changed[name]
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.numbers and not isinstance(value, Parameter):  # which FSDP exchanges for its shards
+            value = self.checked(name, value)
+            if isinstance(value, (int, float)) and (name in self._changed or self.__dict__.get(name, value) != value):
+                dtype = torch.int64 if isinstance(value, int) else torch.float64
+                self._changed[name] = torch.tensor(value, dtype=dtype, device="cpu")
+            else:
+                self._changed.pop(name, None)
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Module":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, own in (*self._parameters.items(), *self._buffers.items()):
+            saved = state_dict.get(prefix + name)
+            if own is None or not isinstance(saved, Tensor):
+                continue
+            if saved.dim() == 0 and own.shape == (1,):
+                saved = saved.reshape(1)
+            state_dict[prefix + name] = saved.to(own.dtype) if name in self._buffers else saved
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def as_scalar(parameter: Tensor) -> Tensor:
+    """A parameter of shape (1,), the smallest that FSDP takes, as a tensor without axes; any other as it is."""
+    return parameter.reshape(()) if parameter.shape == (1,) else parameter
