@@ -13,6 +13,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import (
+    MCMC,
+    NUTS,
     JitTrace_ELBO,
     JitTraceEnum_ELBO,
     JitTraceGraph_ELBO,
@@ -23,8 +25,10 @@ from pyro.infer import (
     TraceMeanField_ELBO,
     config_enumerate,
 )
+from pyro.infer.autoguide import init_to_sample
 from pyro.ops.provenance import detach_provenance, get_provenance, track_provenance
 from torch.distributions import biject_to, kl_divergence, transform_to
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import khot
 from khot import (
@@ -232,6 +236,91 @@ OTHERS = {
 def test_others(name):
     smooth = name in ("inverse_transform",)  # of values inside the capped simplex only
     check_trace(OTHERS[name], then=THEN[2:] if smooth else THEN)
+
+
+PROGRAMS = {"jit": trace, "make_fx": lambda function, x: make_fx(lambda x: function(x))(x)}
+every_program = pytest.mark.parametrize("write", PROGRAMS.values(), ids=PROGRAMS)
+
+
+@every_program
+@pytest.mark.parametrize("law", [RelaxedKHot, RelaxedKHotStraightThrough])
+@pytest.mark.parametrize("validate_args", [False, True])
+def test_a_trace_at_a_remembering_draw_scores_other_data(write, law, validate_args):
+    """A draw remembers its scores, which a trace that it is the input of must not take for constants."""
+    design = law(0.5, logits=X, k=2, validate_args=validate_args)
+    first, other = (RelaxedKHot.rsample(design) for _ in range(2))
+    if law is RelaxedKHotStraightThrough:
+        first, other = first._unquantize, other._unquantize
+    written = write(design.log_prob, first)
+    assert (design.log_prob(first) - design.log_prob(other)).abs() > 1e-6
+    for value in (other, other.clone(), first):
+        torch.testing.assert_close(written(value), design.log_prob(value), rtol=1e-9, atol=1e-9)
+
+
+SIZES = {"number": 2, "scalar": torch.tensor(2.5), "rows": torch.tensor([2.0, 3.5], dtype=torch.float64)}
+
+
+@every_program
+@pytest.mark.parametrize("k", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("registry", [transform_to, biject_to], ids=["transform_to", "biject_to"])
+def test_transforms(write, registry, k):
+    def function(x):
+        transform = registry(capped_simplex(k))
+        y = transform(x)
+        density = transform.log_abs_det_jacobian(x, y) if transform.bijective else y.sum(-1)
+        return torch.cat((y, density.unsqueeze(-1), transform.inv(y.clone()).sum(-1, keepdim=True)), -1)
+
+    written = write(function, X)
+    for x in (X.flip(-1), torch.zeros_like(X)):
+        torch.testing.assert_close(written(x), function(x), rtol=1e-9, atol=1e-11)
+    trace(function, X, check=True)
+
+
+@pytest.mark.parametrize("k", SIZES.values(), ids=SIZES)
+def test_pyro_traces_parameters_and_potentials_on_the_capped_simplex(k):
+    """JitTrace_ELBO with a constrained param, and NUTS that compiles its potential."""
+    batch = k.shape if isinstance(k, torch.Tensor) else ()
+
+    def model():
+        with pyro.plate_stack("rows", batch):
+            y = pyro.sample("y", RelaxedKHot(0.7, logits=torch.zeros(*batch, 4, dtype=torch.float64), k=k))
+            pyro.factor("data", -(y[..., 0] - 0.3).square())
+
+    def guide():
+        start = torch.full((*batch, 4), 0.5, dtype=torch.float64) * torch.as_tensor(k).double().unsqueeze(-1) / 2
+        probs = pyro.param("probs", start, constraint=capped_simplex(k))
+        with pyro.plate_stack("rows", batch):
+            pyro.sample("y", RelaxedKHot(0.7, logits=probs.log(), k=k))
+
+    pyro.clear_param_store()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        losses = []
+        for objective in (Trace_ELBO(), JitTrace_ELBO()):
+            guide()
+            objective.loss_and_grads(model, guide)  # a first call looks around
+            pyro.set_rng_seed(0)
+            losses.append(float(objective.loss_and_grads(model, guide)))
+        kernel = NUTS(model, jit_compile=True, ignore_jit_warnings=True, init_strategy=init_to_sample)
+        mcmc = MCMC(kernel, num_samples=3, warmup_steps=2, disable_progbar=True)
+        mcmc.run()
+    pyro.clear_param_store()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert capped_simplex(k).check(mcmc.get_samples()["y"]).all()
+
+
+@pytest.mark.parametrize(("case", "output"), outputs_of_designs())
+def test_programs_of_make_fx(case, output):
+    """Right for other data than those that it was written at, or refused."""
+    try:
+        written = make_fx(lambda x: output(x))(X)
+    except NotImplementedError:
+        return
+    for x in THEN:
+        torch.manual_seed(1)
+        found = written(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, output(x), rtol=1e-9, atol=1e-11)
 
 
 ADAPTIVE = [case for case in PERTURBED if case.name == "imle_adaptive"]

@@ -34,6 +34,7 @@ __all__ = [
     "no_view",
     "outside_trace",
     "overrides_torch_functions",
+    "recorder",
     "version_of",
     "writes_onnx",
     "writes_program",
@@ -130,6 +131,17 @@ def is_traced_by_mode() -> bool:
 def writes_program() -> bool:
     """Whether a mode writes down the operations that it sees."""
     return torch._C._get_dispatch_mode(_KEYS.PROXY) is not None
+
+
+def recorder() -> object | None:
+    """What writes down operations now, a trace of ``torch.jit`` or a program of ``make_fx``; None if nothing does.
+
+    Two calls return the same object only within one recording. Dynamo has no such object.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    state: object | None = _C._get_tracing_state()
+    return torch._C._get_dispatch_mode(_KEYS.PROXY) if state is None else state
 
 
 @contextmanager

@@ -67,7 +67,12 @@ def broadcast_shapes(*shapes: SizeLike) -> torch.Size:
     One call of torch's costs as much as ten operations on small tensors, and the first one in a process imports SymPy:
     it is for shapes with symbols.
     """
-    if torch.compiler.is_compiling() or not all(type(length) is int for shape in shapes for length in shape):
+    if torch.compiler.is_compiling():
+        return torch.broadcast_shapes(*shapes)
+    lengths = [length for shape in shapes for length in shape]
+    if any(isinstance(length, Tensor) for length in lengths):  # those of a tensor that torch.jit traces
+        shapes = tuple(torch.Size(map(int, shape)) for shape in shapes)
+    elif not all(type(length) is int for length in lengths):
         return torch.broadcast_shapes(*shapes)
     first = torch.Size(shapes[0])
     return first if all(shape == first for shape in shapes) else _broadcast_integers(shapes)

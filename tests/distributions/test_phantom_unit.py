@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +15,7 @@ from torch.autograd import gradcheck
 from khot import Brewer, ConditionalPoisson, PhantomUnit, Pivotal, Sampford, StraightThrough, Systematic, sigmoid_topk
 from tests import gof
 from tests.oracle import cases, tensor
+from tests.registry import DESIGNS
 
 pytestmark = pytest.mark.one_of(2)
 
@@ -89,6 +91,18 @@ def test_moments_and_sampler(name):
             torch.testing.assert_close(design.covariance_matrix, (support - row).mT @ (pmf[:, None] * (support - row)))
         torch.manual_seed(0)
         gof.check_sampler(design.sample((20_000,)), support, pmf)
+
+
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+def test_law_of_the_size(case):
+    settings = case.make.keywords if isinstance(case.make, partial) else {}
+    for row in PROBS:
+        design = PhantomUnit(case.public, probs=row, **settings)
+        support = design.enumerate_support()
+        smaller = design.log_prob(support).exp()[support.sum(-1) == design.k].sum()
+        torch.testing.assert_close(smaller, design.wrapped.mean[-1], rtol=1e-8, atol=1e-8)
+        if case.exact_probs:
+            torch.testing.assert_close(smaller, 1 - (row.sum() - design.k), rtol=1e-7, atol=1e-7)
 
 
 def test_designs_without_log_prob():

@@ -180,7 +180,7 @@ def test_samples_remember_what_rounding_takes(dtype, temperature):
     assert log_prob.dtype == dtype and log_prob.isfinite().all()
     assert torch.autograd.grad(log_prob.sum() + y.max(), logits)[0].isfinite().all()
     # The threshold drops out of the first part of the density, so that it follows from the noise alone.
-    (scores, _, _), _ = y._khot_scores
+    scores = y._khot_scores.x
     share = torch.log_softmax((logits - scores).detach().double(), -1).sum(-1)
     exact = RelaxedKHot(temperature, logits=logits.detach().double(), k=7)
     z = log_odds(y).detach()

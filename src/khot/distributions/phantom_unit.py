@@ -28,7 +28,11 @@ class PhantomUnit(SamplingDesign):
 
     .. math:: P(|x| = k) = 1 - (\kappa - k), \qquad P(|x| = k + 1) = \kappa - k,
 
-    and it is learned along with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped design's
+    if the inclusion probabilities of the wrapped design are exact. Those of :class:`~khot.SequentialPoisson`, and of
+    :class:`~khot.ParetoSampling` unless ``adjust="exact"``, are near :math:`\pi` only. The phantom's are too, and
+    :math:`P(|x| = k)` is what the wrapped design makes of it, ``wrapped.mean[..., -1]``.
+
+    The size is learned along with :math:`\pi`. A row whose sum is an integer, up to rounding, has the wrapped design's
     law of that size. Rows of different sums form one batch.
 
     The law has a kink where the sum passes an integer. There log_prob has derivatives in the directions that keep the

@@ -5,11 +5,13 @@ only as long as both y and 1 - y have digits left. Whoever makes y from scores m
 :func:`log_odds` then starts from the scores.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from khot._torch_internals import version_of
+from khot._torch_internals import recorder, version_of
 from khot._tracing import one_operation
 from khot.kernels.links.logistic import LOGISTIC
 
@@ -63,31 +65,47 @@ def _clamped_inside(y: Tensor, dtype: torch.dtype) -> Tensor:
     return y.clamp(smallest_positive(dtype), 1 - torch.finfo(dtype).eps / 2)
 
 
+class _Scores(NamedTuple):
+    """What a mask remembers: that it is ``sigmoid_topk(x, k, temperature)``, and when it was made."""
+
+    x: Tensor
+    k: float | Tensor
+    temperature: float | Tensor
+    with_grad: bool  # whether autograd recorded how it was made
+    version: int | None
+    recorder: object | None
+
+    def log_odds(self) -> Tensor:
+        numbers = self.x.double(), self.k, self.temperature
+        if not self.with_grad:
+            numbers = tuple(v.detach() if isinstance(v, Tensor) else v for v in numbers)
+        return sigmoid_topk_log_odds(*numbers)
+
+
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:
     """Lets this tensor, not its copies, remember that it is ``sigmoid_topk(x, k, temperature)`` up to rounding.
 
     What is made without gradient remembers numbers without gradient. Where torch does not count how often a tensor is
     written into, in graphs and in inference mode, the numbers tell whether they still are that mask, up to rounding.
     """
-    if not torch.is_grad_enabled():
-        x = x.detach()
-        k, temperature = (v.detach() if isinstance(v, Tensor) else v for v in (k, temperature))
-    setattr(y, _ATTRIBUTE, ((x, k, temperature), version_of(y)))
+    setattr(y, _ATTRIBUTE, _Scores(x, k, temperature, torch.is_grad_enabled(), version_of(y), recorder()))
 
 
 def log_odds(y: Tensor, wanted: Tensor | None = None) -> Tensor:
     """Float64 log-odds of y: of the scores that it remembers, unless it was written into, else of its entries.
 
-    They are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None wants all.
+    A trace uses scores that were remembered in it. Others would be constants there, while y may be its input.
+
+    The log-odds are 0, without gradient, in rows that are not ``wanted``, whose entries may be anything; None wants
+    all.
     """
-    scores, version = getattr(y, _ATTRIBUTE, (None, None))
-    if scores is None:
+    scores: _Scores | None = getattr(y, _ATTRIBUTE, None)
+    if scores is None or scores.recorder is not recorder():
         return _of_entries(y, wanted)
-    counted = version is not None and not torch.compiler.is_compiling()
-    if counted and version != version_of(y):
+    counted = scores.version is not None and not torch.compiler.is_compiling()
+    if counted and scores.version != version_of(y):
         return _of_entries(y, wanted)
-    x, k, temperature = scores
-    z = sigmoid_topk_log_odds(x.double(), k, temperature)
+    z = scores.log_odds()
     if not counted:
         unwritten = _rounds_to(z.detach(), y.detach())
         z = torch.where(unwritten, z, _of_entries(y, wanted))
