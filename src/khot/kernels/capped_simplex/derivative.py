@@ -13,6 +13,7 @@ The torch versions here are the definition, and take what the kernels do not: li
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
 from khot._torch_internals import is_transformed
 from khot._validation import has_contents
 
@@ -33,30 +34,48 @@ def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
 
 
 def far_shares(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
-    """The shares omega of rows in which all slopes underflow; not differentiable.
+    """The shares omega of rows in which all slopes underflow, 0 where no item has a slope; not differentiable."""
+    return torch.softmax(far_logits(x, scale, at, link), -1).nan_to_num(0.0)
+
+
+def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shards | None = None) -> Tensor:
+    """Float64 logarithms of the slopes up to a number of each row, of rows in which all slopes underflow.
 
     Then t lies in a gap whose width takes the digits of x from z. The slopes on one side are therefore taken relative
     to that of the nearest item there, from differences of scores; and the two sides weigh as the tails require, whose
-    sums are equal: k is the number of items above. At k = 0 and k = n there is one side.
+    sums are equal: k is the number of items above. At k = 0 and k = n there is one side. Where other processes have
+    parts of the rows, x is that of this one.
     """
-    x, scale = x.double(), scale.unsqueeze(-1)
-    z = bounded_distances(x, at, scale.squeeze(-1))
+    x = x.double()
+    z = bounded_distances(x, at, scale)
     finite, above = x.isfinite(), z >= 0 if link.compact else z > 0
-    right = torch.where(above & finite, x, torch.inf).amin(-1, keepdim=True)
-    left = torch.where(above | ~finite, -torch.inf, x).amax(-1, keepdim=True)
-    nearest = torch.where(above, right, left).nan_to_num(0.0, 0.0, 0.0)
-    size = z.abs()
-    first = torch.where(above & finite, size, torch.inf).amin(-1, keepdim=True)
-    last = torch.where(above | ~finite, torch.inf, size).amin(-1, keepdim=True)
-    start = torch.where(above, first, -last).nan_to_num(0.0, 0.0, 0.0)
-    beyond = (0.5 * torch.where(finite, x, nearest) - 0.5 * nearest) * (2 / scale)
+    sides = above & finite, ~above & finite
+    pairs = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
+    ends = [torch.where(side, v, -torch.inf).amax(-1) for side, v in pairs]
+    if shards is not None:
+        ends = list(shards.max(*ends))
+    first, right, last, left = (v.unsqueeze(-1) for v in ends)
+    nearest = torch.where(above, -right, left).nan_to_num(0.0, 0.0, 0.0)
+    start = torch.where(above, -first, last).nan_to_num(0.0, 0.0, 0.0)
+    beyond = (0.5 * torch.where(finite, x, nearest) - 0.5 * nearest) * (2 / scale).unsqueeze(-1)
     decay = link.log_decay(start, beyond).masked_fill(~finite, -torch.inf)
     tails = decay - link.log_hazard(start + beyond)
-    balance = [torch.where(side, tails, -torch.inf).logsumexp(-1, keepdim=True) for side in (above, ~above)]
-    logits = decay - torch.where(above, *balance)
+    balance = [torch.where(side, tails, -torch.inf).logsumexp(-1) for side in sides]
+    if shards is not None:
+        largest = shards.max(*balance)
+        sums = shards.sum(*((v - top.nan_to_num(neginf=0.0)).exp() for v, top in zip(balance, largest, strict=True)))
+        balance = [v.log() + top.nan_to_num(neginf=0.0) for v, top in zip(sums, largest, strict=True)]
+    logits = decay - torch.where(above, *(v.unsqueeze(-1) for v in balance))
     if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
-        logits = logits.masked_fill((~above & (right < torch.inf)) | (left == -torch.inf), -torch.inf)
-    return torch.softmax(logits.masked_fill(~finite, -torch.inf), -1).nan_to_num(0.0)
+        logits = logits.masked_fill((~above & (right > -torch.inf)) | (left == -torch.inf), -torch.inf)
+    return logits.masked_fill(~finite, -torch.inf)
+
+
+def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
+    """0, whose derivatives are those of log F'(z)."""
+    moves = (z.abs() < FARTHEST_MOVING) & ((z < 0) | (not link.compact))
+    rate = link.log_slope(torch.where(moves, z, -1.0))
+    return rate - rate.detach()
 
 
 def levers(z: Tensor, x: Tensor) -> Tensor:
@@ -87,9 +106,7 @@ def _exact_shares(
     place = Threshold(at.anchor.detach(), at.offset.detach())
     exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
     far = far & (exact.sum(-1, keepdim=True) > 0)
-    moves = far & (z.abs() < FARTHEST_MOVING) & ((z < 0) | (not link.compact))
-    rate = link.log_slope(torch.where(moves, z, -1.0))  # whose derivatives are exact, though its value is not
-    moving = torch.softmax(torch.where(far, exact, 1.0).log() + (rate - rate.detach()), -1)
+    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate_of_slopes(z, link), -1)
     return torch.where(far, moving, share)
 
 

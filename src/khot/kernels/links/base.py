@@ -197,8 +197,8 @@ class Link(ABC):
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
         """log F'(z + beyond) - log F'(z), for z far from 0 and ``beyond`` of the same sign.
 
-        In z + beyond the latter may be lost to rounding. A link with exponential tails overrides it and :meth:`log_hazard`, and shares of slopes stay exact in gaps so
-        wide that all slopes underflow.
+        In z + beyond the latter may be lost to rounding. A link with exponential tails overrides it and
+        :meth:`log_hazard`, and shares of slopes stay exact in gaps so wide that all slopes underflow.
         """
         return self.log_slope(z + beyond) - self.log_slope(z)
 
