@@ -65,7 +65,8 @@ def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shar
         largest = shards.max(*balance)
         sums = shards.sum(*((v - top.nan_to_num(neginf=0.0)).exp() for v, top in zip(balance, largest, strict=True)))
         balance = [v.log() + top.nan_to_num(neginf=0.0) for v, top in zip(sums, largest, strict=True)]
-    logits = decay - torch.where(above, *(v.unsqueeze(-1) for v in balance))
+    of_above, of_below = (v.unsqueeze(-1) for v in balance)
+    logits = decay - torch.where(above, of_above, of_below)
     if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
         logits = logits.masked_fill((~above & (right > -torch.inf)) | (left == -torch.inf), -torch.inf)
     return logits.masked_fill(~finite, -torch.inf)
