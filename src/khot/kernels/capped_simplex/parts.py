@@ -126,7 +126,7 @@ def derivative_of_parts(
 ) -> Gradients:
     """dL/dx of the items here, dL/dk and dL/ds, the same on all processes; differentiable, as often as the link is.
 
-    One collective; where slopes underflow three, or four.
+    One collective; where slopes underflow up to eight.
     """
     here, offset = seen_by_parts(shards, scale, at.offset)
     z = bounded_distances(x.double(), Threshold(at.anchor, offset), here)
