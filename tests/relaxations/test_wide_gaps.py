@@ -83,6 +83,23 @@ def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
 
 
 @each_dtype
+@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk, capped_softmax])
+def test_rows_in_one_batch_do_not_touch_each_other(dtype, function):
+    """A row in a wide gap, one without, and one that is all chosen."""
+    ordinary = torch.tensor([0.3, *NEAR], dtype=dtype)
+    rows = torch.stack((masked_row(dtype, -1e9), ordinary, ordinary.masked_fill(ordinary < 0, -torch.inf)))
+    g = torch.tensor([0.0, *COTANGENT], dtype=dtype)
+
+    def gradients(x):
+        x, k = x.clone().requires_grad_(), torch.full(x.shape[:-1], 3.0, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad((function(x, k) * g.masked_fill(x.detach() == -torch.inf, 0)).sum(), (x, k))
+
+    together, alone = gradients(rows), zip(*(gradients(row) for row in rows), strict=True)
+    for value, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(value, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
+@each_dtype
 def test_shares_where_everything_is_masked_or_chosen(dtype):
     """At k = n the shares are those of e^-x, at k = 0 those of e^x, to the last digits."""
     x = torch.tensor(NEAR, dtype=dtype)

@@ -100,8 +100,7 @@ def _exact_shares(
     share: Tensor, total: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link
 ) -> Tensor:
     """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow."""
-    limits = torch.finfo(z.dtype)
-    far = (total < limits.tiny / limits.eps).unsqueeze(-1)
+    far = _underflows(total).unsqueeze(-1)
     if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
         return share
     place = Threshold(at.anchor.detach(), at.offset.detach())
@@ -126,7 +125,13 @@ def sum_moves_threshold(density: Tensor, like: Tensor, link: Link) -> Tensor:
 
 def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
     """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
-    share = far_shares(x, scale.expand(x.shape[:-1]), at, link).to(x.dtype)
+    limit = 0.125 * torch.finfo(x.dtype).max
+    z = distances_of(x, at, scale).clamp_(-limit, limit)
+    z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+    far = _underflows(link.slope(z).sum(-1))
+    share = link.normalised_slope_(z)
+    place = Threshold(at.anchor[far], at.offset[far])
+    share[far] = far_shares(x[far], scale.expand(far.shape)[far], place, link).to(x.dtype)
     if not log:
         return share, scale
     top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
@@ -197,8 +202,12 @@ def shares(z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Te
 
 def _underflow(total: Tensor) -> bool:
     """Whether the slopes of some row with this sum make sense relative to each other only."""
+    return bool(_underflows(total).any())
+
+
+def _underflows(total: Tensor) -> Tensor:
     limits = torch.finfo(total.dtype)
-    return bool((total < limits.tiny / limits.eps).any())
+    return total < limits.tiny / limits.eps
 
 
 def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
