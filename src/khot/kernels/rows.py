@@ -29,10 +29,9 @@ class Threshold(NamedTuple):
 
 def distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """z = (x - t) / scale in x's dtype, (..., n); differentiable to any order in x, the scale and the offset."""
-    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(
-        -1
-    )  # what differences of halves do not, x - t may: overflow
-    return half * (2 / scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
+    half = 0.5 * x - (0.5 * at.anchor).to(x.dtype).unsqueeze(-1)  # x - t may overflow, and differences of halves do not
+    # A quotient, of whose derivatives none squares the scale, which underflows or overflows where the result does not.
+    return half / (0.5 * scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
 
 
 def distances_of(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:

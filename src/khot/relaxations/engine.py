@@ -193,7 +193,8 @@ class _PlainDistances(Function):
         if torch.is_grad_enabled():
             again = _distances(x, found.k, found.scale, found.link, "", False)
             return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
-        pull = shares(z, found.link).mul_(grad.sum(-1, keepdim=True))
+        at, scale = _at(x, found)
+        pull = shares(z, x, scale, at, found.link).mul_(grad.sum(-1, keepdim=True))
         return (grad - pull).mul_(1 / found.scale), None
 
 

@@ -1,10 +1,11 @@
 """Unsorted SOFT top-k: entropic optimal transport to two anchors, which is sigmoid top-k at half the epsilon."""
 
+import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
-from khot.kernels.links.base import Link
+from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 from .axes import as_rows
@@ -34,6 +35,21 @@ class _TwoAnchors(Link, name="two_anchors"):
 
     def log_odds(self, z: Tensor) -> Tensor:
         return 2 * z
+
+    def log_value(self, z: Tensor) -> Tensor:
+        return LOGISTIC.log_value(2 * z)
+
+    def log_complement(self, z: Tensor) -> Tensor:
+        return LOGISTIC.log_value(-2 * z)
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        return LOGISTIC.log_slope(2 * z) + LOG_2
+
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        return LOGISTIC.log_decay(2 * z, 2 * beyond)
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        return torch.full_like(z, LOG_2)
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         return LOGISTIC.normalised_slope(2 * z)

@@ -13,10 +13,15 @@ The torch versions here are the definition, and take what the kernels do not: li
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
+from khot._torch_internals import is_transformed
+from khot._validation import has_contents
+
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype, distances, distances_of
 
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
+FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
 
@@ -26,6 +31,52 @@ def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     limit = 0.125 * torch.finfo(x.dtype).max
     z = distances(x.masked_fill(infinite, 0), at, scale).clamp(-limit, limit)
     return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
+
+
+def far_shares(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
+    """The shares omega of rows in which all slopes underflow, 0 where no item has a slope; not differentiable."""
+    return torch.softmax(far_logits(x, scale, at, link), -1).nan_to_num(0.0)
+
+
+def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shards | None = None) -> Tensor:
+    """Float64 logarithms of the slopes up to a number of each row, of rows in which all slopes underflow.
+
+    Then t lies in a gap whose width takes the digits of x from z. The slopes on one side are therefore taken relative
+    to that of the nearest item there, from differences of scores; and the two sides weigh as the tails require, whose
+    sums are equal: k is the number of items above. At k = 0 and k = n there is one side. Where other processes have
+    parts of the rows, x is that of this one.
+    """
+    x = x.double()
+    z = bounded_distances(x, at, scale)
+    finite, above = x.isfinite(), z >= 0 if link.compact else z > 0
+    sides = above & finite, ~above & finite
+    pairs = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
+    ends = [torch.where(side, v, -torch.inf).amax(-1) for side, v in pairs]
+    if shards is not None:
+        ends = list(shards.max(*ends))
+    first, right, last, left = (v.unsqueeze(-1) for v in ends)
+    nearest = torch.where(above, -right, left).nan_to_num(0.0, 0.0, 0.0)
+    start = torch.where(above, -first, last).nan_to_num(0.0, 0.0, 0.0)
+    beyond = (0.5 * torch.where(finite, x, nearest) - 0.5 * nearest) * (2 / scale).unsqueeze(-1)
+    decay = link.log_decay(start, beyond).masked_fill(~finite, -torch.inf)
+    tails = decay - link.log_hazard(start + beyond)
+    balance = [torch.where(side, tails, -torch.inf).logsumexp(-1) for side in sides]
+    if shards is not None:
+        largest = shards.max(*balance)
+        sums = shards.sum(*((v - top.nan_to_num(neginf=0.0)).exp() for v, top in zip(balance, largest, strict=True)))
+        balance = [v.log() + top.nan_to_num(neginf=0.0) for v, top in zip(sums, largest, strict=True)]
+    of_above, of_below = (v.unsqueeze(-1) for v in balance)
+    logits = decay - torch.where(above, of_above, of_below)
+    if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
+        logits = logits.masked_fill((~above & (right > -torch.inf)) | (left == -torch.inf), -torch.inf)
+    return logits.masked_fill(~finite, -torch.inf)
+
+
+def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
+    """0, whose derivatives are those of log F'(z)."""
+    moves = (z.abs() < FARTHEST_MOVING) & ((z < 0) | (not link.compact))
+    rate = link.log_slope(torch.where(moves, z, -1.0))
+    return rate - rate.detach()
 
 
 def levers(z: Tensor, x: Tensor) -> Tensor:
@@ -39,9 +90,29 @@ def local_shape(
     """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
     z = bounded_distances(x.to(compute_dtype(x)), at, scale)
     slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
+    share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link)
     # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
     density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
-    return z, link.normalised_slope(z), slope, density.clamp(min=tiny)
+    return z, share, slope, density.clamp(min=tiny)
+
+
+def _exact_shares(
+    share: Tensor, total: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link
+) -> Tensor:
+    """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow."""
+    far = _underflows(total).unsqueeze(-1)
+    if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
+        return share
+    place = Threshold(at.anchor.detach(), at.offset.detach())
+    exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
+    far = far & (exact.sum(-1, keepdim=True) > 0)
+    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate_of_slopes(z, link), -1)
+    return torch.where(far, moving, share)
+
+
+def _can_tell(x: Tensor) -> bool:
+    """Whether Python may decide on the contents of x."""
+    return has_contents(x) and not is_transformed()
 
 
 def sum_moves_threshold(density: Tensor, like: Tensor, link: Link) -> Tensor:
@@ -57,7 +128,10 @@ def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool
     limit = 0.125 * torch.finfo(x.dtype).max
     z = distances_of(x, at, scale).clamp_(-limit, limit)
     z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+    far = _underflows(link.slope(z).sum(-1))
     share = link.normalised_slope_(z)
+    place = Threshold(at.anchor[far], at.offset[far])
+    share[far] = far_shares(x[far], scale.expand(far.shape)[far], place, link).to(x.dtype)
     if not log:
         return share, scale
     top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
@@ -117,17 +191,23 @@ def plain_derivative(
     return grad_z.mul_(scale.reciprocal().to(x.dtype).unsqueeze(-1)), grad_k.double(), grad_scale
 
 
-def shares(z: Tensor, link: Link) -> Tensor:
+def shares(z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
     """The omega of distances z; not differentiable."""
     slope = link.slope(z)
     total = slope.sum(-1, keepdim=True)
-    return link.normalised_slope(z) if _underflow(total) else slope.div_(total)
+    if not _underflow(total):
+        return slope.div_(total)
+    return _exact_shares(link.normalised_slope(z), total.squeeze(-1), z, x, scale, at, link)
 
 
 def _underflow(total: Tensor) -> bool:
     """Whether the slopes of some row with this sum make sense relative to each other only."""
+    return bool(_underflows(total).any())
+
+
+def _underflows(total: Tensor) -> Tensor:
     limits = torch.finfo(total.dtype)
-    return bool((total < limits.tiny / limits.eps).any())
+    return total < limits.tiny / limits.eps
 
 
 def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: Link) -> tuple[Tensor, Tensor]:
@@ -214,7 +294,7 @@ def derivative(
     if grad_offset is not None:
         grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
         grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
-    grad_x = grad_z * scale.reciprocal().to(z.dtype).unsqueeze(-1)
+    grad_x = grad_z / scale.to(z.dtype).unsqueeze(-1)  # the derivative of 1 / scale may underflow
     grad_scale = _lever(grad_z, levers(z, x), scale)
     if grad_offset is not None:  # which is (t - anchor) / s
         grad_scale = grad_scale - grad_offset * (at.offset / scale)

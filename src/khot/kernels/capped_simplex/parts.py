@@ -25,7 +25,7 @@ from khot._distributed.shards import Shards
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..rows import Threshold
-from .derivative import bounded_distances, mask_values, per_share
+from .derivative import bounded_distances, far_logits, mask_values, per_share, rate_of_slopes
 from .local_loops import LocalLoops
 from .torch_backend import threshold_of_parts
 
@@ -126,7 +126,7 @@ def derivative_of_parts(
 ) -> Gradients:
     """dL/dx of the items here, dL/dk and dL/ds, the same on all processes; differentiable, as often as the link is.
 
-    One collective; where slopes underflow three, or four.
+    One collective; where slopes underflow up to eight.
     """
     here, offset = seen_by_parts(shards, scale, at.offset)
     z = bounded_distances(x.double(), Threshold(at.anchor, offset), here)
@@ -137,7 +137,12 @@ def derivative_of_parts(
     if _underflow(numbers[0], link):
         exponent = link.log_slope(z)
         (top,) = shards.max(exponent.detach().amax(-1))
-        slope, unit = (exponent - top.unsqueeze(-1)).exp(), top.exp()
+        far, unit = _underflows(numbers[0]).unsqueeze(-1), top.exp()
+        place = Threshold(at.anchor.detach(), at.offset.detach())
+        logits = far_logits(x.detach(), scale.detach(), place, link, shards)
+        (highest,) = shards.max(logits.amax(-1))
+        exact = logits - highest.nan_to_num(neginf=0.0).unsqueeze(-1) + rate_of_slopes(z, link)
+        slope = torch.where(far, exact, torch.where(far, 0.0, exponent - top.unsqueeze(-1))).exp()
         numbers = _sums(z, slope, slope * grad if direct is None else direct, with_scale, shards)
         if direct is not None:  # as in :func:`khot.kernels.capped_simplex.derivative.pull_on_k`
             below = direct.masked_fill(z > 0, 0.0).sum(-1)
@@ -162,5 +167,9 @@ def _sums(z: Tensor, slope: Tensor, direct: Tensor, with_scale: bool, shards: Sh
 
 def _underflow(density: Tensor, link: Link) -> bool:
     """Whether the slopes of some row make sense relative to each other only."""
+    return not (link.compact and link.reaches_zero) and bool(_underflows(density).any())
+
+
+def _underflows(density: Tensor) -> Tensor:
     limits = torch.finfo(density.dtype)
-    return not (link.compact and link.reaches_zero) and bool((density < limits.tiny / limits.eps).any())
+    return density < limits.tiny / limits.eps

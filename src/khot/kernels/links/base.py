@@ -194,10 +194,24 @@ class Link(ABC):
         inside = (p > 0) & (p < 1)
         return self.slope(self.inverse(torch.where(inside, p, 0.5))) * inside
 
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        """log F'(z + beyond) - log F'(z), for z far from 0 and ``beyond`` of the same sign.
+
+        In z + beyond the latter may be lost to rounding. A link with exponential tails overrides it and
+        :meth:`log_hazard`, and shares of slopes stay exact in gaps so wide that all slopes underflow.
+        """
+        return self.log_slope(z + beyond) - self.log_slope(z)
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        """log of F' over the short tail, F below 0 and 1 - F above, for z far from 0."""
+        return self.log_slope(z) - self.log_tail(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
         slope = self.slope(z)
-        return slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+        total = slope.sum(-1, keepdim=True)
+        # Not 0 / tiny, of which the derivative overflows.
+        return slope / torch.where(total > 0, total.clamp(min=torch.finfo(z.dtype).tiny), 1.0)
 
     def normalised_slope_(self, z: Tensor) -> Tensor:
         """:meth:`normalised_slope` for a first derivative: may overwrite ``z`` and need not be differentiable."""

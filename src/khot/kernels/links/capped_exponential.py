@@ -33,6 +33,16 @@ class CappedExponential(Link, name="capped_exponential"):
     def log_value(self, z: Tensor) -> Tensor:
         return z.clamp(max=0)
 
+    def log_slope(self, z: Tensor) -> Tensor:
+        return torch.where(z < 0, z, -torch.inf)
+
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        # Of capped items only those next to the cap reach it when t rises, as it does when k falls.
+        return torch.where(z < 0, beyond, torch.where(beyond > 0, -torch.inf, 0.0))
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        return torch.zeros_like(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         uncapped = z < 0
         return torch.softmax(z.masked_fill(~uncapped, torch.finfo(z.dtype).min), -1) * uncapped

@@ -49,6 +49,12 @@ class Laplace(Link, name="laplace"):
     def log_tail(self, z: Tensor) -> Tensor:
         return z.abs().neg_().sub_(LOG_2)
 
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        return -beyond.abs()
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        return torch.zeros_like(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         return torch.softmax(-z.abs(), -1)
 

@@ -52,6 +52,12 @@ class Logistic(Link, name="logistic"):
     def log_tail(self, z: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(z.abs().neg_())
 
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        return -beyond.abs()
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        return torch.zeros_like(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         return torch.softmax(self.log_slope(z), -1)
 

@@ -47,6 +47,12 @@ class Normal(Link, name="normal"):
         below = z.abs().neg_()
         return torch.special.log_ndtr(below, out=below)
 
+    def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
+        return -(z + 0.5 * beyond) * beyond
+
+    def log_hazard(self, z: Tensor) -> Tensor:
+        return 0.5 * math.log(2 / math.pi) - torch.special.erfcx(SQRT_HALF * z.abs()).log()
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         # Relative to the largest, where |z| = m: exp((m^2 - z^2) / 2), factored so that no square overflows first.
         distance = z.abs()
