@@ -99,11 +99,14 @@ def version_of(x: Tensor) -> int | None:
 
 
 def is_plain(argument: Any) -> bool:
-    """Whether a function can look at it: no tensor, or one with data, no subclass and under no function transform."""
+    """Whether a function can read its memory: no tensor, or one with data, no subclass and under no function transform.
+
+    Nor one with the negative bit, whose memory holds the negatives of its numbers until torch's dispatcher resolves it.
+    """
     if type(argument) not in (Tensor, Parameter):
         return not isinstance(argument, Tensor)
     transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return not transformed and not argument.is_meta
+    return not (transformed or argument.is_meta or argument.is_neg())
 
 
 # Tracers and dispatch modes

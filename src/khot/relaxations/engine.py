@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import Parameter
 
 from khot._distributed.boundary import of_rows
 from khot._distributed.placements import is_dtensor
@@ -215,9 +214,9 @@ def _plain_map(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> Tensor |
 def _solved_plainly(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> _Plain | None:
     if torch.compiler.is_compiling() or type(k) not in NUMBERS or type(scale) not in NUMBERS:
         return None
-    if type(x) not in (Tensor, Parameter) or not x.is_contiguous():
+    if not x.is_contiguous() or x.dtype not in (torch.float32, torch.float64):
         return None
-    if x.dtype not in (torch.float32, torch.float64) or not is_eager_everywhere():
+    if not (is_plain(x) and is_eager_everywhere()):
         return None
     short = capped_simplex.plain.find(x, link, log)
     solved: Any = short and short.mask(x, float(k), float(scale), link, log)

@@ -165,9 +165,10 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             excess = above - k
             residual = signed + excess
             found = KINK if at_kink(signed, total, slope, excess, q) else FOUND
-            if abs(residual) <= (1 + q) * eps * (total + abs(excess)):
-                return t, 0.0, found
             move = newton_step(signed, total, slope, excess, k, q) * scale
+            if abs(residual) <= (1 + q) * eps * (total + abs(excess)):
+                rest = move if excess < 0 else 0.0  # else what is left is nothing, and the step may cross a kink
+                return t + rest, (t - (t + rest)) + rest, found
             between = min(RESOLUTION * abs(t), COARSEST * scale)
             if slope > 0 and slope * excess < 0 and abs(move) <= min(between, SHORT * scale * (total / slope)):
                 return t + move, (t - (t + move)) + move, found
@@ -196,17 +197,17 @@ def _first_guess(mean, variance, scale, quantile, normal, centre, spread):
 
 
 @per_row
-def _leave_kink(x, k, scale, t):
-    """Anchor and offset for a mask of zeros and ones that leaves the threshold free: away from either end."""
+def _leave_kink(x, k, scale, anchor, offset):
+    """Where the mask consists of zeros and ones that leave the threshold free, puts it away from either end."""
     count, left, right = 0, -np.inf, np.inf
     for i in range(x.shape[0]):
-        if (x[i] - t) > 0.5 * scale:
+        if (x[i] - anchor) > (0.5 + offset) * scale:
             count, right = count + 1, min(right, np.float64(x[i]))
         else:
             left = max(left, np.float64(x[i]))
     room = (right - left) / scale - 1
     free = count == k and room >= 0
-    return left if free else t, min(0.5 * room, 1.0) if free else 0.0
+    return (left, min(0.5 * room, 1.0)) if free else (anchor, offset)
 
 
 def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
@@ -255,7 +256,7 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         anchor = np.float64(real(t))
         offset = ((t - anchor) + rest) / scale
         if how == KINK:
-            anchor, offset = _leave_kink(x, k, scale, t)
+            anchor, offset = _leave_kink(x, k, scale, anchor, offset)
         return anchor, offset, how != LOST, known
 
     return solve

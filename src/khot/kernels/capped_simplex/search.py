@@ -162,7 +162,8 @@ class _Rows(NamedTuple):
         if self.link.compact:  # its kinks make the residual the measure, not the step
             rounding = (1 + self.link.condition) * torch.finfo(self.x.dtype).eps
             found = residual.abs() <= rounding * (sums.total + excess.abs())
-            step = step.masked_fill(found, 0.0) * self.scale  # a kink is where it is to be seen, not a step further
+            # Where k entries are at their caps what is left is nothing, and the step may cross a kink.
+            step = step.masked_fill(found & (excess >= 0), 0.0) * self.scale
             # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short,
             # relative to the items above t, that what it leaves shows in no sum.
             between = torch.minimum(RESOLUTION * t.abs(), COARSEST * self.scale)

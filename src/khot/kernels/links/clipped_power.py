@@ -85,7 +85,7 @@ class ClippedPower(Link, name="clipped_power"):
         return torch.where(sums.slope > 0, step, residual)
 
 
-_kept_clipped_power = lru_cache(maxsize=None)(ClippedPower)
+_kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # few, as an annealed exponent is another each step
 
 
 def clipped_power(p: float) -> ClippedPower:

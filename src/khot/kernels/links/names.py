@@ -129,7 +129,7 @@ def find_link(name: str) -> "Link":
     return link
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _make(name: str) -> "Link":
     class_name, _, arguments = name.partition("(")
     cls = _registered.get(class_name) or _others.get(class_name)

@@ -15,7 +15,7 @@ from ..links.base import Link
 from ..numba_tools import over_rows
 from ..rows import Threshold, compute_dtype
 from . import torch_backend
-from .numba_loops import Loops, loops_of
+from .numba_loops import Loops, loops_of, variant_of
 from .search import far_dtype
 
 
@@ -94,7 +94,7 @@ def _magnitude_derivative(
 
 
 def _loops(link: str, items: Tensor) -> Loops:
-    return loops_of(Link.find(link).q, np.float64 if items.dtype == torch.float64 else np.float32)
+    return loops_of(variant_of(Link.find(link).q), np.float64 if items.dtype == torch.float64 else np.float32)
 
 
 def _rows(x: Tensor, like: Tensor | None = None) -> Tensor:

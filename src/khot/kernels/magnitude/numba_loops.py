@@ -102,9 +102,8 @@ def chunks_of(variant: str, real: Real) -> Chunks:
 
 
 @functools.cache
-def loops_of(q: float, real: Real) -> Loops:
-    """The loops for an exponent."""
-    variant = variant_of(q)
+def loops_of(variant: str, real: Real) -> Loops:
+    """The loops for exponents of a variant, see :func:`variant_of`."""
     chunks = chunks_of(variant, real)
     with specialised(real.__name__):
         split = _splitter(real)

@@ -14,7 +14,7 @@ from ..numba_math import Real
 from ..numba_pieces import number, piece, row_of
 from ..numba_rows import CHUNK, REALS_AT, doubles_at
 from ..numba_tools import kernel, specialised
-from .numba_loops import Chunks, Compiled, chunks_of, variant_of
+from .numba_loops import Chunks, Compiled, chunks_of
 
 
 class ShardLoops(NamedTuple):
@@ -36,9 +36,8 @@ class ShardLoops(NamedTuple):
 
 
 @functools.cache
-def shard_loops(q: float, real: Real) -> ShardLoops:
-    """The loops for an exponent."""
-    variant = variant_of(q)
+def shard_loops(variant: str, real: Real) -> ShardLoops:
+    """The loops for exponents of a variant, see :func:`khot.kernels.magnitude.numba_loops.variant_of`."""
     chunks = chunks_of(variant, real)
     with specialised(f"{variant} {real.__name__}"):
         loops = *_forward(chunks, real), *_backward(chunks, real)

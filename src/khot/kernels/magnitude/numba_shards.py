@@ -9,6 +9,7 @@ from ..links.clipped_power import ClippedPower
 from ..numba_pieces import PIECE, addresses, flat, new_sums, over_pieces, real_of, rows_of
 from ..rows import Ends, Threshold, compute_dtype
 from .local_loops import LocalLoops, Look
+from .numba_loops import variant_of
 from .numba_shard_loops import ShardLoops, shard_loops
 from .search import far_dtype
 from .torch_backend import ORDINARY
@@ -24,7 +25,7 @@ def _all_ordinary(*numbers: Tensor) -> bool:
 
 
 def _loops(x: Tensor, link: ClippedPower) -> ShardLoops:
-    return shard_loops(link.q, real_of(x))
+    return shard_loops(variant_of(link.q), real_of(x))
 
 
 def _look(a: Tensor, link: ClippedPower) -> Look | None:

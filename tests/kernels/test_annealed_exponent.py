@@ -1,0 +1,37 @@
+"""An exponent that is annealed has another value at each step, of which nothing is kept for good."""
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+
+import khot
+import khot.nn
+from tests.inputs import normal
+
+pytestmark = [pytest.mark.loops, pytest.mark.one_of(6), pytest.mark.usefixtures("cpu_backend")]
+
+STEPS = 300  # more than any cache holds
+USES = {
+    "mask": lambda x, p: khot.sparse_topk(x, 2, 1.0, p=p),
+    "signed": lambda x, p: khot.sparse_topk_signed(x, 2, 1.0, p=p),
+    "magnitude": lambda x, p: khot.sparse_topk_magnitude(x, 2, 1.0, p=p),
+    "loss": lambda x, p: khot.fenchel_young_topk_loss(x, torch.tensor([1.0, 1.0, 0.0, 0.0]), 2, 1.0, p=p),
+    "module": lambda x, p: khot.nn.TopK(2, 1.0, relaxation=partial(khot.sparse_topk, p=p))(x),
+    "loss_module": lambda x, p: khot.nn.FenchelYoungTopKLoss(2, 1.0, p=p)(x, torch.tensor([1.0, 1.0, 0.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_nothing_is_kept_of_exponents(use):
+    x = normal(4, dtype=torch.float32).requires_grad_()
+
+    def objects_after(first):
+        for i in range(first, first + STEPS):
+            use(x, 1.6 + 1e-4 * i).sum().backward()
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = objects_after(0)
+    assert objects_after(STEPS) - before < STEPS // 10
