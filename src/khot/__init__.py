@@ -8,6 +8,7 @@ use, so that ``import khot`` and the relaxed maps need torch only.
 """
 
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from khot.infer import *
 
 _BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
+_BY_NAME = ("nn", "sklearn")  # not in `__all__`: `from khot import *` would hide torch's nn, and scikit-learn
 
 try:
     __version__ = metadata.version("khot")
@@ -50,7 +52,7 @@ def _names(*subpackages: str) -> list[str]:
 if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
 
     def __getattr__(name: str) -> Any:
-        if name in ("nn", "sklearn"):  # by its name only: `from khot import *` would hide torch's nn, and scikit-learn
+        if name in _BY_NAME:
             return import_module(f"khot.{name}")
         if name in _BUILT_ON_PYRO:
             return _load(name, wanted=name)
@@ -69,7 +71,9 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
 
 
 def __dir__() -> list[str]:
+    """What can be imported here: ``inspect.getmembers`` and completion in a shell look at all of it."""
     try:
-        return _names(*_BUILT_ON_PYRO)
+        names = _names(*_BUILT_ON_PYRO)
     except ModuleNotFoundError:  # no Pyro
-        return _names()
+        return sorted([*_names(), "nn"])
+    return sorted([*names, *(name for name in _BY_NAME if name == "nn" or find_spec("sklearn"))])

@@ -24,7 +24,7 @@ from khot import (
     straight_through,
     unordered_set,
 )
-from khot.estimators.unordered_set import _surrogate as unordered_set_surrogate
+from khot.estimators._unordered_set import _surrogate as unordered_set_surrogate
 from tests.estimators.enumeration import assert_same
 from tests.inputs import normal
 from tests.registry import FUNCTIONS

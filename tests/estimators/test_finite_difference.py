@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson, PhantomUnit, finite_difference, score_function, straight_through
-from khot.estimators.finite_difference import _surrogate
+from khot.estimators._finite_difference import _surrogate
 from khot.laws.swaps import partner_law
 from tests.estimators.enumeration import loss
 from tests.inputs import normal

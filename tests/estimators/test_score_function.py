@@ -7,7 +7,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 
 from khot import ConditionalPoisson, MovingAverage, Pivotal, score_function
-from khot.estimators.score_function import _baseline_values, _surrogate
+from khot.estimators._score_function import _baseline_values, _surrogate
 from tests.estimators.enumeration import LOGITS, SCORED, WEIGHT, assert_same, derivatives, exact, leaves, loss, tuples
 
 

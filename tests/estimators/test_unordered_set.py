@@ -9,8 +9,8 @@ import scipy.stats
 import torch
 
 from khot import ConditionalPoisson, PhantomUnit, Pivotal, unordered_set
-from khot.estimators.score_function import _surrogate as score_function_surrogate
-from khot.estimators.unordered_set import _draw, _log_set_probabilities, _surrogate
+from khot.estimators._score_function import _surrogate as score_function_surrogate
+from khot.estimators._unordered_set import _draw, _log_set_probabilities, _surrogate
 from tests.estimators.enumeration import (
     LOGITS,
     SCORED,

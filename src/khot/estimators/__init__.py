@@ -11,16 +11,16 @@ gradient is exact for every f and design, and ``min_samples``.
 
 from khot.distributions import RelaxedKHotStraightThrough
 
-from .enumerated import enumerated
-from .finite_difference import finite_difference
+from ._enumerated import enumerated
+from ._finite_difference import finite_difference
+from ._pathwise import pathwise, reinmax, straight_through
+from ._perturbed_topk import PerturbedTopK, perturbed_topk
+from ._reinmax import ReinMax
+from ._score_function import MovingAverage, score_function, score_function_surrogate
+from ._straight_through import StraightThrough
+from ._unordered_set import unordered_set
 from .imle import IMLE, AdaptiveStep
-from .pathwise import pathwise, reinmax, straight_through
-from .perturbed_topk import PerturbedTopK, perturbed_topk
 from .rao_blackwell import RaoBlackwellStraightThrough
-from .reinmax import ReinMax
-from .score_function import MovingAverage, score_function, score_function_surrogate
-from .straight_through import StraightThrough
-from .unordered_set import unordered_set
 
 __all__ = [  # noqa: RUF022  (ruff takes IMLE for a constant, which it would put first)
     "AdaptiveStep",

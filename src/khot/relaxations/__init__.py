@@ -26,7 +26,8 @@ from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import Logistic
 from khot.kernels.links.student_t import StudentT
 
-from .capped_softmax import capped_softmax
+from ._capped_softmax import capped_softmax
+from ._straight_through import straight_through_topk, straight_through_value
 from .engine import capped_simplex_map
 from .hard import topk_mask
 from .isotonic import isotonic_l2, isotonic_lp
@@ -40,7 +41,6 @@ from .sigmoid import log_sigmoid_topk, sigmoid_topk
 from .signed import sparse_topk_signed
 from .sorted_transport import sorted_transport_topk
 from .sparse import sparse_topk
-from .straight_through import straight_through_topk, straight_through_value
 from .successive_softmax import successive_softmax_topk
 from .threshold import topk_threshold
 from .transport import transport_topk

@@ -63,7 +63,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             are correlated better apart.
         batch_size: Rows of a step; all, where there are fewer.
         max_iter: Largest number of steps.
-        tol: Training ends when all inclusion probabilities are within ``tol`` of 0 or 1.
+        tol: Training ends when nearly all draws are the same: each inclusion probability :math:`\pi_i` is within ``tol``
+            of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times what it was before training. Where
+            all features are kept there is nothing to learn, and it ends at the first look.
         early_stopping: Whether training also ends when the loss on held-out rows has not improved for
             ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.

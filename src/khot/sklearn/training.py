@@ -26,6 +26,7 @@ class Training:
         loss: Of predictions and targets, a scalar.
         price: What each feature adds to the loss, which matters where their number is learned.
         curve: Training loss of each step, without the price.
+        untrained_spread: Of the law as it is at first, see :meth:`has_settled`.
     """
 
     gate: KHotGate
@@ -33,6 +34,10 @@ class Training:
     loss: Callable[[Tensor, Tensor], Tensor]
     price: float
     curve: list[float] = field(default_factory=list, init=False)
+    untrained_spread: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.untrained_spread = spread(self.inclusion_probabilities())
 
     def objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, with a draw for each row, and what the features cost, as many as draws have on average."""
@@ -72,9 +77,16 @@ class Training:
         return logits > 0 if self.gate.k is None else topk_mask(logits, self.gate.k) > 0
 
     def has_settled(self, tol: float) -> bool:
-        """Whether nearly every draw is the same: all inclusion probabilities are within ``tol`` of 0 or 1."""
+        r"""Whether nearly every draw is the same.
+
+        Each inclusion probability is within ``tol`` of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` has fallen to the
+        share ``tol`` of what it was before training. The first is not enough: it also holds of equal probabilities
+        k / n where k / n is below ``tol``, or above 1 - ``tol``. Nor is the second, by which one of many features may
+        still be undecided.
+        """
         probs = self.inclusion_probabilities()
-        return bool((torch.minimum(probs, 1 - probs) <= tol).all())
+        is_near = bool((torch.minimum(probs, 1 - probs) <= tol).all())
+        return is_near and spread(probs) <= tol * self.untrained_spread
 
     @torch.no_grad()
     def held_out_loss(self, x: Tensor, y: Tensor) -> float:
@@ -83,6 +95,12 @@ class Training:
         loss = self.loss(predictor(x * mask), y) + self.price * mask.sum()
         predictor.train()
         return loss.item()
+
+
+def spread(probs: Tensor) -> float:
+    """How much draws with these inclusion probabilities differ: the sum of the variances of their entries."""
+    probs = probs.double()
+    return float((probs * (1 - probs)).sum())
 
 
 class Best:

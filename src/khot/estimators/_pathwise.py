@@ -11,8 +11,8 @@ from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
 from ._convention import Loss, check_call, declares, evaluate
-from .reinmax import ReinMax
-from .straight_through import StraightThrough
+from ._reinmax import ReinMax
+from ._straight_through import StraightThrough
 from .wrapper import wrap_latents
 
 
