@@ -115,10 +115,20 @@ class DesignCase:
 
     @property
     def has_entropy(self) -> bool:
-        return self._defines("entropy")
+        """Whether it has one for few subsets at least, by enumeration."""
+        return self.has_log_prob
 
     @property
     def has_pairwise(self) -> bool:
+        """Whether it has them for few subsets at least, by enumeration."""
+        return self.has_log_prob
+
+    @property
+    def has_entropy_at_any_size(self) -> bool:
+        return self._defines("entropy")
+
+    @property
+    def has_pairwise_at_any_size(self) -> bool:
         return self._defines("pairwise_inclusion")
 
     def _defines(self, method: str) -> bool:

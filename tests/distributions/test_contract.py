@@ -243,18 +243,24 @@ def check_large_rows(case):
             assert design.log_prob(value).isfinite().all()
 
 
-@only_for(lambda case: not (case.has_log_prob and case.has_entropy and case.has_pairwise))
+@only_for(lambda case: not (case.has_log_prob and case.has_entropy_at_any_size and case.has_pairwise_at_any_size))
 def check_missing_parts_name_who_has_them(case):
-    design, support, _ = enumerated(case)
+    """Of few subsets, a design with a log_prob has the rest by enumeration; of many, what its class defines."""
+    few, many = case.make(probs=PROBS), case.make(logits=torch.zeros(30), k=10)
     calls = {
-        "log_prob": (case.has_log_prob, lambda: design.log_prob(support)),
-        "entropy": (case.has_entropy, lambda: design.entropy()),
-        "pairwise_inclusion": (case.has_pairwise, lambda: design.pairwise_inclusion),
+        "log_prob": (case.has_log_prob, few, lambda: few.log_prob(few.enumerate_support())),
+        "entropy": (case.has_entropy_at_any_size, many, lambda: many.entropy()),
+        "pairwise_inclusion": (case.has_pairwise_at_any_size, many, lambda: many.pairwise_inclusion),
     }
-    for name, (present, call) in calls.items():
+    for name, (present, design, call) in calls.items():
         if not present:
-            with pytest.raises(NotImplementedError, match=f"no {name}.*ConditionalPoisson"):
+            limit = f" of {math.comb(30, 10)} k-hot vectors" if case.has_log_prob and design is many else ""
+            with pytest.raises(NotImplementedError, match=f"no {name}{limit}.*ConditionalPoisson"):
                 call()
+    if not case.has_log_prob:
+        for name in ("entropy", "pairwise_inclusion"):
+            with pytest.raises(NotImplementedError, match=f"no {name};.*ConditionalPoisson"):
+                getattr(few, name)() if name == "entropy" else getattr(few, name)
 
 
 def check_bad_arguments(case):

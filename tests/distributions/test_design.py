@@ -58,7 +58,11 @@ def test_repr_tells_the_arguments():
     assert repr(relaxed) == "RelaxedKHot(temperature: 0.5, logits: (3, 4), k: (3,))"
 
 
-HAS = {"log_prob": "has_log_prob", "entropy": "has_entropy", "pairwise_inclusion": "has_pairwise"}
+HAS = {
+    "log_prob": "has_log_prob",
+    "entropy": "has_entropy_at_any_size",
+    "pairwise_inclusion": "has_pairwise_at_any_size",
+}
 
 
 @pytest.mark.parametrize("wanted", HAS)

@@ -34,7 +34,7 @@ from khot.constraints import capped_simplex, k_hot
 from khot.kernels.row_slabs import MOST_SLABS, by_rows
 from khot.kernels.small_numbers import log_odds
 from khot.laws.kept import Kept
-from khot.laws.subsets import k_hot_vectors
+from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.mask_log_odds import mask_log_odds
 
@@ -47,6 +47,7 @@ MAX_SUPPORT = 1_000_000  # the most subsets that enumerate_support lists: a long
 
 WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
 SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
+LISTED = 2**20  # units of the k-hot vectors that are listed at a time for a sum over all of them: 8 MB
 
 POSTERIOR_ADVICE = (
     "(Pyro's compute_marginals and sample_posterior give nothing but one logit for each k-hot vector, which no design "
@@ -103,7 +104,9 @@ class SamplingDesign(KHotDistribution):
     rows of data are left out by ``pyro.sample(..., obs=x, obs_mask=seen)``, ``seen`` of the batch shape.
 
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
-    and ``pairwise_inclusion``; what it lacks raises NotImplementedError and names the designs that have it. One whose
+    and ``pairwise_inclusion``. From a ``_log_prob`` alone the last two are computed here, exactly, as sums over all
+    C(n, k) vectors, if these are at most ``MAX_SUPPORT`` (1,000,000): that takes as many evaluations of ``_log_prob``.
+    What a design lacks raises NotImplementedError and names the designs that have it. One whose
     logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
     one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
     ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
@@ -465,14 +468,22 @@ class SamplingDesign(KHotDistribution):
         return self.mean * (1 - self.mean)
 
     @property
+    @one_operation
     def pairwise_inclusion(self) -> Tensor:
         """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
-        raise self._unavailable("pairwise_inclusion")
+        n = self.event_shape[0]
+        pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
+        for value, log_prob in self._listed("pairwise_inclusion"):
+            pairs = pairs + torch.einsum("s...,s...i,s...j->...ij", log_prob.exp(), value, value)
+        return pairs.to(self.parameter.dtype)
 
     @property
+    @one_operation
     def covariance_matrix(self) -> Tensor:
-        mean = self.mean
-        return self.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        design = self.in_float64()
+        mean = design.mean
+        covariance = design.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return covariance.to(self.parameter.dtype)
 
     @property
     @one_operation
@@ -556,8 +567,59 @@ class SamplingDesign(KHotDistribution):
         """That of k-hot values."""
         raise self._unavailable("log_prob")
 
+    @one_operation
     def entropy(self) -> Tensor:
-        raise self._unavailable("entropy")
+        """Entropy in nats, ``(...)``."""
+        entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
+        for _, log_prob in self._listed("entropy"):
+            possible = log_prob > -torch.inf
+            entropy = entropy - (log_prob.exp() * log_prob.masked_fill(~possible, 0.0)).sum(0)
+        return entropy.to(self.parameter.dtype)
+
+    def enumerates(self, wanted: str) -> bool:
+        """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all vectors of the support."""
+        return getattr(type(self), wanted) is getattr(SamplingDesign, wanted)
+
+    def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """All k-hot vectors and their log-probabilities in float64, some at a time.
+
+        Yields:
+            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row of
+            fewer vectors than others repeats its last one, with the log-probability ``-inf``.
+
+        Raises:
+            NotImplementedError: For what is wanted, if there is no ``_log_prob`` or too many vectors.
+        """
+        n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
+        counts = [math.comb(n, k) for k in sizes]
+        largest = max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
+        if largest > MAX_SUPPORT:
+            raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
+        like, dims = design.parameter.detach(), len(self.batch_shape)
+        step = max(1, LISTED // max(1, like.numel()))
+        for start in range(0, largest, step):
+            number = torch.arange(start, min(start + step, largest), device=like.device).view(-1, *(1,) * dims)
+            if len(sizes) == 1:
+                beyond, value = None, k_hot_vectors_of_rank(n, sizes[0], number, like)
+            else:
+                own = sum(math.comb(n, k) * (self.k == k) for k in sizes)
+                beyond, value = number >= own, k_hot_vectors_of_rank(n, self.k, torch.minimum(number, own - 1), like)
+            try:
+                log_prob = design._log_prob(value)
+            except NotImplementedError:
+                raise self._unavailable(wanted) from None
+            yield value, log_prob if beyond is None else log_prob.masked_fill(beyond, -torch.inf)
+
+    def in_float64(self) -> "SamplingDesign":
+        """This design with its parameters in float64, where all results have their digits."""
+        if self.parameter.dtype == torch.float64:
+            return self
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__getstate__())
+        for name, value in new.__dict__.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                new.__dict__[name] = value.double()
+        return new
 
     @one_operation
     def enumerate_support(self, expand: bool = True) -> Tensor:
@@ -595,9 +657,11 @@ class SamplingDesign(KHotDistribution):
             raise NotImplementedError(f"{wanted} needs `k` as an int where contents of tensors cannot be looked at")
         return cast(list[int], self.k.unique().tolist())
 
-    def _unavailable(self, wanted: str) -> NotImplementedError:
+    def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:
         *first, last = designs_with(wanted)
-        return NotImplementedError(f"{type(self).__name__} has no {wanted}; {', '.join(first)} and {last} have it")
+        return NotImplementedError(
+            f"{type(self).__name__} has no {wanted}{of_what}; {', '.join(first)} and {last} have it"
+        )
 
 
 for _name in TRACED_WHOLE:  # which subclasses have by `__init_subclass__`

@@ -1,7 +1,7 @@
 """Exact divergences, registered for ``torch.distributions.kl_divergence``; TraceMeanField_ELBO uses them.
 
-From a design that has an entropy to ``ConditionalPoisson``, of which the uniform law is one: at any size, and infinite
-unless the sizes of the second, which may be a range, contain those of the first. Between any
+From a design that has an entropy at any size to ``ConditionalPoisson``, of which the uniform law is one: at any size,
+and infinite unless the sizes of the second, which may be a range, contain those of the first. Between any
 two designs that have a ``log_prob``: by enumeration of at most ``MAX_TERMS`` vectors; above that NotImplementedError is
 raised, on which TraceMeanField_ELBO falls back on the log-probabilities of its samples. Between two ``PhantomUnit``
 designs: as between those that they wrap. From and to ``OneHotCategorical``: as between laws of a single unit, which
@@ -53,6 +53,8 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
     """E_p[log p - log q], at the mean of p as log q is linear there; infinite where p has a size that q has not."""
     if p.event_shape != q.event_shape:
         return _enumerated(p, q)  # which says so
+    if p.enumerates("entropy"):
+        return _enumerated(p, q)
     try:
         entropy = p.entropy()
     except NotImplementedError:

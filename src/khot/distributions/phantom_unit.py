@@ -176,6 +176,9 @@ class PhantomUnit(SamplingDesign):
     def covariance_matrix(self) -> Tensor:
         return self.wrapped.covariance_matrix[..., :-1, :-1].to(self.probs.dtype)
 
+    def enumerates(self, wanted: str) -> bool:
+        return self.wrapped.enumerates(wanted)
+
     @property
     def mode(self) -> Tensor:
         """The most probable vector, of either size."""

@@ -1,16 +1,20 @@
 """Totals of a population, estimated from the units that a design has drawn."""
 
+import functools
 import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from khot._tracing import broadcast_shapes, one_operation
+from khot._tracing import broadcast_shapes, one_operation, untraced
 from khot._validation import check_draw, check_scores
 
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
+
+FEW = 30  # units; the approximation of the variance is one for large populations
 
 
 @one_operation
@@ -24,21 +28,25 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     Grundy, is unbiased for the variance of T where every pair can be drawn, and may be negative. Of a design whose size
     varies (:class:`PhantomUnit`) the phantom is one of the units, with ``y = 0``.
 
-    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville, for designs of high entropy
-    (it is too large where a design spreads its draws over an order that y follows), with the m units of S that are not
-    certain:
+    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville, for designs of high entropy and
+    many units (it is too large where a design spreads its draws over an order that y follows), with the m units of S
+    that are not certain:
 
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    One unit says nothing about a variance: this V is NaN for m = 1. Differentiable in ``y``; in the parameter of the
-    design as its inclusion probabilities are.
+    One unit says nothing about a variance: this V is NaN for m = 1. With fewer than 30 units in the population, the
+    first use of the approximation in a process warns. Of :class:`Brewer`, :class:`GumbelTopK`, :class:`ParetoSampling`
+    and :class:`SequentialPoisson` the pairs are sums over all subsets: V is exact where there are at most 1,000,000 of
+    these, in as many evaluations of their ``log_prob``, and approximated where there are more.
+
+    Differentiable in ``y``; in the parameter of the design as its inclusion probabilities and pairs are.
 
     Args:
         design: The design that has drawn ``value``.
         value: k-hot draws ``(..., n)``, such as ``design.sample((100,))``.
         y: What was observed, ``(..., n)``; broadcasts with ``value``. Units that were not drawn have no influence, and
-            may be anything but NaN or infinite.
+            may be NaN.
 
     Returns:
         The estimated totals and their estimated variances, each of the shape of ``value * y`` without its last axis, in
@@ -46,7 +54,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
 
     Raises:
         TypeError: If ``design`` is not a SamplingDesign, or another argument not a floating-point tensor.
-        ValueError: If shapes do not match.
+        ValueError: If shapes do not match; with the validation of ``design`` on, if it cannot draw ``value``.
         NotImplementedError: If ``design`` is a ConditionalPoisson with a range of sizes: V needs a fixed one.
 
     References:
@@ -71,9 +79,34 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     design = design.in_float32
     _check_observed(y, value)
     dtype = torch.promote_types(value.dtype, y.dtype)
+    design = design.in_float64()
+    _check_drawn(value, design)
     value, y = torch.broadcast_tensors(value.double(), y.double())
-    total = (value * y / _positive(design.mean.double())).sum(-1)
+    y = y.masked_fill(value == 0, 0.0)
+    total = (y / _positive(design.mean)).sum(-1)
     return total.to(dtype), _variance(design, value, y).to(dtype)
+
+
+@untraced
+def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
+    """That the design can draw each value, by the size and the inclusion probabilities."""
+    if not design._checks_contents(value):
+        return
+    inside = design.support.check(value)
+    if not inside.all():
+        wrong = value.detach()[~inside][0]
+        binary = bool(((wrong == 0) | (wrong == 1)).all())
+        got = f"one with {int(wrong.sum())} ones" if binary else "one with other entries than zeros and ones"
+        raise ValueError(
+            f"`value` must hold vectors that `design` can draw, {design.support}, but has {got}; the arguments are "
+            "(design, value, y)"
+        )
+    never = (value > 0) & (design.mean.detach() == 0)
+    if never.any():
+        raise ValueError(
+            f"`value` must hold vectors that `design` can draw, but contains unit {int(never.nonzero()[0, -1])}, whose "
+            "inclusion probability is 0"
+        )
 
 
 def _check_observed(y: Any, value: Tensor) -> None:
@@ -99,13 +132,24 @@ def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
         phantom = design.k.to(value.dtype) + 1 - value.sum(-1)
         value, y = torch.cat((value, phantom.unsqueeze(-1)), -1), torch.nn.functional.pad(y, (0, 1))
         design = design.wrapped
-    probs = design.mean.double()
+    probs = design.mean
     ratio = y / _positive(probs)
     try:
-        pairs = design.pairwise_inclusion.double()
+        pairs = design.pairwise_inclusion
     except NotImplementedError:
+        if design.event_shape[0] < FEW:
+            _warn_of_few_units()
         return _high_entropy(probs, value, ratio)
     return _sen_yates_grundy(probs, pairs, value, ratio)
+
+
+@functools.cache  # of no argument: once a process
+def _warn_of_few_units() -> None:
+    message = (
+        f"horvitz_thompson approximates the variance of a design without pairwise_inclusion, which is meant for {FEW} "
+        "units and more: with fewer, prefer a design that has it, such as Sampford or ConditionalPoisson"
+    )
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:
