@@ -131,8 +131,17 @@ def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
     return f"`{name}` must lie in [{low:g}, {high:g}] for `x` of dtype {dtype}, but got {value:g}"
 
 
-def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size) -> None:
-    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at."""
+# Advice on a softness of 0 or -1: torch.topk has the axis in its place.
+DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
+
+
+def check_softness(
+    name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size, *, advice: str = DIM_IS_A_KEYWORD
+) -> None:
+    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at.
+
+    The ``advice`` follows the error message for a number that is not positive.
+    """
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape)
         return
@@ -141,7 +150,7 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
     number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
     low, high = softness_limits(x.dtype)
     if not low <= number <= high:
-        raise ValueError(softness_error(name, float(number), x.dtype))
+        raise ValueError(softness_error(name, float(number), x.dtype) + (advice if number <= 0 else ""))
 
 
 def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> None:
@@ -222,8 +231,11 @@ def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> tor
     return new
 
 
-def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
-    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
+def checked_positive(name: str, value: Any, batch_shape: torch.Size, *, advice: str = "") -> float | Tensor:
+    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at.
+
+    The ``advice`` follows the error message for a number that is not positive.
+    """
     if isinstance(value, Tensor):
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
@@ -232,7 +244,7 @@ def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | 
         raise TypeError(f"`{name}` must be a real number or a tensor, but got {value!r}")
     number = float(value)  # NumPy's numbers are real ones, too
     if not 0 < number < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+        raise ValueError(f"`{name}` must be positive and finite, but got {value}{advice if number <= 0 else ''}")
     return number
 
 
