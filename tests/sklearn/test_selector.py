@@ -84,7 +84,8 @@ SMALL_AND_LARGE_SHARES = {  # features, how many of them have a coefficient, row
     "97_of_100": (100, 97, 500, 97),
     "10_of_1000": (1000, 5, 500, 10),
     "1_of_1000": (1000, 1, 500, 1),
-    "995_of_1000": (1000, 995, 3000, 995),
+    "197_of_200": (200, 197, 800, 197),
+    "497_of_500": (500, 497, 1500, 497),
     "1_of_30": (30, 1, 100, 1),
     "learned_of_300": (300, 3, 400, "learned"),
 }
@@ -96,7 +97,9 @@ SMALL_AND_LARGE_SHARES = {  # features, how many of them have a coefficient, row
         pytest.param("2_of_100", True, 0, {"max_iter": 100, "batch_size": 64}, id="small"),
         pytest.param("97_of_100", False, 0, {"max_iter": 100}, id="large"),
         *(
-            pytest.param(case, classifies, seed, {}, marks=pytest.mark.slow)
+            pytest.param(
+                case, classifies, seed, {"learning_rate": 0.01} if number > 200 else {}, marks=pytest.mark.slow
+            )
             for case, (n, number, _, _) in SMALL_AND_LARGE_SHARES.items()
             for classifies in ((False, True) if number < n / 2 else (False,))  # a class says little of each of many
             for seed in (1, 2)

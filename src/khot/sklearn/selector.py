@@ -59,7 +59,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; for a learned number with ``probs``.
         estimator: What gives draws a gradient, called with the design.
         price: What a feature must be worth, where their number is learned.
-        learning_rate: Adam's, for the predictor.
+        learning_rate: Adam's, for the predictor. It has to be smaller, such as 0.01, where hundreds of features are
+            selected, since a step changes the weights of all of them.
         mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
             are correlated better apart.
         batch_size: Rows of a step; all, where there are fewer.
