@@ -17,7 +17,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import khot
+from khot.nn import KHotGate
 from khot.sklearn import KHotSelector
+from khot.sklearn.training import Training
 
 ROWS, FEATURES, PLANTED = 200, 50, 5
 
@@ -126,6 +128,35 @@ def test_training_ends_when_nearly_all_draws_are_the_same():
     selector = KHotSelector(PLANTED, tol=0.2, random_state=0).fit(X, y)
     assert selector.n_iter_ < 1000
     assert np.minimum(selector.inclusion_probabilities_, 1 - selector.inclusion_probabilities_).max() <= 0.2
+
+
+def training_of(logits, k):
+    """A training whose gate has moved from equal logits to these."""
+    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), torch.nn.functional.mse_loss, 0.0)
+    training.gate.logits.data.copy_(torch.as_tensor(logits))
+    return training
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 1), (1000, 10), (200, 5), (50, 25), (200, 195), (1000, 999), (100, None)])
+def test_a_mask_that_has_hardly_moved_has_not_settled(n, k):
+    size = n // 2 if k is None else k
+    noise = 0.1 * np.random.default_rng(0).standard_normal(n)
+    chosen = np.where(np.arange(n) < size, 12.0, -12.0)
+    undecided = np.where(np.isin(np.arange(n), (0, n - 1)), 0.0, chosen)  # one unit in and one out
+    assert not training_of(noise, k).has_settled(0.05)
+    assert not training_of(undecided, k).has_settled(0.05)
+    assert training_of(chosen, k).has_settled(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "k", "classes"), [(300, 3, False), (300, 3, True), (60, 57, False)], ids=str)
+def test_finds_planted_features_where_few_or_nearly_all_are_kept(n, k, classes):
+    generator = np.random.default_rng(n + k)
+    X = generator.standard_normal((500, n))
+    planted = generator.choice(n, min(k, 5), replace=False)
+    y = X[:, planted].sum(1) + generator.standard_normal(500)
+    selector = KHotSelector(k, random_state=0).fit(X, y > 0 if classes else y)
+    assert selector.support_[planted].all()
 
 
 def test_early_stopping_keeps_the_best_of_the_held_out_rows():
