@@ -180,13 +180,18 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time."""
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time.
+
+        Small entries have as many digits as others. Where a few units dominate a row, that takes more time, O(n log² n)
+        for each unit with such entries.
+        """
         given = self.parameter_name == "probs"  # else computed anew, as `probs` may be that of logits before an update
         mean = self.probs.double() if given else law.inclusion_probabilities(self.logits, self.size, self.kept)
         return law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i; O(n²) time, or as ``pairwise_inclusion``."""
         return law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property

@@ -106,11 +106,10 @@ class SamplingDesign(KHotDistribution):
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
     and ``pairwise_inclusion``. From a ``_log_prob`` alone the last two are computed here, exactly, as sums over all
     C(n, k) vectors, if these are at most ``MAX_SUPPORT`` (1,000,000): that takes as many evaluations of ``_log_prob``.
-    What a design lacks raises NotImplementedError and names the designs that have it. One whose
-    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
-    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
-    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
-    ``batch_shape``.
+    What a design lacks raises NotImplementedError and names the designs that have it. One whose logits are natural
+    parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not
+    draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and
+    copies work without further ado as long as every tensor among the attributes starts with ``batch_shape``.
 
     The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
     rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when
@@ -470,7 +469,7 @@ class SamplingDesign(KHotDistribution):
     @property
     @one_operation
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; here as a sum over all k-hot vectors."""
         n = self.event_shape[0]
         pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
         for value, log_prob in self._listed("pairwise_inclusion"):
@@ -480,6 +479,7 @@ class SamplingDesign(KHotDistribution):
     @property
     @one_operation
     def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i."""
         design = self.in_float64()
         mean = design.mean
         covariance = design.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
@@ -569,7 +569,7 @@ class SamplingDesign(KHotDistribution):
 
     @one_operation
     def entropy(self) -> Tensor:
-        """Entropy in nats, ``(...)``."""
+        """Entropy in nats, ``(...)``; here as a sum over all k-hot vectors."""
         entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
         for _, log_prob in self._listed("entropy"):
             possible = log_prob > -torch.inf
@@ -577,33 +577,33 @@ class SamplingDesign(KHotDistribution):
         return entropy.to(self.parameter.dtype)
 
     def enumerates(self, wanted: str) -> bool:
-        """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all vectors of the support."""
+        """Whether ``entropy`` or ``pairwise_inclusion`` is computed as a sum over all k-hot vectors, if at all."""
         return getattr(type(self), wanted) is getattr(SamplingDesign, wanted)
 
     def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """All k-hot vectors and their log-probabilities in float64, some at a time.
+        """All k-hot vectors and their log-probabilities in float64, in chunks that fit into memory.
 
         Yields:
-            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row of
-            fewer vectors than others repeats its last one, with the log-probability ``-inf``.
+            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row with
+            fewer vectors than others repeats its last one, with a log-probability of ``-inf``.
 
         Raises:
-            NotImplementedError: For what is wanted, if there is no ``_log_prob`` or too many vectors.
+            NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
         n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
         counts = [math.comb(n, k) for k in sizes]
         largest = max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
         if largest > MAX_SUPPORT:
             raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
-        like, dims = design.parameter.detach(), len(self.batch_shape)
+        like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))
         step = max(1, LISTED // max(1, like.numel()))
         for start in range(0, largest, step):
-            number = torch.arange(start, min(start + step, largest), device=like.device).view(-1, *(1,) * dims)
+            rank = torch.arange(start, min(start + step, largest), device=like.device).view(column)
             if len(sizes) == 1:
-                beyond, value = None, k_hot_vectors_of_rank(n, sizes[0], number, like)
+                value, beyond = k_hot_vectors_of_rank(n, sizes[0], rank, like), None
             else:
-                own = sum(math.comb(n, k) * (self.k == k) for k in sizes)
-                beyond, value = number >= own, k_hot_vectors_of_rank(n, self.k, torch.minimum(number, own - 1), like)
+                count = sum((number * (self.k == k) for k, number in zip(sizes, counts, strict=True)), 0 * self.k)
+                value, beyond = k_hot_vectors_of_rank(n, self.k, rank.minimum(count - 1), like), rank >= count
             try:
                 log_prob = design._log_prob(value)
             except NotImplementedError:
@@ -611,14 +611,15 @@ class SamplingDesign(KHotDistribution):
             yield value, log_prob if beyond is None else log_prob.masked_fill(beyond, -torch.inf)
 
     def in_float64(self) -> "SamplingDesign":
-        """This design with its parameters in float64, where all results have their digits."""
-        if self.parameter.dtype == torch.float64:
+        """This design with a parameter in float64, so that all results have their digits; of a DTensor itself."""
+        if self.parameter.dtype == torch.float64 or self.spread is not None:
             return self
         new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__())
-        for name, value in new.__dict__.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                new.__dict__[name] = value.double()
+        for name, value in self.__getstate__().items():
+            if name == self.parameter_name or name not in self._lazy:  # what is computed has rounding errors
+                is_real = isinstance(value, Tensor) and value.is_floating_point()
+                new.__dict__[name] = value.double() if is_real else value
+        new.kept = Kept()
         return new
 
     @one_operation
