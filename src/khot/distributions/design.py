@@ -222,7 +222,9 @@ class SamplingDesign(KHotDistribution):
             validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
-            self.__dict__["probs"] = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
+            self.__dict__["probs"] = (
+                self.probs
+            )  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self.size}
@@ -709,12 +711,12 @@ for _name in ROUNDED:
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _rounded(_name, vars(SamplingDesign)[_name]))
 
-OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
+OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
 """What not all designs have, by the method that a design defines for it."""
 
 
 def designs_with(wanted: str) -> list[str]:
-    """The designs of this package that have a ``log_prob``, ``entropy`` or ``pairwise_inclusion``, as users write them.
+    """The designs of this package that have a ``log_prob``, ``entropy``, ``mode`` ..., as users write them.
 
     The most complete come first, those that have it in one setting only last, with the setting.
     """
