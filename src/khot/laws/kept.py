@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from khot._torch_internals import is_plain as has_address
 from khot._torch_internals import is_eager_everywhere, is_transformed, version_of
+from khot._torch_internals import is_plain as has_address
 from khot.kernels.autograd import has_derivative
 from khot.kernels.row_slabs import runs_now
 
