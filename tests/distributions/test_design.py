@@ -15,6 +15,7 @@ from khot import (
     successive_softmax_topk,
 )
 from khot.distributions.design import designs_with
+from tests.inputs import normal
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
@@ -83,3 +84,16 @@ def test_a_design_says_what_it_was_made_from(given):
     assert design.parameter is x and design.parameter_name == given and design.size == 2
     rows = Sampford(**{given: x}, k=torch.tensor([2, 2]))
     assert rows.size.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+def test_mode_of_rows_of_different_k(case):
+    sizes, theta = [1, 3], normal(2, 5)
+    together = case.make(logits=theta, k=torch.tensor(sizes)).mode
+    apart = [case.make(logits=row, k=k).mode for row, k in zip(theta, sizes, strict=True)]
+    assert together.equal(torch.stack(apart))
+
+
+def test_mode_of_too_many_vectors_says_who_has_it():
+    with pytest.raises(NotImplementedError, match=r"no mode of \d+ k-hot vectors.*ConditionalPoisson"):
+        _ = Brewer(probs=torch.full((60,), 0.5)).mode
