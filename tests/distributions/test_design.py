@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from khot import (
+    Brewer,
     ConditionalPoisson,
     PhantomUnit,
     Pivotal,
