@@ -100,3 +100,16 @@ def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
     assert torch.equal(fresh.entropy(), used.entropy())
     torch.testing.assert_close(fresh.covariance_matrix.double(), double.covariance_matrix, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(fresh.entropy().double(), double.entropy(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+def test_mode_of_rows_of_different_k(case):
+    sizes, theta = [1, 3], normal(2, 5)
+    together = case.make(logits=theta, k=torch.tensor(sizes)).mode
+    apart = [case.make(logits=row, k=k).mode for row, k in zip(theta, sizes, strict=True)]
+    assert together.equal(torch.stack(apart))
+
+
+def test_mode_of_too_many_vectors_says_who_has_it():
+    with pytest.raises(NotImplementedError, match=r"no mode of \d+ k-hot vectors.*ConditionalPoisson"):
+        _ = Brewer(probs=torch.full((60,), 0.5)).mode

@@ -139,7 +139,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self.size, log_odds=self.__dict__.get("log_odds")).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size, log_odds=self._found("log_odds")).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -185,8 +185,7 @@ class ConditionalPoisson(SamplingDesign):
         Small entries have as many digits as others. Where a few units dominate a row, that takes more time, O(n log² n)
         for each unit with such entries.
         """
-        given = self.parameter_name == "probs"  # else computed anew, as `probs` may be that of logits before an update
-        mean = self.probs.double() if given else law.inclusion_probabilities(self.logits, self.size, self.kept)
+        mean = self.probs.double() if self.parameter_name == "probs" else self._inclusion
         return law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
 
     @property
@@ -253,7 +252,7 @@ class ConditionalPoisson(SamplingDesign):
             ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
             if len(ends) != 1:
                 raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
-            self._shared_ends = ends[0][0], ends[0][1]
+            return ends[0][0], ends[0][1]
         return self._shared_ends
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
@@ -269,5 +268,5 @@ class ConditionalPoisson(SamplingDesign):
             return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
-        inclusion = self.__dict__.get("_inclusion")
+        inclusion = self._found("_inclusion")
         return law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)

@@ -72,10 +72,19 @@ TRACED_WHOLE = (  # what looks at contents in some design: one operation in a tr
 )
 
 
+class _Derived(lazy_property):  # type: ignore[type-arg]
+    """A lazy property whose value is computed anew when the parameters of the design have changed."""
+
+    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
+        if instance is None:
+            return super().__get__(None, obj_type)
+        return instance.derived(self.wrapped.__name__, self.wrapped)
+
+
 def _changed(member: Any, change: Callable[..., Any]) -> Any:
     """A method or property, changed."""
     if isinstance(member, lazy_property):
-        return lazy_property(change(member.wrapped))
+        return type(member)(change(member.wrapped))
     if isinstance(member, property):
         return property(change(cast(Any, member.fget)), doc=member.__doc__)
     return change(member)
@@ -87,6 +96,13 @@ def _by_rows_here(name: str, member: Any) -> Any:
 
 def _rounded(name: str, member: Any) -> Any:
     return _changed(member, functools.partial(rounded, name))
+
+
+def _follow_parameters(cls: type) -> None:
+    """Makes the lazy properties of a class follow the parameters."""
+    for name, member in list(vars(cls).items()):
+        if isinstance(member, lazy_property):
+            setattr(cls, name, _Derived(member.wrapped))
 
 
 class SamplingDesign(KHotDistribution):
@@ -120,8 +136,11 @@ class SamplingDesign(KHotDistribution):
     sum of rounded probabilities is not a size: ``probs`` in these types need ``k`` unless rounding leaves no doubt.
     They are then taken for roundings of probabilities that sum to k.
 
-    What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
-    holds it, without gradient, and makes it anew when the parameter has other contents.
+    A design follows its parameter: after an optimizer step every result is that of a design made of the new contents.
+    What its methods have in common, such as ``probs`` or a product tree, is computed once, at the first call that needs
+    it, and again when the parameter, ``k`` or ``temperature`` has changed. A change is whatever alters an entry; on an
+    accelerator, where to compare entries would mean to wait for it, every write but one into ``.data``. Tensors that a
+    relaxation of your own holds are not looked at.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -148,6 +167,7 @@ class SamplingDesign(KHotDistribution):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _follow_parameters(cls)
         for name in vars(cls).keys() & set(TRACED_WHOLE):
             setattr(cls, name, _by_rows_here(name, _changed(vars(cls)[name], one_operation)))
         for name in vars(cls).keys() & set(ROUNDED):
@@ -201,7 +221,9 @@ class SamplingDesign(KHotDistribution):
             validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
-            _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
+            self.__dict__["probs"] = (
+                self.probs
+            )  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self.size}
@@ -290,19 +312,21 @@ class SamplingDesign(KHotDistribution):
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
+
+        def expanded(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.expand(batch_shape + shape_of(value)[batch_dim:])
+            return value.expand(batch_shape) if isinstance(value, SamplingDesign) else value
+
         for name, value in self.__dict__.items():
-            if isinstance(value, Tensor):  # a parameter, or what was computed from it
-                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
-            new.__dict__[name] = value
+            if name != "_derived":
+                new.__dict__[name] = expanded(value)
         if batch_shape != self.batch_shape:
             new.kept = Kept()
-        if self._twin is not None:
-            twin, version = self._twin
-            new._twin = cast(SamplingDesign, twin).expand(batch_shape), version
         if self.spread is not None:
             new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
-            new.__dict__.pop("rows_here", None)
-            new.__dict__.pop("parts_here", None)
+        elif not torch.compiler.is_compiling():
+            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
@@ -317,11 +341,11 @@ class SamplingDesign(KHotDistribution):
         spread = cast(SpreadBatch, self.spread)
         if self._knows_parts and spread.is_cut:
             fits = not self.checks_rows_here or self.parts_here._parts_fit(spread.in_parts().shards)
-            self.__dict__.pop("parts_here", None)
+            self._derived = None
             if fits:
                 return False
         KHotDistribution.__init__(self.rows_here, *self.rows_here._shapes(), validate_args=validate_args)
-        del self.__dict__["rows_here"]  # which, as parts, a subclass may have more to tell of
+        self._derived = None  # the rows here, of which, as of parts, a subclass may have more to tell
         return False
 
     @property
@@ -348,6 +372,10 @@ class SamplingDesign(KHotDistribution):
         if isinstance(self.temperature, Tensor):
             fits &= (self.temperature > 0) & self.temperature.isfinite()
         return bool(fits.all())
+
+    def _sources(self) -> list[Any]:
+        sizes = [] if self._shared_k is not None else [self.k, self.largest_k]
+        return [self.parameter, self.temperature, *sizes]
 
     def _shapes(self) -> tuple[Size, Size]:
         shape = shape_of(self.parameter)
@@ -452,6 +480,12 @@ class SamplingDesign(KHotDistribution):
             found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
         return log_odds(self.probs.double()) if found is None else found
 
+    def _found(self, name: str) -> Tensor | None:
+        """A lazy property that has been computed already, else None."""
+        if name in self.__dict__ or torch.compiler.is_compiling():
+            return self.__dict__.get(name)
+        return self._derived_now().get(name)
+
     @lazy_property
     def logits(self) -> Tensor:
         """Scores that ``probs`` were computed from."""
@@ -489,9 +523,14 @@ class SamplingDesign(KHotDistribution):
     @one_operation
     def mode(self) -> Tensor:
         """The most probable k-hot vector, found among all of them: for small C(n, k)."""
-        values = self.enumerate_support()
-        best = self.log_prob(values).argmax(0)
-        return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
+        best, most = self.parameter.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
+        for value, log_prob in self._listed("mode"):
+            largest, at = log_prob.detach().max(0)
+            value = value.expand(*log_prob.shape, -1).take_along_dim(at[None, ..., None], 0).squeeze(0).to(best.dtype)
+            is_better = largest > (-torch.inf if most is None else most)
+            best = torch.where(is_better.unsqueeze(-1), value, best)
+            most = largest if most is None else largest.maximum(most)
+        return best
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws k-hot vectors, ``sample_shape + batch_shape + (n,)``.
@@ -643,7 +682,7 @@ class SamplingDesign(KHotDistribution):
             sizes = self.sizes(wanted)
             if len(sizes) != 1:
                 raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}")
-            self._shared_k = sizes[0]
+            return sizes[0]
         return self._shared_k
 
     def sizes(self, wanted: str) -> list[int]:
@@ -665,6 +704,7 @@ class SamplingDesign(KHotDistribution):
         )
 
 
+_follow_parameters(SamplingDesign)
 for _name in TRACED_WHOLE:  # which subclasses have by `__init_subclass__`
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _by_rows_here(_name, vars(SamplingDesign)[_name]))
@@ -672,12 +712,12 @@ for _name in ROUNDED:
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _rounded(_name, vars(SamplingDesign)[_name]))
 
-OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
+OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
 """What not all designs have, by the method that a design defines for it."""
 
 
 def designs_with(wanted: str) -> list[str]:
-    """The designs of this package that have a ``log_prob``, ``entropy`` or ``pairwise_inclusion``, as users write them.
+    """The designs of this package that have a ``log_prob``, ``entropy``, ``mode`` ..., as users write them.
 
     The most complete come first, those that have it in one setting only last, with the setting.
     """
