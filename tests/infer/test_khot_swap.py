@@ -377,13 +377,13 @@ def test_weights_are_made_once_for_each_state(monkeypatch, sites):
     kernel.setup(0)
     params = kernel.sample(kernel.initial_params)
     counts = dict.fromkeys(("of", "_evaluate"), 0)
-    for owner, name in ((Proposals, "of"), (KHotSwap, "_evaluate")):
 
-        def counted(*args, call=getattr(owner, name), name=name):
-            counts[name] += 1
-            return call(*args)
+    def counted(name, call, *args):
+        counts[name] += 1
+        return call(*args)
 
-        monkeypatch.setattr(owner, name, counted)
+    monkeypatch.setattr(Proposals, "of", partial(counted, "of", Proposals.of))
+    monkeypatch.setattr(kernel, "_evaluate", partial(counted, "_evaluate", kernel._evaluate))
     for _ in range(20):
         params = kernel.sample(params)
     assert counts["_evaluate"] == 20 * sites
