@@ -277,7 +277,7 @@ def test_reinmax_is_exact_for_quadratic_functions_of_one_unit():
     assert_close((1 - p) * slopes[0] + p * slopes[1], 3 * p * (1 - p))
 
 
-@pytest.mark.parametrize(("n", "sizes"), [(10, (0, 10)), (32, (3, 8)), (60, (5, 6)), (60, (5, 20))], ids=str)
+@pytest.mark.parametrize(("n", "sizes"), [(10, (0, 10)), (32, (3, 8)), (60, (5, 9)), (60, (5, 20))], ids=str)
 def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
     """To solve for the logits behind a draw takes a few evaluations of the inclusion probabilities, each of a tree."""
     evaluations = []

@@ -18,8 +18,9 @@ gains as much with every step; for other families M is the identity. Its derivat
 
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
 another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
-constant: all of this holds without the projections that take constants off. In rows that are tame enough for the factors of
-C the iteration begins at log-odds shifted to the right mean of the size, and takes Newton's steps only.
+constant: all of this holds without the projections that take constants off.
+
+Rows of a range in which the factors of C keep their digits begin at log-odds shifted to the right mean of the size.
 """
 
 from collections.abc import Callable
