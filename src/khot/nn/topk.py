@@ -162,12 +162,25 @@ class ExpertChoice(TopK):
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
         if k is None:
             k = self.number("k")
-            if not isinstance(k, Tensor) and k > x.shape[-2]:
-                raise ValueError(
-                    f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
-                    f"(`x` of shape {tuple(x.shape)})"
-                )
-        return super().forward(x, k)
+        elif not isinstance(k, Tensor):
+            k = self.checked("k", k)
+        if not isinstance(k, Tensor) and k > x.shape[-2]:
+            raise ValueError(
+                f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
+                f"(`x` of shape {tuple(x.shape)})"
+            )
+        try:
+            return super().forward(x, k)
+        except ValueError as error:
+            if not str(error).startswith("`k` must") or not can_look(x):
+                raise
+            open_tokens = int((x.detach() > -torch.inf).sum(-2).min())
+            size = k if not isinstance(k, Tensor) else "at most " + str(k.max().item())
+            raise ValueError(
+                f"`capacity` must satisfy 0 <= capacity and not exceed the number of tokens above -inf of any expert, "
+                f"at least {open_tokens} of {x.shape[-2]} tokens, but got capacity={size}; experts with fewer tokens "
+                "take a capacity each, module(x, k) with k of shape (..., experts)"
+            ) from error
 
     def extra_repr(self) -> str:
         return f"capacity={self.k}{self.shown_softness()}"
