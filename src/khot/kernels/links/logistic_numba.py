@@ -8,7 +8,6 @@ from ..numba_math import EXP, LOG1P, Real
 from ..numba_tools import inlined, per_row
 from .base_numba import NumbaLink, smooth_link
 
-
 FAR = 40  # from where 1 + exp(-a) is 1, and exp(a) does not overflow before
 
 
