@@ -331,6 +331,13 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
         raise ValueError(f"`{name}` must be {', '.join(first)} or {last}, but got {value!r}")
 
 
+def described(value: Any, of: type) -> str:
+    """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
+    if isinstance(value, type) and issubclass(value, of):
+        return f"the class {value.__name__}: pass an instance, such as {value.__name__}(logits=logits, k=k)"
+    return type(value).__name__
+
+
 def check_function(name: str, value: Any, signature: str) -> None:
     """Something to call, no tensor or distribution, though Pyro's can be called."""
     if not callable(value) or isinstance(value, Distribution):
