@@ -62,10 +62,24 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
+def check_strided(name: str, value: Any) -> None:
+    """A tensor is neither sparse nor nested: rows have all their entries, as many as each other."""
+    if not isinstance(value, Tensor):
+        return
+    if value.is_nested:
+        raise TypeError(
+            f"`{name}` must not be a nested tensor: pad its rows with -inf, which excludes an entry, as in "
+            f"torch.nested.to_padded_tensor({name}, -torch.inf)"
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: give {name}.to_dense()")
+
+
 def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
+    check_strided("x", x)
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:

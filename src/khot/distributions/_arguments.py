@@ -11,7 +11,7 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
-from khot._validation import can_look, check_choice
+from khot._validation import can_look, check_choice, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -55,6 +55,7 @@ def without_relaxation(init: Init) -> Init:
 def checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
+    check_strided(name, value)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
