@@ -62,8 +62,10 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_strided(name: str, value: Tensor) -> None:
+def check_strided(name: str, value: Any) -> None:
     """A tensor is neither sparse nor nested: rows have all their entries, as many as each other."""
+    if not isinstance(value, Tensor):
+        return
     if value.is_nested:
         raise TypeError(
             f"`{name}` must not be a nested tensor: pad its rows with -inf, which excludes an entry, as in "
@@ -353,6 +355,13 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
     if not isinstance(value, str) or value not in choices:
         *first, last = [*map(repr, choices), *(["None"] if optional else [])]
         raise ValueError(f"`{name}` must be {', '.join(first)} or {last}, but got {value!r}")
+
+
+def described(value: Any, of: type) -> str:
+    """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
+    if isinstance(value, type) and issubclass(value, of):
+        return f"the class {value.__name__}: pass an instance, such as {value.__name__}(logits=logits, k=k)"
+    return type(value).__name__
 
 
 def check_function(name: str, value: Any, signature: str) -> None:

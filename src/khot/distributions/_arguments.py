@@ -1,7 +1,9 @@
 """Checks of the arguments that the distributions have in common."""
 
+import functools
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Size, Tensor
@@ -10,6 +12,8 @@ from torch.types import _size as SizeLike
 
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
 from khot._validation import can_look, check_choice, check_strided
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
 
@@ -28,6 +32,23 @@ class Vector(constraints.Constraint):
 
     def __repr__(self) -> str:
         return f"vector of {self.base}"
+
+
+def without_relaxation(init: Init) -> Init:
+    """Of a design whose logits are natural parameters: its ``__init__``, with the reason why it takes no relaxation."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in ("relaxation", "temperature"):
+            if name in kwargs:
+                raise TypeError(
+                    f"{type(self).__name__} takes no `{name}`, as its `logits` are natural parameters: divide them by "
+                    "a temperature, or give inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a "
+                    "design that takes `probs`"
+                )
+        init(self, *args, **kwargs)
+
+    return cast(Init, checked)
 
 
 @untraced

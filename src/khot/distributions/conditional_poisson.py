@@ -23,7 +23,7 @@ from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
-from ._arguments import broadcast_with_k, checked_range, checked_size
+from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
 from .design import MAX_SUPPORT, SamplingDesign
 
 
@@ -84,6 +84,7 @@ class ConditionalPoisson(SamplingDesign):
     _knows_parts = True
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
 
+    @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,

@@ -196,7 +196,9 @@ class SamplingDesign(KHotDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if (probs is None) == (logits is None):
-            got = "neither" if probs is None else "both"
+            got, name = "neither", type(self).__name__
+            if probs is not None:
+                got = f"both; the second position is `logits`: for scores and a size, write {name}(logits=scores, k=2)"
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self.parameter_name = "logits" if probs is None else "probs"
         param = checked_param(self.parameter_name, logits if probs is None else probs)
@@ -204,7 +206,10 @@ class SamplingDesign(KHotDistribution):
         if self.spread is not None:
             param = self.spread.lead if self._knows_parts else self.spread.whole_rows
         if k is None and probs is None:
-            raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
+            raise ValueError(
+                f"`k`, the number of ones, is required with `logits`: write {type(self).__name__}(logits=logits, k=2). "
+                f"{POSTERIOR_ADVICE}"
+            )
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         param, self.k, self.largest_k = self._sized(param, k)
@@ -543,7 +548,8 @@ class SamplingDesign(KHotDistribution):
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
+            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.ReinMax(design), or in "
+            "khot.StraightThrough(design), which takes every design"
         )
 
     @one_operation

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes, one_operation, untraced
-from khot._validation import check_draw, check_scores
+from khot._validation import check_draw, check_scores, described
 
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
@@ -70,7 +70,7 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         tensor(20.)
     """
     if not isinstance(design, SamplingDesign):
-        raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
+        raise TypeError(f"`design` must be a khot.SamplingDesign, but got {described(design, SamplingDesign)}")
     if design.size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"

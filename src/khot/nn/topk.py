@@ -1,10 +1,11 @@
 """The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
 
+import math
 from typing import Any
 
 from torch import Tensor
 
-from khot._validation import checked_int, is_int
+from khot._validation import can_look, check_strided, checked_int, is_int
 from khot.relaxations import sigmoid_topk
 
 from ._masking import Masking, Relaxation, check_axes, checked_size, keep_largest, keep_masked
@@ -158,6 +159,7 @@ class ExpertChoice(TopK):
         self.k = value
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        check_strided("x", x)
         if x.dim() < 2:
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
         if k is None:
@@ -174,7 +176,7 @@ class ExpertChoice(TopK):
         except ValueError as error:
             if not str(error).startswith("`k` must") or not can_look(x):
                 raise
-            open_tokens = int((x.detach() > -torch.inf).sum(-2).min())
+            open_tokens = int((x.detach() > -math.inf).sum(-2).min())
             size = k if not isinstance(k, Tensor) else "at most " + str(k.max().item())
             raise ValueError(
                 f"`capacity` must satisfy 0 <= capacity and not exceed the number of tokens above -inf of any expert, "
