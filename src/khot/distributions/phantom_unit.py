@@ -104,12 +104,12 @@ class PhantomUnit(SamplingDesign):
         return [self.parameter]  # of which the sizes follow
 
     @lazy_property
-    def k(self) -> Tensor:  # type: ignore[override]
+    def k(self) -> Tensor:
         """The smaller of the two sizes."""
         return self._sizes[..., 0]
 
     @lazy_property
-    def largest_k(self) -> Tensor:  # type: ignore[override]
+    def largest_k(self) -> Tensor:
         return self._sizes[..., 1]
 
     @lazy_property

@@ -7,6 +7,8 @@ taken of a quarter of the angle, found by halving it twice: tan(angle / 2) = 1 /
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +51,7 @@ def _quantile_4(p, q):
 QUANTILES = {1: _quantile_1, 2: _quantile_2, 4: _quantile_4}
 
 
-def _arc(coefficients: tuple[float, ...]) -> Compiled:
+def _arc(coefficients: Sequence[Any]) -> Compiled:
     """``(square)``: 4 atan(v) / (pi v) in float64, from v^2."""
     doubles = tuple(map(float, coefficients))
 
