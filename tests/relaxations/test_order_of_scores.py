@@ -1,4 +1,4 @@
-"""Float32 masks to the last bits: the order of neighbouring scores, and sums where k is tiny."""
+"""Masks keep the order of neighbouring scores, down to the last bit of float32."""
 
 from functools import partial
 
@@ -31,13 +31,3 @@ MAPS |= {"log_sigmoid": log_sigmoid_topk, "log_lapsum": log_lapsum_topk}
 def test_neighbours_keep_their_order(relaxation):
     x = normal(1_000_000, dtype=torch.float32).mul_(3).sort().values
     assert (relaxation(x, 300_000).diff() >= 0).all()
-
-
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
-@pytest.mark.parametrize("scale", [0.0, 30.0])
-def test_sums_of_few(link, scale):
-    """All items lie many scales below the threshold, where F magnifies the rounding of z."""
-    x = normal(64, 50, dtype=torch.float32, scale=scale) + 3.3
-    for k in (1e-9, 1e-6, 1e-3):
-        sums = capped_simplex_map(x, k, link=link).double().sum(-1)
-        assert ((sums - k).abs() <= 1e-6 * k).all()

@@ -20,7 +20,7 @@ from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, distance, double
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
-from .search import SENSITIVE, SHORT
+from .search import SHORT
 
 Compiled = Any  # a function that numba has compiled
 
@@ -56,20 +56,21 @@ def loops_of(link: Link, real: Real, log: bool) -> Loops:
 def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
     with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
         link = numba_link(module, variant, real)
-        return Loops(kernel(_mask(module, variant, shape, real, log)), kernel(_derivative(link, shape, real, log)))
+        return Loops(kernel(_mask(link, shape, real, log)), kernel(_derivative(link, shape, real, log)))
 
 
-def _mask(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Any:
-    solve_and_fill = _solve_and_fill(numba_link(module, variant, real), shape, real, log)
-    if real is np.float32:
-        with specialised(f"{variant} {real.__name__}{' log' if log else ''} in float64"):
-            in_double = _solve_and_fill(numba_link(module, variant, np.float64), shape, np.float64, log)
-        solve_and_fill = _sensitive_in_double(numba_link(module, variant, np.float64), solve_and_fill, in_double)
+def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
+    solve, value = _solver(link, shape, real), link.log_value if log else link.value
+
+    @per_row
+    def fill(x, anchor, inverse, offset, q, y):
+        for i in range(x.shape[0]):
+            y[i] = value(distance(x[i], anchor, inverse, offset), q)
+
     reals_at = REALS_AT[real]
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
-        xs = reals_at(x, last, n)
-        ys = reals_at(y, last, n if y != 0 else 0)
+        xs, ys = reals_at(x, last, n), reals_at(y, last, n)
         anchors, offsets, is_left = (
             doubles_at(anchor, 1, last)[0],
             doubles_at(offset, 1, last)[0],
@@ -77,58 +78,15 @@ def _mask(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Any
         )
         sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
         for r in range(first, last):
-            s = of_row(scale, one_scale, r)
-            a, c, done, known = solve_and_fill(xs[r], of_row(k, one_k, r), s, q, centre, spread, sample, known, ys[r])
+            row, s = xs[r], of_row(scale, one_scale, r)
+            a, c, done, known = solve(row, of_row(k, one_k, r), s, q, centre, spread, sample, known)
             anchors[r], offsets[r], is_left[r] = a, c, not done
             count += not done
+            if done and y != 0:
+                fill(row, real(a), real(1 / s), real(c), q, ys[r])
         return count
 
     return mask
-
-
-def _solve_and_fill(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Compiled:
-    """The threshold as by :func:`_solver`, and the mask in y unless that is empty."""
-    solve, value = _solver(link, shape, real), link.log_value if log else link.value
-
-    @per_row
-    def fill(x, anchor, inverse, offset, q, y):
-        for i in range(y.shape[0]):
-            y[i] = value(distance(x[i], anchor, inverse, offset), q)
-
-    @per_row
-    def solve_and_fill(x, k, scale, q, centre, spread, sample, known, y):
-        anchor, offset, done, known = solve(x, k, scale, q, centre, spread, sample, known)
-        if done:
-            fill(x, real(anchor), real(1 / scale), real(offset), q, y)
-        return anchor, offset, done, known
-
-    return solve_and_fill
-
-
-def _sensitive_in_double(link: NumbaLink, solve_and_fill: Compiled, in_double: Compiled) -> Compiled:
-    """Float32 rows whose masks magnify the rounding of z too much, as :data:`SENSITIVE` says, are taken in float64."""
-    value, slope = link.value, link.slope
-
-    @per_row
-    def is_sensitive(z, q):
-        return -z * slope(z, q) > SENSITIVE * value(z, q)
-
-    @per_row
-    def solve(x, k, scale, q, centre, spread, sample, known, y):
-        sensitive = q > SENSITIVE
-        if not sensitive:
-            anchor, offset, done, known = solve_and_fill(x, k, scale, q, centre, spread, sample, known, y)
-            # No z is below the quantile of a row of equal items unless another is above it.
-            if not done or not is_sensitive(known[1], q):
-                return anchor, offset, done, known
-            sensitive = is_sensitive((look(x, True)[3] - anchor) / scale - offset, q)
-            if not sensitive:
-                return anchor, offset, done, known
-        anchor, offset, done, known = in_double(x, k, scale, q, centre, spread, sample, known, y)
-        single = np.float64(np.float32(anchor))
-        return single, offset + (anchor - single) / scale, done, known
-
-    return solve
 
 
 def tail_sums(link: NumbaLink, real: Real) -> Compiled:

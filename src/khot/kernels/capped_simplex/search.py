@@ -42,9 +42,6 @@ WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^102
 COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
 SHORT = 2**-30  # of a step of that kind, relative to the distance from t of the items that make up the sum
-# In float32 z is rounded to about eps, relative, and F(z) to z F'(z) / F(z) times that: if it is more than this for all
-# items of a row, its mask is taken in float64.
-SENSITIVE = 8
 LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 

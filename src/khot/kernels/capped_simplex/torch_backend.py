@@ -10,7 +10,7 @@ from ..links.base import Link
 from ..rows import Threshold, compute_dtype, row_range
 from .derivative import derivative, mask_values, plain_derivative
 from .local_loops import LocalLoops
-from .search import SENSITIVE, solve_rows
+from .search import solve_rows
 
 
 def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
@@ -46,34 +46,9 @@ def threshold_of_parts(
 def mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    k, scale, found = k.to(x.device), scale.to(x.device), Link.find(link)
+    k, scale = k.to(x.device), scale.to(x.device)
     at = Threshold(*threshold(x, k, scale, link, softness, check))
-    y = mask_values(x, scale, at, found, log).contiguous()
-    if x.dtype == torch.float32 and x.numel() > 0:
-        sensitive = _sensitive(x, scale, at, found)
-        if bool(sensitive.any()):
-            _fill_in_double(sensitive, x, k, scale, y, at, found, log)
-    return y, *at
-
-
-def _sensitive(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
-    """Rows whose masks magnify the rounding of z too much, as :data:`SENSITIVE` says."""
-    if link.compact and link.q > SENSITIVE:
-        return torch.ones_like(at.offset, dtype=torch.bool)
-    highest = torch.where(x < torch.inf, x, -torch.inf).amax(-1).double()
-    z = (highest - at.anchor) / scale - at.offset
-    return z.isfinite() & (-z * link.slope(z) > SENSITIVE * link.value(z))
-
-
-def _fill_in_double(
-    rows: Tensor, x: Tensor, k: Tensor, scale: Tensor, y: Tensor, at: Threshold, link: Link, log: bool
-) -> None:
-    """Takes these rows in float64; the anchors stay numbers of x's dtype."""
-    items, scale = x[rows].double(), scale.expand(rows.shape)[rows]
-    exact = solve_rows(items, k.expand(rows.shape)[rows], scale, link, row_range(items))
-    y[rows] = mask_values(items, scale, exact, link, log).to(y.dtype)
-    anchor = exact.anchor.to(x.dtype).double()
-    at.anchor[rows], at.offset[rows] = anchor, exact.offset + (exact.anchor - anchor) / scale
+    return mask_values(x, scale, at, Link.find(link), log).contiguous(), *at
 
 
 def mask_derivative(
