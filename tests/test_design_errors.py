@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributions import biject_to
+from torch.distributions import biject_to, transform_to
 
 from khot import ConditionalPoisson, GumbelTopK, constraints, horvitz_thompson
 from khot.diagnostics import compare_estimators
@@ -53,6 +53,7 @@ def test_rsample_names_the_recommended_estimator_first(public):
         public(logits=torch.zeros(4), k=2).rsample()
 
 
-def test_a_k_hot_site_without_a_transform_names_what_samples_it():
-    with pytest.raises(NotImplementedError, match=r"(?s)KHotReparam.*init_to_sample.*KHotSwap"):
-        biject_to(constraints.k_hot(2))
+@pytest.mark.parametrize("registry", [biject_to, transform_to])
+def test_a_k_hot_site_without_a_transform_names_what_samples_it(registry):
+    with pytest.raises(ValueError, match=r"k_hot\(2\).*KHotSwap.*KHotReparam.*init_to_sample.*subset_categorical"):
+        registry(constraints.k_hot(2))

@@ -7,8 +7,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
     \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
-registered with torch, whose registries Pyro shares. Asked for ``k_hot``, which no map of real vectors has as its range,
-both raise an error that says what is done in its place.
+registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range: for it both
+registries raise ValueError and name the alternatives.
 """
 
 import math
@@ -287,9 +287,11 @@ def _biject_to_capped_simplex(constraint: _CappedSimplex) -> _CappedSimplexBijec
 @transform_to.register(_KHot)
 @biject_to.register(_KHot)
 def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
-    raise NotImplementedError(
-        f"no map takes real vectors to {constraint}. NUTS, HMC and continuous autoguides need the site to be relaxed, "
-        "by khot.infer.KHotReparam(temperature=...), and then to start from a sample: init_strategy=init_to_sample, in "
-        "autoguides init_loc_fn=init_to_sample, of pyro.infer.autoguide. khot.infer.KHotSwap samples the site "
-        "as it is; or enumerate it"
+    # Not a NotImplementedError, which Pyro replaces by advice that suits discrete sites in general.
+    raise ValueError(
+        f"no transform maps real vectors to {constraint}, so NUTS, HMC and continuous autoguides cannot take this site "
+        "as it is. Sample it by khot.infer.KHotSwap; or relax it by khot.infer.KHotReparam(temperature=0.5) and start "
+        "from a sample, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), with "
+        "init_to_sample from pyro.infer.autoguide; or enumerate it, in a plate or by "
+        "khot.infer.subset_categorical(design)"
     )

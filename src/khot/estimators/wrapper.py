@@ -129,7 +129,10 @@ class DesignWrapper(KHotDistribution):
         return self.design.mode
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} draws; what enumerates takes the design itself")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it the design without the "
+            "estimator, or khot.infer.subset_categorical(design)"
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""
