@@ -21,7 +21,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look
+from khot._validation import can_look, check_strided
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
@@ -57,6 +57,7 @@ class _KHot(constraints.Constraint):
         self.upper = k if upper is None else upper
         for name, size in (("k", self.k), ("upper", self.upper)):
             if isinstance(size, Tensor):
+                check_strided(name, size)
                 if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
                     raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
             elif isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -68,6 +69,7 @@ class _KHot(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
+        check_strided("value", value)
         ones = value == 1
         size = ones.sum(-1)  # an integer: exact in every dtype
         right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
@@ -113,6 +115,7 @@ class _CappedSimplex(constraints.Constraint):
 
     def __init__(self, k: float | Tensor) -> None:
         if isinstance(k, Tensor):
+            check_strided("k", k)
             if k.is_complex() or k.dtype == torch.bool:
                 raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
         elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
@@ -123,6 +126,7 @@ class _CappedSimplex(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
+        check_strided("value", value)
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
         return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
 
@@ -220,11 +224,13 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
     """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, right inverse logit."""
 
     def _call(self, x: Tensor) -> Tensor:
+        check_strided("x", x)
         self._check_size(x.shape[-1])
         batch_shape = _batch_shape(x.shape, self.k)
         return sigmoid_topk(x.expand(batch_shape + x.shape[-1:]), self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
+        check_strided("y", y)
         self._check_size(y.shape[-1])
         return self._logit(y).to(y.dtype)
 
@@ -244,6 +250,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
     bijective = True
 
     def _scores(self, u: Tensor) -> Tensor:
+        check_strided("u", u)
         self._check_size(u.shape[-1] + 1)
         shape = self.forward_shape(u.shape)
         return torch.nn.functional.pad(u, (0, 1)).expand(shape)
@@ -255,6 +262,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
+        check_strided("y", y)
         self._check_size(y.shape[-1])
         logit = self._logit(y)
         return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)

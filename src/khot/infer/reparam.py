@@ -10,7 +10,7 @@ from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Distribution
 
-from khot._validation import check_positive_contents, checked_positive
+from khot._validation import check_positive_contents, check_strided, checked_positive
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
 from khot.estimators.wrapper import wrap_latents
@@ -82,6 +82,7 @@ class KHotReparam(Reparam):
                 f"`estimator` must be a function of a sampling design, such as StraightThrough, but got {estimator!r}"
             )
         if temperature is not None:
+            check_strided("temperature", temperature)
             batch_shape = temperature.shape if isinstance(temperature, Tensor) else torch.Size()
             checked_positive("temperature", temperature, batch_shape)
             check_positive_contents("temperature", temperature)
