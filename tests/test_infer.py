@@ -174,8 +174,3 @@ def test_relaxed_form_depends_on_the_law_not_on_how_it_was_given():
         site = poutine.trace(poutine.reparam(lambda d=design: pyro.sample("x", d), {"x": KHotReparam(temperature=1.0)}))
         relaxed = site.get_trace().nodes["x"]["fn"].logits
         torch.testing.assert_close(relaxed - relaxed.mean(), expected - expected.mean())
-
-
-def test_an_instance_of_an_estimator_is_no_function_of_the_design():
-    with pytest.raises(TypeError, match="such as StraightThrough, but got"):
-        KHotReparam(StraightThrough(Pivotal(logits=torch.zeros(4), k=2)))

@@ -361,9 +361,10 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
 
 def described(value: Any, of: type) -> str:
     """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
-    if isinstance(value, type) and issubclass(value, of):
-        return f"the class {value.__name__}: pass an instance, such as {value.__name__}(logits=logits, k=k)"
-    return type(value).__name__
+    if not isinstance(value, type):
+        return type(value).__name__
+    advice = f": pass an instance, {value.__name__}(...)" if issubclass(value, of) else ""
+    return f"the class {value.__name__}{advice}"
 
 
 def check_function(name: str, value: Any, signature: str) -> None:
