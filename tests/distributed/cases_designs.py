@@ -1,6 +1,8 @@
 """Cases of designs whose parameter is spread, and of estimators on them."""
 
 import itertools
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -82,6 +84,23 @@ def designs_of_half_types():
             khot.ParetoSampling(probs=probs)
         drawn = khot.ParetoSampling(probs=probs, k=1000).sample((2,)).full_tensor()
         assert bool((drawn.sum(-1, dtype=torch.float64) == 1000).all())
+
+
+@case
+def totals_of_populations():
+    """Of two variables at once, with variances from pairs in closed form, from enumerated ones, and without pairs."""
+    logits, y = normal(*SHAPE), normal(2, *SHAPE, seed=1) + 5
+    designs = {member.name: partial(member.make, k=K) for member in DESIGNS if member.name in ("sampford", "brewer")}
+    designs |= {"pivotal": partial(Pivotal, k=K), "phantom_unit": partial(PHANTOM.make, k=K)}
+    for make, (where, of_y) in itertools.product(designs.values(), (([S(0)], [S(1)]), ([S(2)], None))):
+
+        def estimates(v, y, make=make):
+            design = make(logits=v)
+            return torch.stack(khot.horvitz_thompson(design, khot.topk_mask(v.detach(), design.k), y))
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "horvitz_thompson approximates")
+            compare(estimates, [logits, y], [where, of_y], rtol=1e-7, atol=1e-9)
 
 
 @case

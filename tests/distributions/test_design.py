@@ -102,6 +102,21 @@ def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
     torch.testing.assert_close(fresh.entropy().double(), double.entropy(), rtol=1e-6, atol=0)
 
 
+ENUMERATED = [c for c in DESIGNS if c.has_log_prob and not (c.has_entropy_at_any_size and c.has_pairwise_at_any_size)]
+
+
+@pytest.mark.parametrize("case", ENUMERATED, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_is_enumerated_is_rounded_once(case, dtype):
+    logits = LOGITS.to(dtype)
+    design, exact = (case.make(logits=x, k=torch.tensor([2, 3])) for x in (logits, logits.double()))
+    results = {"entropy": lambda d: d.entropy()} if design.enumerates("entropy") else {}
+    if design.enumerates("pairwise_inclusion"):
+        results |= {"pairs": lambda d: d.pairwise_inclusion, "covariance": lambda d: d.covariance_matrix}
+    for result in results.values():
+        torch.testing.assert_close(result(design), result(exact).to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-10)
+
+
 @pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
 def test_mode_of_rows_of_different_k(case):
     sizes, theta = [1, 3], normal(2, 5)

@@ -30,7 +30,7 @@ EXACT = [case for case in DESIGNS if case.has_log_prob]
 def expectation(design, y):
     """Mean of the total, its true variance, mean of the estimated variance."""
     support = design.enumerate_support()
-    share = design.log_prob(support).exp()
+    share = design.log_prob(support).double().exp()
     support, share = support[share > 0], share[share > 0]
     total, variance = horvitz_thompson(design, support, y)
     mean = share @ total
@@ -61,6 +61,13 @@ def test_variance_is_unbiased(design):
     mean, variance, estimated = expectation(design, y)
     torch.testing.assert_close(mean, y.sum())
     torch.testing.assert_close(estimated, variance)
+
+
+@pytest.mark.parametrize("case", [c for c in EXACT if not c.has_pairwise_at_any_size], ids=lambda case: case.name)
+def test_variance_is_unbiased_by_enumerated_pairs_in_float32(case):
+    mean, variance, estimated = expectation(case.make(probs=PROBS.float()), Y)
+    torch.testing.assert_close(mean, Y.sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(estimated, variance, rtol=1e-4, atol=0)
 
 
 def test_is_the_sum_over_pairs():
@@ -108,8 +115,10 @@ def test_batches_are_loops(design_class):
     for j in range(3):
         row = horvitz_thompson(design_class(probs=probs[0, j]), value[..., 0, j, :], y[j])
         torch.testing.assert_close((total[..., 0, j], variance[..., 0, j]), row)
-    wider = horvitz_thompson(design_class(probs=PROBS), value[0, 0, 0, 0], normal(7, 5))
-    assert wider[0].shape == wider[1].shape == (7,)
+    single, of_many = design_class(probs=PROBS), normal(7, 5)
+    wider = horvitz_thompson(single, value[0, 0, 0, 0], of_many)
+    apart = [horvitz_thompson(single, value[0, 0, 0, 0], row) for row in of_many]
+    torch.testing.assert_close(wider, tuple(map(torch.stack, zip(*apart, strict=True))))
 
 
 def test_gradient_and_dtype():
@@ -175,6 +184,17 @@ def test_values_that_a_design_in_order_does_not_draw(make):
     design = make(probs=torch.full((4,), 0.5), order="fixed", validate_args=True)
     with pytest.raises(ValueError, match="one of probability 0"):
         horvitz_thompson(design, torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.ones(4))
+
+
+@pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_sizes_of_rows_are_checked(case):
+    arguments, y = {"logits": torch.zeros(2, 4), "k": torch.tensor([1, 2])}, torch.ones(4)
+    value = torch.tensor([[1.0, 0, 0, 0], [1, 0, 1, 0]])
+    horvitz_thompson(case.make(**arguments, validate_args=True), value, y)
+    horvitz_thompson(case.make(**arguments, validate_args=False), value.flip(0), y)
+    with pytest.raises(ValueError, match="`value` must hold vectors that `design` can draw"):
+        horvitz_thompson(case.make(**arguments, validate_args=True), value.flip(0), y)
 
 
 def test_sizes_of_a_phantom_unit_are_checked():

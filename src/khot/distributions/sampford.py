@@ -22,8 +22,9 @@ class Sampford(SamplingDesign):
 
     ``mean`` is ``probs``, without an equation to solve. Conditional Poisson, reweighted, gives exact ``log_prob`` and
     draws at O(n log² n) cost, in float64; nothing is rejected, however close to 1 a probability is. For k = 2 the law
-    is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy has no closed
-    form. Memory is that of :class:`~khot.ConditionalPoisson`, for one long row up to twice as much.
+    is that of :class:`~khot.Brewer`. The most probable vector has the k largest ``probs``; the entropy, which has no
+    closed form, is a sum over all vectors where C(n, k) is at most 1,000,000. Memory is that of
+    :class:`~khot.ConditionalPoisson`, for one long row up to twice as much.
 
     Everything computed is differentiable to any order in ``probs``, along changes that keep the sum, and in ``logits``.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._distributed.batch import SpreadBatch
 from khot._tracing import broadcast_shapes, one_operation, untraced
 from khot._validation import check_draw, check_scores, check_strided, described
 
@@ -77,6 +78,8 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         )
     check_draw("value", value, design)
     _check_observed(y, value)
+    if design.spread is not None:
+        return _of_rows_here(design, design.spread, value, y)
     design = design.in_float32.in_float64()
     dtype = torch.promote_types(value.dtype, y.dtype)
     value = value.double()
@@ -85,6 +88,14 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     y = y.masked_fill(value == 0, 0.0)
     total = (y / _positive(design.mean.double())).sum(-1)
     return total.to(dtype), _variance(design, value, y).to(dtype)
+
+
+def _of_rows_here(design: SamplingDesign, spread: SpreadBatch, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a design that is spread over processes: each estimates for the rows of the batch that it has."""
+    arguments = {"value": value, "y": y}
+    here = [spread.here(name, v, v.dim() - 1 - len(spread.shape)) for name, v in arguments.items()]
+    total, variance = horvitz_thompson(design.rows_here, *here)
+    return spread.together(total, axes_after=0), spread.together(variance, axes_after=0)
 
 
 @untraced
