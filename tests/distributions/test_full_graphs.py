@@ -27,8 +27,8 @@ def compiled(function, backend="aot_eager", **options):
 
 
 def loss(case, given):
-    """Of logits: a draw that carries a gradient, and all that the design says about itself."""
-    has_log_prob, has_entropy = case.has_log_prob, case.has_entropy
+    """Of logits: a draw that carries a gradient, and all that the design says about itself without enumeration."""
+    has_log_prob, has_entropy = case.has_log_prob, case.has_entropy_at_any_size
 
     def of_logits(logits):
         design = case.make(logits=logits, k=2) if given == "logits" else case.make(probs=sigmoid_topk(logits, 2), k=2)
@@ -65,8 +65,11 @@ def test_forward_and_backward(case):
     check_full_graph(loss(case, "logits"), backend="aot_eager" if case in OF_EACH_KIND else "eager")
 
 
-@pytest.mark.parametrize("given", ["logits", "probs"])
-@pytest.mark.parametrize("case", OF_EACH_KIND, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "given"),
+    list(zip(OF_EACH_KIND, ("probs", "logits") * 2, strict=True)),
+    ids=lambda value: getattr(value, "name", value),
+)
 @pytest.mark.slow
 def test_half_types(case, given):
     """Their twins in float32 are made within the graph."""
@@ -99,7 +102,8 @@ def test_enumeration_and_divergences_of_shapes_that_change(make):
     def expected_energy_and_divergence(logits):
         p, q = make(logits=logits), make(logits=logits / 2)
         values = p.enumerate_support()
-        return (p.log_prob(values).exp() * (values * WEIGHTS).sum(-1)).sum() + kl_divergence(p, q).sum()
+        energy = (p.log_prob(values).exp() * (values * WEIGHTS).sum(-1)).sum()
+        return energy + p.entropy().sum() + kl_divergence(p, q).sum()
 
     expected_energy_and_divergence(LOGITS)  # torch then remembers which divergence is meant
     check_full_graph(expected_energy_and_divergence, dynamic=True, backend="eager")

@@ -12,7 +12,7 @@ from tests.inputs import normal
 
 pytestmark = [pytest.mark.loops, pytest.mark.one_of(6), pytest.mark.usefixtures("cpu_backend")]
 
-STEPS = 300  # more than any cache holds
+FIRST, THEN = 260, 40  # steps: more than any cache holds, and what follows when it is full
 USES = {
     "mask": lambda x, p: khot.sparse_topk(x, 2, 1.0, p=p),
     "signed": lambda x, p: khot.sparse_topk_signed(x, 2, 1.0, p=p),
@@ -27,11 +27,11 @@ USES = {
 def test_nothing_is_kept_of_exponents(use):
     x = normal(4, dtype=torch.float32).requires_grad_()
 
-    def objects_after(first):
-        for i in range(first, first + STEPS):
+    def objects_after(steps):
+        for i in steps:
             use(x, 1.6 + 1e-4 * i).sum().backward()
         gc.collect()
         return len(gc.get_objects())
 
-    before = objects_after(0)
-    assert objects_after(STEPS) - before < STEPS // 10
+    before = objects_after(range(FIRST))
+    assert objects_after(range(FIRST, FIRST + THEN)) - before < THEN // 4
