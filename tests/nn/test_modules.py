@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrize
@@ -194,6 +195,14 @@ def test_expert_choice_gives_every_expert_its_load():
     assert ((y != 0).sum(-2) == 3).all()
     with pytest.raises(ValueError, match=r"\(..., tokens, experts\)"):
         ExpertChoice(3)(torch.ones(4))
+
+
+@pytest.mark.parametrize("two", [np.int64(2), np.uint8(2), np.array(2)], ids=repr)
+def test_calls_take_a_size_of_numpy(two):
+    x = normal(8, 5)
+    for module in (TopK(1), TopKMask(1), ExpertChoice(1), KHotGate(5, 1).eval()):
+        assert torch.equal(module(x, two), module(x, 2))
+    assert khot.constraints.k_hot(1, two).check(TopKMask(2)(x)).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}], ids=str)

@@ -201,7 +201,10 @@ class RelaxedKHot(KHotDistribution):
         return value
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it a sampling design, such as "
+            "ConditionalPoisson"
+        )
 
     @property
     def _varies(self) -> bool | Tensor:
