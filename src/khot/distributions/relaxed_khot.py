@@ -202,7 +202,7 @@ class RelaxedKHot(KHotDistribution):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it a sampling design, such as "
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it a sampling design such as "
             "ConditionalPoisson"
         )
 
