@@ -301,8 +301,8 @@ def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
     # Not a NotImplementedError, which Pyro replaces by advice that suits discrete sites in general.
     raise ValueError(
         f"no transform maps real vectors to {constraint}, so NUTS, HMC and continuous autoguides cannot take this site "
-        "as it is. Sample it by khot.infer.KHotSwap; or relax it by khot.infer.KHotReparam(temperature=0.5) and start "
-        "from a sample, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), with "
-        "init_to_sample from pyro.infer.autoguide; or enumerate it, in a plate or by "
-        "khot.infer.subset_categorical(design)"
+        "as it is. (1) khot.infer.KHotSwap samples it. (2) khot.infer.KHotReparam(temperature=0.5) relaxes it; start "
+        "from a sample then, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), "
+        "from pyro.infer.autoguide. (3) TraceEnum_ELBO enumerates it, as a design or as "
+        "khot.infer.subset_categorical(design); hide it from an autoguide by pyro.poutine.block(model, hide=[...])"
     )

@@ -384,6 +384,10 @@ def test_is_not_part_of_a_star_import():
     for name in {*khot.nn.__all__} - {*khot.__all__}:
         with pytest.raises(AttributeError, match=f"from khot.nn import {name}$"):
             getattr(khot, name)
+    for package in (khot.constraints, khot.sklearn):
+        for name in package.__all__:
+            with pytest.raises(AttributeError, match=f"from {package.__name__} import {name}$"):
+                getattr(khot, name)
 
 
 def test_too_few_entries_that_are_not_excluded():

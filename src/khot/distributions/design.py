@@ -283,6 +283,15 @@ class SamplingDesign(KHotDistribution):
             return is_finite(self.parameter)
         return capped_simplex(self._shared_k).holds(self.parameter.detach())
 
+    def _validate_range(self) -> None:
+        if self.parameter_name == "probs" and self.parameter.numel():
+            lowest, highest = (end.item() for end in self.parameter.detach().aminmax())
+            if not (lowest >= 0 and highest <= 1):
+                raise ValueError(
+                    f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
+                    "keyword, logits=scores"
+                )
+
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
         if not ((k >= 0) & (k <= n)).all():

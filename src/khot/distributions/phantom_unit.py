@@ -84,7 +84,10 @@ class PhantomUnit(SamplingDesign):
     ) -> None:
         if not _is_design_class(design_class):
             advice = f". {POSTERIOR_ADVICE}" if design_class is None else ""
-            raise TypeError(f"`design_class` must be a class of sampling designs, but got {design_class!r}{advice}")
+            raise TypeError(
+                "`design_class` must be a class of sampling designs, as in PhantomUnit(Pivotal, logits=logits), but "
+                f"got {design_class!r}{advice}"
+            )
         for name in ("k", "relaxation", "temperature"):
             if name in design_kwargs:
                 raise TypeError(
