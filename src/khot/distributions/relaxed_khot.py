@@ -120,7 +120,7 @@ class RelaxedKHot(KHotDistribution):
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
         if not self.logits.isfinite().all():
-            raise ValueError("`logits` must be finite, but some are infinite: leave units without a choice out")
+            raise ValueError("`logits` must be finite, but some are infinite: leave out units that have no choice")
         if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
         if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():

@@ -53,7 +53,7 @@ def pathwise(
     num_samples = checked_call(design, f, num_samples)
     if not design.has_rsample:
         raise NotImplementedError(
-            f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
+            f"pathwise needs a distribution with rsample, but {type(design).__name__} has none: wrap it, as in "
             "ReinMax(design) or StraightThrough(design), or use score_function, which needs only log_prob"
         )
     return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
