@@ -31,6 +31,13 @@ def test_scores_and_a_size_by_position(public):
         public(torch.zeros(4), 2)
 
 
+@pytest.mark.parametrize("scores", [torch.arange(4.0), torch.tensor([-0.5, 0.5, 1.0, 1.0])], ids=["above", "below"])
+@pytest.mark.parametrize("public", PUBLIC)
+def test_scores_in_the_place_of_probs(public, scores):
+    with pytest.raises(ValueError, match=r"`probs` must lie in \[0, 1\], but got entries from .*logits=scores"):
+        public(scores, k=2)
+
+
 @pytest.mark.parametrize("public", PUBLIC)
 def test_logits_without_a_size(public):
     with pytest.raises(ValueError, match=rf"`k`.*required.*{public.__name__}\(logits=logits, k=2\)"):
@@ -108,3 +115,9 @@ def test_estimators_are_taken_as_classes_and_functions(case, taker):
 def test_a_gate_of_no_sampling_design(design):
     with pytest.raises(TypeError, match=f"`design` must be a class of sampling designs.*{design.__name__}"):
         KHotGate(4, 2, design)
+
+
+def test_scores_in_the_place_of_the_class_of_a_phantom_unit():
+    for given in ({"logits": torch.zeros(4)}, {"design_class": torch.zeros(4)}):
+        with pytest.raises(TypeError, match=r"`design_class`.*PhantomUnit\(Pivotal, logits=logits\)"):
+            PhantomUnit(**given)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
 _BY_NAME = ("nn", "sklearn")  # not in `__all__`: `from khot import *` would hide torch's nn, and scikit-learn
+_ELSEWHERE = {"KHotSelector": "sklearn", "capped_simplex": "constraints", "k_hot": "constraints"}
 
 try:
     __version__ = metadata.version("khot")
@@ -59,9 +60,10 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
         if name == "__all__":
             return _names(*_BUILT_ON_PYRO)
         if not name.startswith("_"):
-            if name in import_module("khot.nn").__all__:
+            home = "nn" if name in import_module("khot.nn").__all__ else _ELSEWHERE.get(name)
+            if home is not None:
                 raise AttributeError(
-                    f"module 'khot' has no attribute {name!r}, but khot.nn: from khot.nn import {name}"
+                    f"module 'khot' has no attribute {name!r}, which is in khot.{home}: from khot.{home} import {name}"
                 )
             for package in _BUILT_ON_PYRO:
                 module = _load(package, wanted=name)

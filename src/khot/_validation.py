@@ -226,7 +226,7 @@ def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
 def checked_shape(name: str, shape: Any) -> torch.Size:
     """A tuple, list or Size of ints >= 0 as a Size; sizes of a traced or compiled tensor are not looked at."""
     try:
-        size = torch.Size(shape)
+        size = torch.Size(operator.index(length) if isinstance(length, Integral) else length for length in shape)
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` must be a tuple of non-negative ints, but got {shape!r}") from None
     if any(type(length) is int and length < 0 for length in size):

@@ -21,7 +21,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look, check_strided
+from khot._validation import can_look, check_strided, checked_int
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
@@ -53,17 +53,8 @@ class _KHot(constraints.Constraint):
     event_dim = 1
 
     def __init__(self, k: int | Tensor, upper: int | Tensor | None = None) -> None:
-        self.k = k
-        self.upper = k if upper is None else upper
-        for name, size in (("k", self.k), ("upper", self.upper)):
-            if isinstance(size, Tensor):
-                check_strided(name, size)
-                if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
-                    raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
-            elif isinstance(size, bool) or not hasattr(size, "__index__"):
-                raise TypeError(f"`{name}` must be an int or an integer tensor, but got {size!r}")
-            elif size < 0:
-                raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {size}")
+        self.k = _checked_size("k", k)
+        self.upper = self.k if upper is None else _checked_size("upper", upper)
         if not isinstance(self.k, Tensor) and not isinstance(self.upper, Tensor) and self.upper < self.k:
             raise ValueError(f"`upper` must be at least k={self.k}, but got {self.upper}")
         super().__init__()
@@ -165,6 +156,18 @@ def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
     Equal entries all round the same way, so that in a half type this exceeds 1 for k in the hundreds.
     """
     return torch.finfo(dtype).eps / 2 * k + n * smallest_positive(dtype)
+
+
+def _checked_size(name: str, size: Any) -> int | Tensor:
+    if isinstance(size, Tensor):
+        check_strided(name, size)
+        if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
+            raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
+        return size
+    number = checked_int(name, size, "an int or an integer tensor")
+    if number < 0:
+        raise ValueError(f"`{name}` must satisfy 0 <= {name} <= n, but got {number}")
+    return number
 
 
 k_hot = _KHot
@@ -298,8 +301,8 @@ def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
     # Not a NotImplementedError, which Pyro replaces by advice that suits discrete sites in general.
     raise ValueError(
         f"no transform maps real vectors to {constraint}, so NUTS, HMC and continuous autoguides cannot take this site "
-        "as it is. Sample it by khot.infer.KHotSwap; or relax it by khot.infer.KHotReparam(temperature=0.5) and start "
-        "from a sample, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), with "
-        "init_to_sample from pyro.infer.autoguide; or enumerate it, in a plate or by "
-        "khot.infer.subset_categorical(design)"
+        "as it is. (1) khot.infer.KHotSwap samples it. (2) khot.infer.KHotReparam(temperature=0.5) relaxes it; start "
+        "from a sample then, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), "
+        "from pyro.infer.autoguide. (3) TraceEnum_ELBO enumerates it, as a design or as "
+        "khot.infer.subset_categorical(design); hide it from an autoguide by pyro.poutine.block(model, hide=[...])"
     )

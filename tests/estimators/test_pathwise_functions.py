@@ -33,6 +33,6 @@ def test_is_the_mean_of_f_over_draws_by_rsample(make):
 
 def test_design_without_rsample():
     design = ConditionalPoisson(logits=LOGITS, k=2)
-    with pytest.raises(NotImplementedError, match=r"ConditionalPoisson has not: wrap it.*score_function"):
+    with pytest.raises(NotImplementedError, match=r"ConditionalPoisson has none: wrap it.*score_function"):
         pathwise(design, lambda x: x[..., 0])
     assert pathwise(StraightThrough(design), lambda x: x[..., 0]).shape == (2,)

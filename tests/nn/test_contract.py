@@ -86,7 +86,7 @@ def check_repr(case):
 @only_for(lambda case: isinstance(case.make, partial))
 def check_numbers_of_numpy(case):
     """Made with NumPy's numbers it is the same module."""
-    kinds = {int: np.int64, float: np.float64}
+    kinds = {int: np.uint8, float: np.float64}
     theirs = {name: kinds.get(type(value), lambda v: v)(value) for name, value in case.make.keywords.items()}
     module = case.make.func(*(kinds.get(type(value), lambda v: v)(value) for value in case.make.args), **theirs)
     assert repr(module) == repr(case.make())

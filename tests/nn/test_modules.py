@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrize
@@ -196,6 +197,14 @@ def test_expert_choice_gives_every_expert_its_load():
         ExpertChoice(3)(torch.ones(4))
 
 
+@pytest.mark.parametrize("two", [np.int64(2), np.uint8(2), np.array(2)], ids=repr)
+def test_calls_take_a_size_of_numpy(two):
+    x = normal(8, 5)
+    for module in (TopK(1), TopKMask(1), ExpertChoice(1), KHotGate(5, 1).eval()):
+        assert torch.equal(module(x, two), module(x, 2))
+    assert khot.constraints.k_hot(1, two).check(TopKMask(2)(x)).all()
+
+
 @pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}], ids=str)
 def test_expert_choice_names_capacity_and_tokens(options):
     """Whatever relaxation finds the mask, and whether the capacity is that of the module or of the call."""
@@ -375,6 +384,10 @@ def test_is_not_part_of_a_star_import():
     for name in {*khot.nn.__all__} - {*khot.__all__}:
         with pytest.raises(AttributeError, match=f"from khot.nn import {name}$"):
             getattr(khot, name)
+    for package in (khot.constraints, khot.sklearn):
+        for name in package.__all__:
+            with pytest.raises(AttributeError, match=f"from {package.__name__} import {name}$"):
+                getattr(khot, name)
 
 
 def test_too_few_entries_that_are_not_excluded():

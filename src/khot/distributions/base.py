@@ -42,8 +42,10 @@ class KHotDistribution(TorchDistribution):
     def _validate_parameters(self, validate_args: bool | None) -> None:
         tensors = self._tensors()
         looks = can_look(*tensors)
-        if looks and self._fits():
-            return
+        if looks:
+            if self._fits():
+                return
+            self._validate_range()
         if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
             super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
         if looks:
@@ -55,6 +57,9 @@ class KHotDistribution(TorchDistribution):
         False where a subclass has further ``arg_constraints``.
         """
         return False
+
+    def _validate_range(self) -> None:
+        """Checks what torch would check without naming a cure."""
 
     def _validate_contents(self) -> None:
         """Checks the contents of the parameters, beyond their ``arg_constraints``."""

@@ -249,7 +249,7 @@ class ConditionalPoisson(SamplingDesign):
         """
         if self._shared_ends is None:
             if not can_look(self.k, self.largest_k):
-                raise NotImplementedError(f"{wanted} needs `k` as ints where contents of tensors cannot be looked at")
+                raise NotImplementedError(f"{wanted} needs `k` as ints under vmap and in compiled code")
             ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
             if len(ends) != 1:
                 raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")

@@ -201,9 +201,8 @@ class SamplingDesign(KHotDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if (probs is None) == (logits is None):
-            got, name = "neither", type(self).__name__
-            if probs is not None:
-                got = f"both; the second position is `logits`: for scores and a size, write {name}(logits=scores, k=2)"
+            got = "neither: for" if probs is None else "both; the second position is `logits`: for"
+            got += f" scores and a size, write {type(self).__name__}(logits=scores, k=2)"
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self.parameter_name = "logits" if probs is None else "probs"
         param = checked_param(self.parameter_name, logits if probs is None else probs)
@@ -282,6 +281,15 @@ class SamplingDesign(KHotDistribution):
         if self.parameter_name == "logits":
             return is_finite(self.parameter)
         return capped_simplex(self._shared_k).holds(self.parameter.detach())
+
+    def _validate_range(self) -> None:
+        if self.parameter_name == "probs" and self.parameter.numel():
+            lowest, highest = (end.item() for end in self.parameter.detach().aminmax())
+            if not (lowest >= 0 and highest <= 1):
+                raise ValueError(
+                    f"`probs` must lie in [0, 1], but got entries from {lowest:.6g} to {highest:.6g}; give scores by "
+                    "keyword, logits=scores"
+                )
 
     def _validate_contents(self) -> None:
         n, k = self.event_shape[0], self.k
@@ -709,7 +717,7 @@ class SamplingDesign(KHotDistribution):
         if self._shared_k is not None:
             return [self._shared_k]
         if not can_look(self.k):
-            raise NotImplementedError(f"{wanted} needs `k` as an int where contents of tensors cannot be looked at")
+            raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
         return cast(list[int], self.k.unique().tolist())
 
     def _unavailable(self, wanted: str, of_what: str = "") -> NotImplementedError:

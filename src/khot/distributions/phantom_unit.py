@@ -84,7 +84,10 @@ class PhantomUnit(SamplingDesign):
     ) -> None:
         if not _is_design_class(design_class):
             advice = f". {POSTERIOR_ADVICE}" if design_class is None else ""
-            raise TypeError(f"`design_class` must be a class of sampling designs, but got {design_class!r}{advice}")
+            raise TypeError(
+                "`design_class` must be a class of sampling designs, as in PhantomUnit(Pivotal, logits=logits), but "
+                f"got {design_class!r}{advice}"
+            )
         for name in ("k", "relaxation", "temperature"):
             if name in design_kwargs:
                 raise TypeError(
@@ -202,7 +205,7 @@ class PhantomUnit(SamplingDesign):
     ) -> Tensor:
         """Draws as the positions of the ones, if all draws have as many: if all rows sum to the same integer."""
         if not can_look(self.largest_k):
-            raise NotImplementedError("sample_indices needs sums that can be looked at; use sample")
+            raise NotImplementedError("sample_indices does not work under vmap and in compiled code; use sample")
         if (self.largest_k > self.k).any():
             raise NotImplementedError("sample_indices needs draws of one size, but these have two; use sample")
         return super().sample_indices(sample_shape, generator=generator)
@@ -225,7 +228,7 @@ class PhantomUnit(SamplingDesign):
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
         if not can_look(self.largest_k):
-            raise NotImplementedError("enumerate_support needs sums that can be looked at")
+            raise NotImplementedError("enumerate_support does not work under vmap and in compiled code")
         sizes = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
         if len(sizes) != 1:
             raise NotImplementedError(f"enumerate_support needs the same sizes in all rows, but got {sizes}")

@@ -120,7 +120,7 @@ class RelaxedKHot(KHotDistribution):
     def _validate_contents(self) -> None:
         n, k, temperature = self.event_shape[0], self.k, self.temperature
         if not self.logits.isfinite().all():
-            raise ValueError("`logits` must be finite, but some are infinite: leave units without a choice out")
+            raise ValueError("`logits` must be finite, but some are infinite: leave out units that have no choice")
         if isinstance(k, Tensor) and not ((k >= 0) & (k <= n)).all():
             raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
         if isinstance(temperature, Tensor) and not ((temperature > 0) & temperature.isfinite()).all():
@@ -201,7 +201,10 @@ class RelaxedKHot(KHotDistribution):
         return value
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} is continuous; what enumerates takes a sampling design")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it a sampling design such as "
+            "ConditionalPoisson"
+        )
 
     @property
     def _varies(self) -> bool | Tensor:

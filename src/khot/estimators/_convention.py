@@ -34,12 +34,14 @@ def declares(*, unbiased: bool, min_samples: int = 1) -> Callable[[Estimator], E
     return mark
 
 
-def check_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> None:
-    """``design`` is a distribution over vectors, f a function, ``num_samples`` an int of at least ``min_samples``."""
+def checked_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> int:
+    """``num_samples`` as an int, at least ``min_samples``; ``design`` is a distribution over vectors, f a function."""
     check_design(design)
     check_function("f", f, "the values")
-    if checked_index("num_samples", num_samples) < min_samples:
+    count = checked_index("num_samples", num_samples)
+    if count < min_samples:
         raise ValueError(f"`num_samples` must be at least {min_samples} here, but got {num_samples}")
+    return count
 
 
 def check_design(design: Any) -> None:

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from khot._validation import check_generator, checked_count
 from khot.distributions.design import MAX_SUPPORT
 
-from ._convention import Loss, check_call, declares, evaluate
+from ._convention import Loss, checked_call, declares, evaluate
 from .support import Support
 from .wrapper import scores_of, wide
 
@@ -52,7 +52,7 @@ def enumerated(
         >>> exact, torch.autograd.grad(exact, logits)[0]
         (tensor(0.1667, grad_fn=<...>), tensor([ 0.0833,  0.0833, -0.0833, -0.0833]))
     """
-    check_call(design, f, num_samples)
+    checked_call(design, f, num_samples)
     chunk_size = checked_count("chunk_size", chunk_size)
     check_generator(generator)
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")

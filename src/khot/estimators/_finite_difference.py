@@ -14,7 +14,7 @@ from khot.distributions.base import draw
 from khot.kernels.random_numbers import exponential
 from khot.laws.swaps import partner_law
 
-from ._convention import Loss, check_call, declares, evaluate
+from ._convention import Loss, checked_call, declares, evaluate
 from .wrapper import in_float32, wide
 
 
@@ -84,7 +84,7 @@ def finite_difference(
         >>> torch.autograd.grad(surrogate, logits)[0].sum().abs() < 1e-6
         tensor(True)
     """
-    check_call(design, f, num_samples)
+    num_samples = checked_call(design, f, num_samples)
     check_choice("partners", partners, ("all", "drawn"))
     chunk_size = checked_count("chunk_size", chunk_size)
     _conditional_poisson(design)  # whose error is due now

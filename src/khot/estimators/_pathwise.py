@@ -10,7 +10,7 @@ from khot._notes import feels_between_vertices
 from khot.distributions.base import draw
 from khot.distributions.design import Relaxation
 
-from ._convention import Loss, check_call, declares, evaluate
+from ._convention import Loss, checked_call, declares, evaluate
 from ._reinmax import ReinMax
 from ._straight_through import StraightThrough
 from .wrapper import wrap_latents
@@ -50,10 +50,10 @@ def pathwise(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([-0.5000, -0.1667,  0.1667,  0.5000])
     """
-    check_call(design, f, num_samples)
+    num_samples = checked_call(design, f, num_samples)
     if not design.has_rsample:
         raise NotImplementedError(
-            f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
+            f"pathwise needs a distribution with rsample, but {type(design).__name__} has none: wrap it, as in "
             "ReinMax(design) or StraightThrough(design), or use score_function, which needs only log_prob"
         )
     return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
@@ -88,7 +88,7 @@ def straight_through(
         >>> torch.autograd.grad(surrogate, logits)[0]
         tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
     """
-    check_call(design, f, num_samples)
+    num_samples = checked_call(design, f, num_samples)
     return pathwise(wrap_latents(design, StraightThrough), f, num_samples, generator=generator)
 
 
@@ -127,6 +127,6 @@ def reinmax(
         >>> torch.autograd.grad(surrogate, logits)[0].sum()
         tensor(0.)
     """
-    check_call(design, f, num_samples)
+    num_samples = checked_call(design, f, num_samples)
     wrap = partial(ReinMax, temperature=temperature, relaxation=relaxation)
     return pathwise(wrap_latents(design, wrap), f, num_samples, generator=generator)

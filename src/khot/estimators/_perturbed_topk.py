@@ -46,9 +46,7 @@ def perturbed_topk(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Relaxes top-k by the mean over Gaussian perturbations of the scores.
-
-    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes top-k by the mean over Gaussian perturbations (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y = \frac1M \sum_m \mathrm{top}_k(x + \sigma Z_m), \qquad
         \frac{\partial y}{\partial x} := \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -

@@ -11,7 +11,7 @@ from khot._tracing import shape_of
 from khot._validation import check_fraction
 from khot.distributions.base import draw
 
-from ._convention import Loss, check_call, check_design, declares, evaluate
+from ._convention import Loss, check_design, checked_call, declares, evaluate
 from .wrapper import scores_of, wide
 
 Baseline = Literal["none", "moving_average", "leave_one_out"] | Callable[[Distribution], float | Tensor]
@@ -113,7 +113,7 @@ def score_function(
         True
     """
     _check_baseline(baseline)
-    check_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
+    num_samples = checked_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _learn(baseline, losses, _surrogate(design, values, losses, baseline))

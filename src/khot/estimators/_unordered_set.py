@@ -14,7 +14,7 @@ from khot.distributions.base import draw
 from khot.distributions.design import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential
 
-from ._convention import Loss, check_call, declares, evaluate
+from ._convention import Loss, checked_call, declares, evaluate
 from .support import Support
 from .wrapper import scores_of, wide
 
@@ -80,7 +80,7 @@ def unordered_set(
         tensor([ 0.0833,  0.0833, -0.0833, -0.0833])
     """
     check_choice("baseline", baseline, ("built_in", "none"))
-    check_call(design, f, num_samples)
+    num_samples = checked_call(design, f, num_samples)
     values, log_rest = _draw(design, num_samples, generator)
     return _surrogate(design, values, evaluate(f, values, design), log_rest, baseline)
 

@@ -69,7 +69,7 @@ class AdaptiveStep:
     def step(self, scores: Tensor, g: Tensor) -> float:
         """The step for these perturbed scores and this cotangent; 0 where that is 0."""
         if is_mapped(scores) or is_mapped(g):
-            raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: name a number")
+            raise NotImplementedError("AdaptiveStep has one state for all, which a vmap cannot change: pass a number")
         if is_dry_run(scores, g):
             return 0.0
         norm = torch.linalg.vector_norm(g).item()

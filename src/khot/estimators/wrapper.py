@@ -69,7 +69,8 @@ class DesignWrapper(KHotDistribution):
                     f"but has {tuple(log_prob.shape())}"
                 )
         elif not _is_name(log_prob):
-            got = described(log_prob, SamplingDesign) if isinstance(log_prob, type) else repr(log_prob)
+            given: Any = log_prob
+            got = described(given, SamplingDesign) if isinstance(given, type) else repr(given)
             raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {got}")
         check_flag("validate_args", validate_args, optional=True)
         self.design = design

@@ -116,6 +116,8 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
 
     Where nobody can look at the contents, such a mask has fewer ones.
     """
+    if not isinstance(k, Tensor):
+        k = checked_int("k", k, "an int or an integer tensor for a hard mask")
     mask = topk_mask(x, k, dim)
     if has_parts(x) or not looks_at_contents(*tensors_among(x, k)):
         return mask.masked_fill(x == -torch.inf, 0)

@@ -25,9 +25,7 @@ def straight_through_topk(
     *,
     relaxation: Callable[[Tensor, Any, Any], Tensor] = sigmoid_topk,
 ) -> Tensor:
-    r"""Marks the k largest entries with ones, differentiated as if it were a relaxed mask.
-
-    The third argument is ``softness``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Marks the k largest, with the gradient of a relaxed mask (third argument: ``softness``; ``dim`` by keyword).
 
     .. math:: y = \mathrm{topk}(x, k), \qquad dy := d\,\mathrm{relaxation}(x, k, \text{softness})
 

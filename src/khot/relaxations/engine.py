@@ -311,9 +311,7 @@ def _distances(x: Tensor, k: float | Tensor, softness: float | Tensor, link: Lin
 def capped_simplex_map(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes top-k by an increasing link function F, shifted so that the result sums to k.
-
-    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes top-k by a shifted, increasing link function F (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
 

@@ -12,9 +12,7 @@ from .linked import with_link
 @with_link(LAPLACE)
 @of_rows(in_parts=True)
 def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
-    r"""Relaxes top-k by Laplace distribution functions that sum to k.
-
-    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes top-k by Laplace distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
         \mathrm{Lap}(z) = \tfrac12 e^z \ (z \le 0), \quad 1 - \tfrac12 e^{-z} \ (z > 0)
@@ -52,14 +50,12 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
 def log_lapsum_topk(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Logarithm of :func:`lapsum_topk`, accurate also where the mask itself underflows.
-
-    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Logarithm of :func:`lapsum_topk` (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: \log y_i = \log \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k
 
-    Its complement :math:`\log(1 - y)` is ``log_lapsum_topk(-x, n - k, scale)``. Differentiable as :func:`lapsum_topk`
-    is.
+    Accurate also where the mask itself underflows. Its complement :math:`\log(1 - y)` is
+    ``log_lapsum_topk(-x, n - k, scale)``. Differentiable as :func:`lapsum_topk` is.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -13,9 +13,7 @@ from .sparse import check_exponent
 def sparse_topk_magnitude(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes "keep the k entries of largest absolute value, zero the others", with exact zeros.
-
-    The third argument is ``strength``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Keeps the k largest ``abs(x)``, relaxed, with exact zeros (third argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\max_y \langle x, y \rangle - \frac12 \min_{z \in [0,1]^n, \sum z = k} \sum_i \frac{y_i^2}{z_i}
         - \frac{\lambda}{p} \sum_i |y_i|^p

@@ -12,19 +12,17 @@ from .isotonic import column, find_blocks
 
 @of_rows(rows=("x", "w"))
 def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    r"""Projects ``x / strength`` onto the permutahedron of w, the convex hull of all permutations of w.
-
-    The third argument is ``strength``, not the axis: pass ``dim`` by keyword.
+    r"""Projects ``x / strength`` onto the permutahedron of w (third argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
         = \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
 
-    For w of k ones and n - k zeros it is the sparse top-k mask with p = 2. Equals w, ordered as x is, for a small
-    enough ``strength``, and tends to the mean of w as it grows; keeps the order of ``x``, sums to the sum of w,
-    invariant to ``x + c``. Differentiable in ``x``, ``w`` and ``strength``, forwards and backwards; piecewise linear in
-    ``x / strength`` and ``w``, with exact zeros in the Jacobian. Costs two sorts and a call of :func:`isotonic_l2`;
-    both passes take about a dozen float64 numbers of each entry, because sorted values, weights, pooled means and
-    places are all needed at a time.
+    The permutahedron is the convex hull of all permutations of w. For w of k ones and n - k zeros y is the sparse top-k
+    mask with p = 2. Equals w, ordered as x is, for a small enough ``strength``, and tends to the mean of w as it grows;
+    keeps the order of ``x``, sums to the sum of w, invariant to ``x + c``. Differentiable in ``x``, ``w`` and
+    ``strength``, forwards and backwards; piecewise linear in ``x / strength`` and ``w``, with exact zeros in the
+    Jacobian. Costs two sorts and a call of :func:`isotonic_l2`; both passes take about a dozen float64 numbers of each
+    entry, because sorted values, weights, pooled means and places are all needed at a time.
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.
@@ -81,9 +79,7 @@ def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
 
 @of_rows
 def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    r"""Relaxes the ranks 1 ... n of the entries by projection onto the permutahedron.
-
-    The second argument is ``strength``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
+    r"""Relaxes the ranks by projection onto the permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
 
@@ -117,9 +113,7 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 
 @of_rows
 def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    r"""Relaxes sorting, in ascending order, by projection onto the permutahedron of the entries.
-
-    The second argument is ``strength``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
+    r"""Relaxes ascending order by projection onto a permutahedron (second argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2
 

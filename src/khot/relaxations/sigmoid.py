@@ -14,9 +14,7 @@ from .linked import with_link
 def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes top-k by binary-entropy regularisation on the capped simplex.
-
-    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes top-k by binary-entropy regularisation (third argument: ``temperature``; ``dim`` by keyword).
 
     .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
@@ -55,14 +53,12 @@ def sigmoid_topk(
 def log_sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Logarithm of :func:`sigmoid_topk`, accurate also where the mask itself underflows.
-
-    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Logarithm of :func:`sigmoid_topk` (third argument: ``temperature``; ``dim`` by keyword).
 
     .. math:: \log y_i = -\log(1 + e^{-(x_i - t)/T}), \quad \sum_i y_i = k
 
-    Its complement :math:`\log(1 - y)` is ``log_sigmoid_topk(-x, n - k, temperature)``. Differentiable as
-    :func:`sigmoid_topk` is.
+    Accurate also where the mask itself underflows. Its complement :math:`\log(1 - y)` is
+    ``log_sigmoid_topk(-x, n - k, temperature)``. Differentiable as :func:`sigmoid_topk` is.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry, ``inf`` selects it.

@@ -13,9 +13,7 @@ from .sparse import check_exponent
 def sparse_topk_signed(
     x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes the signs of the k entries of largest absolute value, with exact zeros and exact -1 and 1.
-
-    The third argument is ``strength``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes the signs of the k largest ``abs(x)``, with zeros (third argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\max_{|y_i| \le 1, \sum |y_i| \le k} \langle x, y \rangle
         - \frac{\lambda}{p} \sum_i |y_i|^p

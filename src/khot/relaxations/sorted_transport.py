@@ -94,9 +94,7 @@ def sorted_transport_topk(
     tol: float | None = None,
     max_iter: int = 1000,
 ) -> Tensor:
-    r"""Relaxes the k largest entries, in order, by entropic optimal transport to k sorted places.
-
-    The third argument is ``epsilon``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes the k largest entries, in order, by optimal transport (third argument: ``epsilon``; ``dim`` by keyword).
 
     .. math:: y = n\,\Gamma_{\cdot,\,:k}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
         + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad

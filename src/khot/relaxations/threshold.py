@@ -25,9 +25,7 @@ def topk_threshold(
     *,
     relaxation: Callable[..., Tensor] = sigmoid_topk,
 ) -> Tensor:
-    r"""The threshold t of a top-k mask: what a score has to exceed.
-
-    The third argument is ``softness``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""The threshold that scores exceed in a top-k mask (third argument: ``softness``; ``dim`` by keyword).
 
     .. math:: \text{relaxation}(x, k, s)_i = F((x_i - t)/s), \quad \sum_i F((x_i - t)/s) = k
 

@@ -63,9 +63,7 @@ class _TwoAnchors(Link, name="two_anchors"):
 def transport_topk(
     x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
-    r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
-
-    The third argument is ``epsilon``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+    r"""Relaxes top-k by optimal transport to "in" and "out" (third argument: ``epsilon``; ``dim`` by keyword).
 
     .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
         + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
