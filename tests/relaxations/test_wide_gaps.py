@@ -1,9 +1,13 @@
 """First derivatives where k is the number of items above a gap that takes the digits of the scores from z."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from khot import (
+    StudentT,
+    capped_simplex_map,
     capped_softmax,
     lapsum_topk,
     log_lapsum_topk,
@@ -108,6 +112,67 @@ def test_shares_where_everything_is_masked_or_chosen(dtype):
         (of_k,) = torch.autograd.grad((sigmoid_topk(x, k) * torch.tensor(COTANGENT, dtype=dtype)).sum(), k)
         expected = (torch.softmax(sign * x.double(), -1) * torch.tensor(COTANGENT, dtype=torch.float64)).sum().item()
         torch.testing.assert_close(of_k.item(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+def second_derivatives(function, x, size, g=COTANGENT):
+    """Of <g, y>, by the derivative that is taken first and the one that is taken of it, among x, k and the scale."""
+    leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, size, 1.0)]
+    loss = (function(*leaves) * torch.tensor(g, dtype=torch.float64)).sum()
+    first = torch.autograd.grad(loss, leaves, create_graph=True)
+    second = {}
+    for one, value in zip("xks", first, strict=True):
+        for number in value.reshape(-1).unbind():
+            found = torch.autograd.grad(number, leaves, retain_graph=True, materialize_grads=True)
+            for other, part in zip("xks", found, strict=True):
+                second.setdefault(one + other, []).append(part.reshape(-1))
+    return {key: torch.stack(value).squeeze() for key, value in second.items()}
+
+
+WITH_LIMITS = {
+    "sigmoid": sigmoid_topk,
+    "transport": transport_topk,
+    "lapsum": lapsum_topk,
+    "capped_softmax": capped_softmax,
+    "cauchy": partial(capped_simplex_map, link=StudentT(1)),
+}
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("name", WITH_LIMITS)
+@pytest.mark.parametrize("x", [NEAR, [0.0637, 0.0637, -0.7975]], ids=["distinct", "tied"])
+@pytest.mark.parametrize("end", ["none", "all"])
+def test_second_derivatives_of_nothing_and_of_all(name, x, end):
+    """The limits of those at other k, in every order of differentiation."""
+    function, step = WITH_LIMITS[name], 1e-6
+    size, near = (0.0, step) if end == "none" else (3.0, 3.0 - step)
+    found, expected = (second_derivatives(function, x, k) for k in (size, near))
+    if name == "capped_softmax" and end == "all":  # not smooth there: k moves nothing
+        assert all(bool((value == 0).all()) for value in found.values())
+        return
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=3e-5, msg=lambda m, key=key: f"{key}: {m}")
+    for one, other in ("x", "k"), ("k", "s"), ("x", "s"):
+        torch.testing.assert_close(found[one + other], found[other + one], rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("link", ["normal", 2, 4])
+@pytest.mark.parametrize("size", [0.0, 3.0])
+def test_second_derivatives_in_k_that_are_infinite(link, size):
+    """Where shares have no limit but for ties: of the sign that they have nearby, and 0 of tied items."""
+    function = normal_topk if link == "normal" else partial(capped_simplex_map, link=StudentT(link))
+    near = second_derivatives(function, NEAR, abs(size - 1e-5))["kk"]
+    found = second_derivatives(function, NEAR, size)["kk"]
+    assert found.abs() > 1e270
+    assert found.sign() == near.sign()
+    assert second_derivatives(function, [0.5] * 3, size)["kk"].abs() < 1e-12
+
+
+@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
+def test_second_derivatives_of_logarithms_in_k(function):
+    assert second_derivatives(function, NEAR, 0.0)["kk"] == -torch.inf
+    expected = second_derivatives(function, NEAR, 3.0 - 1e-6)["kk"]
+    torch.testing.assert_close(second_derivatives(function, NEAR, 3.0)["kk"], expected, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])

@@ -65,6 +65,10 @@ def _clamped_inside(y: Tensor, dtype: torch.dtype) -> Tensor:
     return y.clamp(smallest_positive(dtype), 1 - torch.finfo(dtype).eps / 2)
 
 
+def _detached(value: float | Tensor) -> float | Tensor:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 class _Scores(NamedTuple):
     """What a mask remembers: that it is ``sigmoid_topk(x, k, temperature)``, and when it was made."""
 
@@ -76,10 +80,10 @@ class _Scores(NamedTuple):
     recorder: object | None
 
     def log_odds(self) -> Tensor:
-        numbers = self.x.double(), self.k, self.temperature
+        x, k, temperature = self.x.double(), self.k, self.temperature
         if not self.with_grad:
-            numbers = tuple(v.detach() if isinstance(v, Tensor) else v for v in numbers)
-        return sigmoid_topk_log_odds(*numbers)
+            x, k, temperature = x.detach(), _detached(k), _detached(temperature)
+        return sigmoid_topk_log_odds(x, k, temperature)
 
 
 def remember_scores(y: Tensor, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> None:

@@ -22,6 +22,7 @@ from ..rows import Threshold, compute_dtype, distances, distances_of
 
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
+END_DENSITY = 2.0**-1000  # the sum of the slopes at k = 0 and k = n, as far as derivatives of derivatives tell
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
 
@@ -93,20 +94,66 @@ def local_shape(
     share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link)
     # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
     density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
-    return z, share, slope, density.clamp(min=tiny)
+    return _at_ends(link, x, scale, at, (z, share, slope, density.clamp(min=tiny)))
+
+
+def _ends(at: Threshold, link: Link) -> Tensor:
+    """Rows with k = 0 or k = n, which lie ``link.reach`` scales from their threshold."""
+    return at.offset.detach().abs() == link.reach
+
+
+def _at_ends(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, shape: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""The same with the limits of its derivatives in k where k = 0 or k = n.
+
+    There the slopes w and their sum W vanish, and k moves the threshold without bounds. With r_i = (log F')'(z_i),
+
+        dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),  q_i = r_i / W,
+
+    where differences of the q have a limit that the link knows. Autograd takes these derivatives through the offset,
+    whose derivative is -1 / W: with a W that is small, and whose inverse is finite.
+    """
+    ends = _ends(at, link)
+    if (link.compact and link.reaches_zero) or (_can_tell(ends) and not bool(ends.any())):
+        return shape
+    z, share, slope, density = shape
+    place = Threshold(at.anchor.detach(), at.offset.detach())
+    known = share.detach().double()
+    middle = torch.where(known > 0, x.detach().double(), 0.0)
+    far = torch.where(known > 0, bounded_distances(middle, place, scale.detach()), 0.0)
+    top = far.abs().masked_fill(known == 0, torch.inf).argmin(-1, keepdim=True)
+    near = middle.gather(-1, top)
+    beyond = torch.where(known > 0, (0.5 * middle - 0.5 * near) * (2 / scale.detach()).unsqueeze(-1), 0.0)
+    found = link.limits_at_ends(far, beyond, known)
+    if found is None:
+        return shape
+    rate, bend = found
+    ends = ends & (known.sum(-1) > 0)
+    growth = torch.where(ends, (at.offset.detach() - at.offset) * END_DENSITY, 0.0)  # 0 with derivative 1 in k
+    density = torch.where(ends, END_DENSITY + (known * rate).sum(-1) * growth, density)
+    bend = known * (bend - (known * bend).sum(-1, keepdim=True))
+    growth = growth.unsqueeze(-1)
+    return z, share + (bend * growth).to(z.dtype), slope + (known * rate * growth).to(z.dtype), density
 
 
 def _exact_shares(
     share: Tensor, total: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link
 ) -> Tensor:
-    """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow."""
-    far = _underflows(total).unsqueeze(-1)
+    """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow.
+
+    And where k = 0 or k = n, of which :func:`_at_ends` adds the derivative in k.
+    """
+    ends = _ends(at, link).unsqueeze(-1)
+    far = _underflows(total).unsqueeze(-1) | ends
     if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
         return share
     place = Threshold(at.anchor.detach(), at.offset.detach())
     exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
     far = far & (exact.sum(-1, keepdim=True) > 0)
-    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate_of_slopes(z, link), -1)
+    held = bounded_distances(x.to(z.dtype), place, scale)
+    rate = rate_of_slopes(torch.where(ends, held, z), link)
+    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate, -1)
     return torch.where(far, moving, share)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
+INFINITE = 1e300  # as good as: for a limit that does not exist
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
 
 
@@ -205,6 +206,15 @@ class Link(ABC):
     def log_hazard(self, z: Tensor) -> Tensor:
         """log of F' over the short tail, F below 0 and 1 - F above, for z far from 0."""
         return self.log_slope(z) - self.log_tail(z)
+
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor] | None:
+        """r and the limit of (r - r_0) / sum F', with r = (log F')', where all z tend to -inf, or all to inf together.
+
+        ``beyond`` are the differences to the nearest item, whose r is r_0; ``share`` those of the slopes. Second
+        derivatives in k at k = 0 and k = n follow. None if they are unknown; then autograd takes what it finds at
+        ``reach``.
+        """
+        return None
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
