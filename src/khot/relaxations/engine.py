@@ -34,7 +34,6 @@ from khot.kernels.capped_simplex.derivative import (
     levers,
     local_shape,
     mask_values,
-    per_share,
     shares,
     sum_moves_threshold,
 )
@@ -110,7 +109,8 @@ def _jvp(
 ) -> tuple[Tensor, None, Tensor]:
     x, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
+    shape = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
+    z, share, slope, density, _ = shape
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)
@@ -119,10 +119,10 @@ def _jvp(
     by_k = None if dk is None else dk * sum_moves_threshold(density, z, link)
     shift = mean.double() if by_k is None else mean.double() - by_k
     if ctx.log:
-        slope = link.log_derivative(z)
+        slope = shape.log_derivative(link)
         dy = slope * rest
         if dk is not None and by_k is not None:  # above the threshold by the share, which knows underflowing slopes
-            above = per_share(z, share, link) * dk.to(z.dtype).unsqueeze(-1)
+            above = shape.per_share(share, link) * dk.to(z.dtype).unsqueeze(-1)
             dy = dy + torch.where(z > 0, above, slope * by_k.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:

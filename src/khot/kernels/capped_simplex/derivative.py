@@ -10,6 +10,8 @@ and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d
 The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -85,75 +87,98 @@ def levers(z: Tensor, x: Tensor) -> Tensor:
     return z.masked_fill(x.isinf(), 0.0)
 
 
-def local_shape(
-    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
-    z = bounded_distances(x.to(compute_dtype(x)), at, scale)
+class LocalShape(NamedTuple):
+    """What every derivative is made of.
+
+    The z, their shares omega and slopes F' (..., n), and the sum of the slopes (...), which is not 0. Besides, zeros
+    whose derivatives are those of F and F' in k at k = 0 and k = n, if there are such rows.
+    """
+
+    z: Tensor
+    share: Tensor
+    slope: Tensor
+    density: Tensor
+    growth: tuple[Tensor, Tensor] | None = None
+
+    def log_derivative(self, link: Link) -> Tensor:
+        """F' / F; its derivative in k at k = 0 is left out."""
+        found = link.log_derivative(self.z)
+        return found if self.growth is None else found + self.growth[1].masked_fill(self.z < 0, 0.0)
+
+    def per_share(self, share: Tensor, link: Link) -> Tensor:
+        """``share / F`` above the threshold, where F is no less than 1/2, else 0."""
+        found = per_share(self.z, share, link)
+        return found if self.growth is None else found * (1 - self.growth[0])  # F is 1 at k = n, and z < 0 at k = 0
+
+
+def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool) -> LocalShape:
+    """The :class:`LocalShape` of rows, differentiable to any order; at k = 0 and k = n twice in k."""
+    ends = _ends(at, link)
+    if ends is not None:  # where the threshold has no derivative but that of :func:`_at_ends`
+        place = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
+    z = bounded_distances(x.to(compute_dtype(x)), at if ends is None else place, scale)
     slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
-    share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link)
+    share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link, ends)
     # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
     density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
-    return _at_ends(link, x, scale, at, (z, share, slope, density.clamp(min=tiny)))
+    shape = LocalShape(z, share, slope, density.clamp(min=tiny))
+    return shape if ends is None else _at_ends(link, x, scale, at, ends, shape)
 
 
-def _ends(at: Threshold, link: Link) -> Tensor:
-    """Rows with k = 0 or k = n, which lie ``link.reach`` scales from their threshold."""
-    return at.offset.detach().abs() == link.reach
+def _ends(at: Threshold, link: Link) -> Tensor | None:
+    """Rows with k = 0 or k = n, which lie ``link.reach`` scales from their threshold, if their limits are known."""
+    if type(link).limits_at_ends is Link.limits_at_ends:
+        return None
+    ends = at.offset.detach().abs() == link.reach
+    return None if _can_tell(ends) and not bool(ends.any()) else ends
 
 
-def _at_ends(
-    link: Link, x: Tensor, scale: Tensor, at: Threshold, shape: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _at_ends(link: Link, x: Tensor, scale: Tensor, at: Threshold, ends: Tensor, shape: LocalShape) -> LocalShape:
     r"""The same with the limits of its derivatives in k where k = 0 or k = n.
 
     There the slopes w and their sum W vanish, and k moves the threshold without bounds. With r_i = (log F')'(z_i),
 
-        dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),  q_i = r_i / W,
+        dF_i/dk = omega_i,  dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),
 
-    where differences of the q have a limit that the link knows. Autograd takes these derivatives through the offset,
-    whose derivative is -1 / W: with a W that is small, and whose inverse is finite.
+    q_i = r_i / W, whose differences have a limit that the link knows. Autograd takes these derivatives through the
+    offset, whose derivative is -1 / W: with a W that is small, and whose inverse is finite.
     """
-    ends = _ends(at, link)
-    if (link.compact and link.reaches_zero) or (_can_tell(ends) and not bool(ends.any())):
-        return shape
-    z, share, slope, density = shape
-    place = Threshold(at.anchor.detach(), at.offset.detach())
-    known = share.detach().double()
-    middle = torch.where(known > 0, x.detach().double(), 0.0)
-    far = torch.where(known > 0, bounded_distances(middle, place, scale.detach()), 0.0)
-    top = far.abs().masked_fill(known == 0, torch.inf).argmin(-1, keepdim=True)
-    near = middle.gather(-1, top)
-    beyond = torch.where(known > 0, (0.5 * middle - 0.5 * near) * (2 / scale.detach()).unsqueeze(-1), 0.0)
-    found = link.limits_at_ends(far, beyond, known)
-    if found is None:
-        return shape
-    rate, bend = found
-    ends = ends & (known.sum(-1) > 0)
-    growth = torch.where(ends, (at.offset.detach() - at.offset) * END_DENSITY, 0.0)  # 0 with derivative 1 in k
-    density = torch.where(ends, END_DENSITY + (known * rate).sum(-1) * growth, density)
+    known = shape.share.detach().double()
+    counts = known > 0
+    ends = ends & counts.any(-1)
+    items = torch.where(counts, x.detach().double(), 0.0)
+    z = shape.z.detach().double().masked_fill(~counts, 0.0)
+    top = z.abs().masked_fill(~counts, torch.inf).argmin(-1, keepdim=True)
+    beyond = (0.5 * items - 0.5 * items.gather(-1, top)) * (2 / scale.detach()).unsqueeze(-1)
+    rate, bend = link.limits_at_ends(z, beyond.masked_fill(~counts, 0.0), known)
     bend = known * (bend - (known * bend).sum(-1, keepdim=True))
-    growth = growth.unsqueeze(-1)
-    return z, share + (bend * growth).to(z.dtype), slope + (known * rate * growth).to(z.dtype), density
+    moved = torch.where(ends, (at.offset.detach() - at.offset) * END_DENSITY, 0.0)  # 0 with derivative 1 in k
+    density = torch.where(ends, END_DENSITY + (known * rate).sum(-1) * moved, shape.density)
+    rows, dtype = moved.unsqueeze(-1), shape.z.dtype
+    of_share, of_value, of_slope = ((v * rows).to(dtype) for v in (bend, known, known * rate))
+    return LocalShape(shape.z, shape.share + of_share, shape.slope + of_slope, density, (of_value, of_slope))
 
 
 def _exact_shares(
-    share: Tensor, total: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link
+    share: Tensor,
+    total: Tensor,
+    z: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    at: Threshold,
+    link: Link,
+    ends: Tensor | None = None,
 ) -> Tensor:
-    """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow.
-
-    And where k = 0 or k = n, of which :func:`_at_ends` adds the derivative in k.
-    """
-    ends = _ends(at, link).unsqueeze(-1)
-    far = _underflows(total).unsqueeze(-1) | ends
+    """Differentiable shares: those of :func:`far_shares` at ``ends`` and where the slopes with this total underflow."""
+    far = _underflows(total).unsqueeze(-1)
+    if ends is not None:
+        far = far | ends.unsqueeze(-1)
     if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
         return share
     place = Threshold(at.anchor.detach(), at.offset.detach())
     exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
     far = far & (exact.sum(-1, keepdim=True) > 0)
-    held = bounded_distances(x.to(z.dtype), place, scale)
-    rate = rate_of_slopes(torch.where(ends, held, z), link)
-    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate, -1)
+    moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate_of_slopes(z, link), -1)
     return torch.where(far, moving, share)
 
 
@@ -204,14 +229,15 @@ def centred(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return rest - left.unsqueeze(-1), mean + left
 
 
-def pull_on_k(grad: Tensor, direct: Tensor, z: Tensor, share: Tensor, density: Tensor, link: Link) -> Tensor:
+def pull_on_k(grad: Tensor, direct: Tensor, shape: LocalShape, link: Link) -> Tensor:
     """dL/dk from dL/d log y, ``sum g_i omega_i / F(z_i)``; ``direct`` are the d.
 
     The share knows the slope of an item above the threshold where F' underflows; below, omega and F may both underflow,
     and d_i / sum w is the same.
     """
-    above, below = per_share(z, grad * share, link).sum(-1), direct.masked_fill(z > 0, 0.0).sum(-1)
-    return above.double() + below.double() / density
+    above = shape.per_share(grad * shape.share, link).sum(-1)
+    below = direct.masked_fill(shape.z > 0, 0.0).sum(-1)
+    return above.double() + below.double() / shape.density
 
 
 def per_share(z: Tensor, share: Tensor, link: Link) -> Tensor:
@@ -328,13 +354,14 @@ def derivative(
     log: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, at, log)
+    shape = local_shape(link, x, scale, at, log)
+    z, share, slope, density, _ = shape
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         grad = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0)
-        direct = grad * link.log_derivative(z)
+        direct = grad * shape.log_derivative(link)
         grad_z = balanced(direct - share * direct.sum(-1, keepdim=True), share)
-        grad_k = pull_on_k(grad, direct, z, share, density, link)
+        grad_k = pull_on_k(grad, direct, shape, link)
     elif grad_y is not None:
         rest, mean = centred(grad_y, share)
         grad_z, grad_k = balanced(slope * rest, share), mean.double()

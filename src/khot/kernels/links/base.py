@@ -207,14 +207,13 @@ class Link(ABC):
         """log of F' over the short tail, F below 0 and 1 - F above, for z far from 0."""
         return self.log_slope(z) - self.log_tail(z)
 
-    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor] | None:
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """r and the limit of (r - r_0) / sum F', with r = (log F')', where all z tend to -inf, or all to inf together.
 
         ``beyond`` are the differences to the nearest item, whose r is r_0; ``share`` those of the slopes. Second
-        derivatives in k at k = 0 and k = n follow. None if they are unknown; then autograd takes what it finds at
-        ``reach``.
+        derivatives in k at k = 0 and k = n follow, which without this method are what autograd finds at ``reach``.
         """
-        return None
+        raise NotImplementedError
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""
