@@ -110,7 +110,7 @@ def _jvp(
     x, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
     shape = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
-    z, share, slope, density, _ = shape
+    z, share, slope, density = shape[:4]
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)

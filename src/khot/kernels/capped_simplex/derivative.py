@@ -355,7 +355,7 @@ def derivative(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
     shape = local_shape(link, x, scale, at, log)
-    z, share, slope, density, _ = shape
+    z, share, slope, density = shape[:4]
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         grad = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0)
