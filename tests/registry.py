@@ -124,6 +124,11 @@ class DesignCase:
         return self.has_log_prob
 
     @property
+    def draws_all_pairs(self) -> bool:
+        """Whether it draws every pair of units that are not excluded."""
+        return "order" not in self._example._settings or self._example.order != "fixed"
+
+    @property
     def has_entropy_at_any_size(self) -> bool:
         return self._defines("entropy")
 

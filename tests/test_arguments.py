@@ -287,6 +287,42 @@ def test_wrong_arguments_are_named(name, argument):
     assert faults(CALLS[name], argument) == []
 
 
+def softness_of(case: Call) -> list[str]:
+    """What a function that has the keyword ``dim`` calls its softness."""
+    kinds = {**SHARED, **case.kinds}
+    return [name for name in parameters(case) if kinds.get(name) == "softness" and "dim" in parameters(case)]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CALLS.items() if softness_of(case)])
+def test_an_axis_in_the_place_of_the_softness(name):
+    """Users of torch.topk have it there: docstrings say that ``dim`` is a keyword, and so do errors."""
+    case = CALLS[name]
+    (softness,) = softness_of(case)
+    for axis in (-1, 0, -2, -1.0, np.int64(-1)):
+        with pytest.raises(ValueError, match=f"`{softness}` must be .* the axis is the keyword `dim`, as in dim=-1"):
+            case.call(**{**case.good, softness: axis})
+    with pytest.raises(ValueError) as error:
+        case.call(**{**case.good, softness: np.inf})
+    assert "dim" not in str(error.value)
+    place = ("first", "second", "third")[[*parameters(case)].index(softness)]
+    paragraphs = inspect.getdoc(case.call).split("\n\n")
+    assert paragraphs[1].startswith(f"The {place} argument is ``{softness}``, not the axis")
+    assert paragraphs[1].endswith("pass ``dim`` by keyword.")
+
+
+def test_an_axis_in_the_place_of_the_softness_of_a_threshold_that_has_none():
+    with pytest.raises(ValueError, match="the axis is the keyword `dim`"):
+        khot.topk_threshold(LOGITS, 2, 0, relaxation=khot.topk_mask)
+
+
+@pytest.mark.parametrize("name", ["fenchel_young_topk_loss", "topk_cross_entropy", "isotonic_lp"])
+def test_no_axis_is_named_where_there_is_none(name):
+    case = CALLS[name]
+    softness = next(name for name in parameters(case) if {**SHARED, **case.kinds}.get(name) == "softness")
+    with pytest.raises(ValueError, match=f"`{softness}` must be positive and finite, but got -1$"):
+        case.call(**{**case.good, softness: -1})
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_good_arguments_are_taken(name):
     """Else the errors above could be about them."""

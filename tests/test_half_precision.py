@@ -98,16 +98,8 @@ def test_losses(case, reduction, dtype):
     compare(lambda x: case.function(x, target, 0.5, reduction), normal(40, 6, dtype=dtype))
 
 
-# Without those that round a mask before they multiply by it.
-ROUNDED_ONCE = [
-    case
-    for case in MODULES
-    if not case.name.startswith(("topk_relaxed", "topk_learned", "batch_topk", "jump_relu", "expert_choice_", "one_of"))
-]
-
-
 @in_half_types
-@pytest.mark.parametrize("case", ROUNDED_ONCE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MODULES, ids=lambda case: case.name)
 def test_modules(case: ModuleCase, dtype):
     module, twin = case.make().to(dtype), case.make()
     twin.load_state_dict({name: value.float() for name, value in module.state_dict().items()})

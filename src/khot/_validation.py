@@ -62,10 +62,24 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
+def check_strided(name: str, value: Any) -> None:
+    """A tensor is neither sparse nor nested: rows have all their entries, as many as each other."""
+    if not isinstance(value, Tensor) or torch.compiler.is_compiling():  # Dynamo refuses to read a layout in a backward
+        return
+    if value.is_nested:
+        raise TypeError(
+            f"`{name}` must not be a nested tensor: pad its rows with -inf, which excludes an entry, as in "
+            f"torch.nested.to_padded_tensor({name}, -torch.inf)"
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: give {name}.to_dense()")
+
+
 def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
+    check_strided("x", x)
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
@@ -131,8 +145,17 @@ def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
     return f"`{name}` must lie in [{low:g}, {high:g}] for `x` of dtype {dtype}, but got {value:g}"
 
 
-def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size) -> None:
-    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at."""
+# Advice on a softness of 0 or -1: torch.topk has the axis in its place.
+DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
+
+
+def check_softness(
+    name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size, *, advice: str = DIM_IS_A_KEYWORD
+) -> None:
+    """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at.
+
+    The ``advice`` follows the error message for a number that is not positive.
+    """
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape)
         return
@@ -141,7 +164,7 @@ def check_softness(name: str, value: float | Tensor, x: Tensor, batch_shape: tor
     number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
     low, high = softness_limits(x.dtype)
     if not low <= number <= high:
-        raise ValueError(softness_error(name, float(number), x.dtype))
+        raise ValueError(softness_error(name, float(number), x.dtype) + (advice if number <= 0 else ""))
 
 
 def check_softness_contents(name: str, value: Tensor, dtype: torch.dtype) -> None:
@@ -222,8 +245,11 @@ def checked_expansion(shape: Any, value: Tensor, batch_shape: torch.Size) -> tor
     return new
 
 
-def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | Tensor:
-    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at."""
+def checked_positive(name: str, value: Any, batch_shape: torch.Size, *, advice: str = "") -> float | Tensor:
+    """A positive finite number as it is, or a tensor expanded to the batch shape, contents not looked at.
+
+    The ``advice`` follows the error message for a number that is not positive.
+    """
     if isinstance(value, Tensor):
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
@@ -232,7 +258,7 @@ def checked_positive(name: str, value: Any, batch_shape: torch.Size) -> float | 
         raise TypeError(f"`{name}` must be a real number or a tensor, but got {value!r}")
     number = float(value)  # NumPy's numbers are real ones, too
     if not 0 < number < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, but got {value}")
+        raise ValueError(f"`{name}` must be positive and finite, but got {value}{advice if number <= 0 else ''}")
     return number
 
 
@@ -329,6 +355,13 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
     if not isinstance(value, str) or value not in choices:
         *first, last = [*map(repr, choices), *(["None"] if optional else [])]
         raise ValueError(f"`{name}` must be {', '.join(first)} or {last}, but got {value!r}")
+
+
+def described(value: Any, of: type) -> str:
+    """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
+    if isinstance(value, type) and issubclass(value, of):
+        return f"the class {value.__name__}: pass an instance, such as {value.__name__}(logits=logits, k=k)"
+    return type(value).__name__
 
 
 def check_function(name: str, value: Any, signature: str) -> None:

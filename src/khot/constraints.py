@@ -290,5 +290,6 @@ def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
     raise NotImplementedError(
         f"no map takes real vectors to {constraint}. NUTS, HMC and continuous autoguides need the site to be relaxed, "
         "by khot.infer.KHotReparam(temperature=...), and then to start from a sample: init_strategy=init_to_sample, in "
-        "autoguides init_loc_fn=init_to_sample, of pyro.infer.autoguide. Or enumerate the site"
+        "autoguides init_loc_fn=init_to_sample, of pyro.infer.autoguide. khot.infer.KHotSwap samples the site "
+        "as it is; or enumerate it"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._validation import check_function, checked_index
+from khot._validation import check_function, checked_index, described
 from khot.distributions import PhantomUnit, SamplingDesign
 from khot.distributions.design import MAX_SUPPORT
 from khot.estimators import enumerated, reinmax, score_function, straight_through, unordered_set
@@ -223,7 +223,9 @@ def _checked_sizes(num_samples: Any) -> list[int]:
 def _differentiable(design: Any) -> SamplingDesign:
     """The design, or a copy of it, with a parameter that requires a gradient."""
     if not isinstance(design, SamplingDesign):
-        raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {type(design).__name__}")
+        raise TypeError(
+            f"`design` must be a khot.distributions.SamplingDesign, but got {described(design, SamplingDesign)}"
+        )
     if not design.parameter.requires_grad:
         design = copy.deepcopy(design)
         design.parameter.requires_grad_()

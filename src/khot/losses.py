@@ -176,6 +176,7 @@ def fenchel_young_topk_loss(
     """
     _check_settings(kind, reduction, unbounded)
     check_scores(x, -1)
+    check_softness("strength", strength, x, x.shape[:-1], advice="")
     _check_shape_of_target(target, x)
     rounding = max(_rounding(x.dtype), _rounding(target.dtype))
     dtype, x = x.dtype, x.to(compute_dtype(x))
@@ -315,7 +316,7 @@ def topk_cross_entropy(
     check_function("relaxation", relaxation, "(x, k, softness)")
     check_choice("reduction", reduction, _REDUCTIONS)
     check_scores(x, -1)
-    check_softness("softness", softness, x, x.shape[:-1])  # which the relaxation knows by another name
+    check_softness("softness", softness, x, x.shape[:-1], advice="")  # which the relaxation knows by another name
     check_positive_contents("softness", softness)
     _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)

@@ -160,6 +160,49 @@ def test_pairs_of_rare_units():
     torch.testing.assert_close(pairs[20:], rows_of_pairs(logits, 10, list(range(20, 50))), rtol=1e-12, atol=0)
 
 
+def log_joint(logits, low, high):
+    """Of all pairs of units of rows (rows, n): the log-probabilities of (both, neither, the first, the second)."""
+    n = logits.shape[-1]
+    every = torch.arange(2**n)[:, None] // 2 ** torch.arange(n) % 2
+    value = every[(every.sum(-1) >= low) & (every.sum(-1) <= high)].double()
+    log_p = (logits @ value.mT).log_softmax(-1)[:, None, None]
+    one, other = value.mT[:, None] > 0, value.mT[None] > 0
+    events = (one & other, ~one & ~other, one & ~other, other & ~one)
+    return [log_p.masked_fill(~event, -math.inf).logsumexp(-1) for event in events]
+
+
+@pytest.mark.parametrize("scale", [3.0, 30.0, 100.0])
+@pytest.mark.parametrize("low, high", [(1, 1), (2, 2), (3, 3), (5, 5), (0, 3), (2, 4), (4, 6)])
+def test_pairs_and_covariances_are_exact_at_any_scale(low, high, scale):
+    """Relative to P(both), and to the larger of the products that a covariance is the difference of."""
+    logits = scale * normal(30, 6, seed=low + 7 * high)
+    logits[0, :4] = torch.tensor([-39.659, -67.4156, -39.0758, 34.1584])
+    design = ConditionalPoisson(logits=logits, k=low if low == high else (low, high))
+    both, neither, first, second = log_joint(logits, low, high)
+    torch.testing.assert_close(design.pairwise_inclusion, both.exp(), rtol=1e-10, atol=1e-290)
+    apart, together = first + second, both + neither
+    unit = torch.maximum(apart, together)
+    error = (design.covariance_matrix - (together.exp() - apart.exp())).abs()
+    assert (error <= 1e-10 * unit.exp() + 1e-290).all()
+
+
+def test_derivatives_of_lost_pairs_and_covariances():
+    """Those of the sums of products, where the values are made otherwise."""
+    logits = torch.tensor([-39.659, -67.4156, -39.0758, 34.1584], dtype=torch.float64).requires_grad_()
+    design = ConditionalPoisson(logits=logits, k=2)
+    assert design.pairwise_inclusion[0, 2].item() == pytest.approx(5.609349761884216e-33, rel=1e-12)
+    value = design.enumerate_support()
+    share, weight = design.log_prob(value).exp(), normal(4, 4)
+    pairs = torch.einsum("s,si,sj->ij", share, value, value)
+    mean = share @ value
+    for found, expected in (
+        (design.pairwise_inclusion, pairs),
+        (design.covariance_matrix, pairs - mean[:, None] * mean),
+    ):
+        slopes = [torch.autograd.grad((x * weight).sum(), logits, retain_graph=True)[0] for x in (found, expected)]
+        torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-15)
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 400])
 def test_pairs_without_a_choice_are_exact(n):
     logits = 3 * normal(n, seed=n)

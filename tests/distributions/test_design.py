@@ -4,17 +4,22 @@ import pytest
 import torch
 
 from khot import (
+    Brewer,
     ConditionalPoisson,
+    GumbelTopK,
+    ParetoSampling,
     PhantomUnit,
     Pivotal,
     RelaxedKHot,
     Sampford,
+    SequentialPoisson,
     StraightThrough,
     log_sigmoid_topk,
     sigmoid_topk,
     successive_softmax_topk,
 )
 from khot.distributions.design import designs_with
+from tests.inputs import normal
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.2, -1.0, 0.5], [8.0, 0.0, 0.0, 0.0, 0.0]])
@@ -43,7 +48,7 @@ def test_sums_that_are_no_integer_are_pointed_to_the_phantom_unit():
 
 
 def test_rsample_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="wrap it by an estimator, as in khot.StraightThrough"):
+    with pytest.raises(NotImplementedError, match="wrap it by an estimator, as in khot.ReinMax.*khot.StraightThrough"):
         ConditionalPoisson(logits=LOGITS, k=3).rsample()
 
 
@@ -83,3 +88,28 @@ def test_a_design_says_what_it_was_made_from(given):
     assert design.parameter is x and design.parameter_name == given and design.size == 2
     rows = Sampford(**{given: x}, k=torch.tensor([2, 2]))
     assert rows.size.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("make", [Brewer, ParetoSampling, SequentialPoisson, GumbelTopK, Sampford])
+def test_enumerated_results_do_not_depend_on_what_was_asked_before(make):
+    """In single precision: covariances are differences of what is not rounded yet, in whatever order they come."""
+    logits = 8 * normal(6, seed=1).float()
+    fresh, used, double = make(logits=logits, k=3), make(logits=logits, k=3), make(logits=logits.double(), k=3)
+    _ = used.mean, used.entropy(), used.log_prob(used.sample())
+    assert torch.equal(fresh.covariance_matrix, used.covariance_matrix)
+    assert torch.equal(fresh.entropy(), used.entropy())
+    torch.testing.assert_close(fresh.covariance_matrix.double(), double.covariance_matrix, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(fresh.entropy().double(), double.entropy(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in DESIGNS if case.has_log_prob], ids=lambda case: case.name)
+def test_mode_of_rows_of_different_k(case):
+    sizes, theta = [1, 3], normal(2, 5)
+    together = case.make(logits=theta, k=torch.tensor(sizes)).mode
+    apart = [case.make(logits=row, k=k).mode for row, k in zip(theta, sizes, strict=True)]
+    assert together.equal(torch.stack(apart))
+
+
+def test_mode_of_too_many_vectors_says_who_has_it():
+    with pytest.raises(NotImplementedError, match=r"no mode of \d+ k-hot vectors.*ConditionalPoisson"):
+        _ = Brewer(probs=torch.full((60,), 0.5)).mode

@@ -1,9 +1,24 @@
 """Horvitz-Thompson totals and their estimated variances, exactly: by expectations over all draws."""
 
+import math
+import warnings
+
 import pytest
 import torch
 
-from khot import Brewer, ConditionalPoisson, PhantomUnit, Sampford, horvitz_thompson
+from khot import (
+    Brewer,
+    ConditionalPoisson,
+    GumbelTopK,
+    ParetoSampling,
+    PhantomUnit,
+    Pivotal,
+    Sampford,
+    SequentialPoisson,
+    Systematic,
+    horvitz_thompson,
+)
+from khot.distributions import totals
 from tests.inputs import normal
 from tests.registry import DESIGNS
 
@@ -16,6 +31,7 @@ def expectation(design, y):
     """Mean of the total, its true variance, mean of the estimated variance."""
     support = design.enumerate_support()
     share = design.log_prob(support).exp()
+    support, share = support[share > 0], share[share > 0]
     total, variance = horvitz_thompson(design, support, y)
     mean = share @ total
     return mean, share @ (total - mean).square(), share @ variance
@@ -30,11 +46,11 @@ def test_total_is_unbiased(case):
 @pytest.mark.parametrize(
     "design",
     [
-        Sampford(probs=PROBS),
-        ConditionalPoisson(logits=PROBS, k=3),
-        ConditionalPoisson(logits=normal(5), k=2),
+        *(case.make(probs=PROBS) for case in EXACT if case.draws_all_pairs),
+        *(case.make(logits=normal(6), k=3) for case in EXACT if case.draws_all_pairs),
         PhantomUnit(Sampford, probs=PROBS - 0.1),
         PhantomUnit(ConditionalPoisson, probs=PROBS),
+        PhantomUnit(Brewer, probs=PROBS - 0.1),
         Sampford(probs=torch.tensor([1.0, 0.0, 0.5, 0.7, 0.4, 0.4], dtype=torch.float64)),
     ],
     ids=lambda design: type(design).__name__,
@@ -60,9 +76,10 @@ def test_is_the_sum_over_pairs():
         torch.testing.assert_close(v, expected)
 
 
+@pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
 def test_without_pairs_hajek_and_deville():
     """Of simple random sampling it is the exact form: n (n - k) / k times the variance in the sample."""
-    design = Brewer(probs=torch.full((6,), 0.5, dtype=torch.float64))
+    design = Pivotal(probs=torch.full((6,), 0.5, dtype=torch.float64))
     y = normal(6)
     value = design.sample((50,))
     _, variance = horvitz_thompson(design, value, y)
@@ -70,11 +87,13 @@ def test_without_pairs_hajek_and_deville():
     torch.testing.assert_close(variance, expected)
 
 
-def test_units_that_are_certain_have_no_variance():
-    design = Brewer(probs=torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64))
+@pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
+@pytest.mark.parametrize("design_class", [Pivotal, Brewer])
+def test_units_that_are_certain_have_no_variance(design_class):
+    design = Pivotal(probs=torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64))
     _, variance = horvitz_thompson(design, design.sample(), normal(4))
     assert variance.isnan()  # one unit says nothing
-    design = Brewer(probs=torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
+    design = design_class(probs=torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     total, variance = horvitz_thompson(design, design.sample(), torch.tensor([1.0, 2.0, 5.0]))
     assert (total, variance) == (3.0, 0.0)
 
@@ -89,8 +108,8 @@ def test_batches_are_loops(design_class):
     for j in range(3):
         row = horvitz_thompson(design_class(probs=probs[0, j]), value[..., 0, j, :], y[j])
         torch.testing.assert_close((total[..., 0, j], variance[..., 0, j]), row)
-    wider = horvitz_thompson(design_class(probs=PROBS), PROBS.round().clamp(max=0), normal(7, 5))
-    assert wider[0].shape == (7,) and not wider[0].any()
+    wider = horvitz_thompson(design_class(probs=PROBS), value[0, 0, 0, 0], normal(7, 5))
+    assert wider[0].shape == wider[1].shape == (7,)
 
 
 def test_gradient_and_dtype():
@@ -127,3 +146,70 @@ def test_empty_batch():
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         horvitz_thompson(*arguments)
+
+
+IMPOSSIBLE = torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5], [1, 2, -1, 0]])
+OF_FOUR = torch.tensor([0.8, 0.2, 0.6, 0.4], dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
+@pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
+def test_values_that_no_design_draws(case):
+    design, y = case.make(probs=OF_FOUR, validate_args=True), torch.tensor([3.0, 1.0, 2.0, 5.0])
+    for value in IMPOSSIBLE[1:]:
+        for values in (value, torch.stack((IMPOSSIBLE[0], value))):
+            with pytest.raises(ValueError, match="`value` must hold vectors that `design` can draw.*design, value, y"):
+                horvitz_thompson(design, values, y)
+    with pytest.raises(ValueError, match="`value`.*an entry 3.0, which is not in its support k_hot.2."):
+        horvitz_thompson(design, y, IMPOSSIBLE[0])
+    design = case.make(probs=torch.tensor([1.0, 0.0, 0.6, 0.4]), validate_args=True)
+    for value, message in (([1.0, 1, 0, 0], "one with unit 1"), ([0.0, 0, 1, 1], "one without unit 0")):
+        with pytest.raises(ValueError, match=f"`value` .*{message}, whose inclusion probability is"):
+            horvitz_thompson(design, torch.tensor(value), y)
+    total, _ = horvitz_thompson(case.make(probs=OF_FOUR, validate_args=False), IMPOSSIBLE[1], y)
+    assert total.isfinite()
+
+
+@pytest.mark.parametrize("make", [Pivotal, Systematic])
+def test_values_that_a_design_in_order_does_not_draw(make):
+    design = make(probs=torch.full((4,), 0.5), order="fixed", validate_args=True)
+    with pytest.raises(ValueError, match="one of probability 0"):
+        horvitz_thompson(design, torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.ones(4))
+
+
+def test_sizes_of_a_phantom_unit_are_checked():
+    design = PhantomUnit(Brewer, probs=OF_FOUR - 0.1, validate_args=True)
+    horvitz_thompson(design, torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0]]), torch.ones(4))
+    for value in (torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.0])):
+        with pytest.raises(ValueError, match="`value` must hold vectors"):
+            horvitz_thompson(design, value, torch.ones(4))
+
+
+def test_units_that_were_not_drawn_may_be_missing():
+    design, value = Sampford(probs=PROBS), torch.tensor([1.0, 0, 1, 0, 1])
+    expected = horvitz_thompson(design, value, Y)
+    y = Y.masked_fill(value == 0, math.nan).requires_grad_()
+    found = horvitz_thompson(design, value, y)
+    torch.testing.assert_close(found, expected)
+    (grad,) = torch.autograd.grad(sum(found), y)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("design_class", [Brewer, ParetoSampling, SequentialPoisson, GumbelTopK])
+def test_variance_is_approximated_where_subsets_are_too_many(design_class, monkeypatch):
+    """With many units the two are close; with few, who calls is warned once."""
+    probs = torch.full((12,), 0.25, dtype=torch.float64) + 0.02 * normal(12, seed=2)
+    design = design_class(probs=probs + (3 - probs.sum()) / 12)
+    value, y = design.sample((20,)), normal(12) + 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, exact = horvitz_thompson(design, value, y)
+    monkeypatch.setattr("khot.distributions.design.MAX_SUPPORT", math.comb(12, 3) - 1)
+    totals._warn_of_few_units.cache_clear()
+    with pytest.warns(RuntimeWarning, match=f"{design_class.__name__}.*30 units") as caught:
+        _, approximate = horvitz_thompson(design, value, y)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        horvitz_thompson(design, value, y)
+    torch.testing.assert_close(approximate, exact, rtol=0.05, atol=0)

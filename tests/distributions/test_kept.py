@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import pickle
 from functools import partial
 
@@ -13,7 +14,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributions import kl_divergence
 
-from khot import Brewer, ConditionalPoisson, Pivotal, Sampford, StraightThrough, Systematic, sigmoid_topk
+from khot import (
+    Brewer,
+    ConditionalPoisson,
+    ParetoSampling,
+    PhantomUnit,
+    Pivotal,
+    ReinMax,
+    RelaxedKHot,
+    Sampford,
+    StraightThrough,
+    Systematic,
+    sigmoid_topk,
+)
 from khot.kernels import backend
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside
 from khot.kernels.product_tree.tree import ProductTree
@@ -240,7 +253,6 @@ UPDATES = ("in place", "data", "other data", "optimizer")
 
 @pytest.mark.parametrize("how", UPDATES)
 def test_a_parameter_that_has_changed_has_new_results(how):
-    """But for ``mean``, which like all that torch's distributions compute at first use is that of before."""
     theta = torch.nn.Parameter(logits(2))
     design = ConditionalPoisson(logits=theta, k=K)
     _ = design.log_prob(VALUE), design.entropy(), design.sample(), design.mean
@@ -249,7 +261,7 @@ def test_a_parameter_that_has_changed_has_new_results(how):
         fresh = ConditionalPoisson(logits=theta.detach().clone(), k=K)
         assert drawn(design).equal(drawn(fresh))
         assert design.log_prob(VALUE).equal(fresh.log_prob(VALUE))
-        assert design.entropy().equal(fresh.entropy())
+        assert design.entropy().equal(fresh.entropy()) and design.mean.equal(fresh.mean)
         torch.testing.assert_close(design.pairwise_inclusion, fresh.pairwise_inclusion, rtol=1e-12, atol=1e-12)
 
 
@@ -270,6 +282,84 @@ def test_probabilities_that_have_changed_have_new_results(make, how):
     assert drawn(design).equal(drawn(fresh))
     if isinstance(design, Brewer | Sampford) or design.order == "fixed":
         same(fixed(design), fixed(fresh))
+
+
+MEMBERS = (
+    "probs",
+    "logits",
+    "log_odds",
+    "mean",
+    "variance",
+    "mode",
+    "pairwise_inclusion",
+    "covariance_matrix",
+    "entropy",
+    "size_probs",
+    "enumerate_support",
+)
+FOLLOWING = {
+    **{case.name: lambda theta, make=case.make: make(logits=theta, k=K) for case in DESIGNS},
+    **{f"phantom_{cls.__name__}": lambda theta, cls=cls: PhantomUnit(cls, logits=theta) for cls in (Sampford, Brewer)},
+    "phantom_pareto": lambda theta: PhantomUnit(ParetoSampling, logits=theta),
+    "size_range": lambda theta: ConditionalPoisson(logits=theta, k=(1, 4)),
+    "straight_through": lambda theta: StraightThrough(ConditionalPoisson(logits=theta, k=K)),
+    "reinmax": lambda theta: ReinMax(Pivotal(logits=theta, k=K, order="fixed")),
+    "relaxed": lambda theta: RelaxedKHot(0.5, logits=theta, k=K),
+}
+
+
+def everything(law):
+    """What a law has, by name; draws come with a seed."""
+    torch.manual_seed(0)
+    draw = law.rsample((3,)) if law.has_rsample else law.sample((3,))
+    found = {"sample": draw.detach(), "log_prob": functools.partial(law.log_prob, draw.detach())}
+    for name in MEMBERS:
+        found[name] = functools.partial(getattr, law, name)
+    result = {}
+    for name, value in found.items():
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            value = value() if callable(value) else value
+            result[name] = value() if callable(value) else value
+    return result
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"), [*((how, torch.float64) for how in ("data", "other data", "optimizer")), ("data", torch.bfloat16)]
+)
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_every_result_follows_the_parameter(name, how, dtype):
+    make = FOLLOWING[name]
+    theta = torch.nn.Parameter(logits(2).to(dtype))
+    law = make(theta)
+    before = everything(law)
+    update(theta, how, logits(2, seed=1).to(dtype))
+    found, expected = everything(law), everything(make(theta.detach().clone().requires_grad_()))
+    assert found.keys() == expected.keys() >= {"sample"}
+    for member, value in expected.items():
+        torch.testing.assert_close(found[member], value, rtol=1e-12, atol=1e-12, msg=f"{member} is old")
+        assert found[member].requires_grad == value.requires_grad
+    if "mean" in expected:
+        assert not found["mean"].equal(before["mean"])
+        fresh = torch.autograd.grad(found["mean"].float()[..., 0].sum(), theta)[0]  # of a graph of its own
+        assert fresh.isfinite().all()
+
+
+@pytest.mark.parametrize("given", ["temperature", "k"])
+def test_every_result_follows_softness_and_size(given):
+    for case in DESIGNS:
+        settings = {"k": torch.tensor([2, 3])} | ({"temperature": torch.tensor(1.0)} if case.takes_relaxation else {})
+        design = case.make(logits=logits(2), **settings)
+        before = design.mean
+        if given == "temperature":
+            if not case.takes_relaxation:
+                continue
+            design.temperature.fill_(0.5)
+            settings["temperature"] = torch.tensor(0.5)
+        else:
+            design.k.copy_(torch.tensor([3, 3]))
+            settings["k"] = torch.tensor([3, 3])
+        assert not design.mean.equal(before), case.name
+        torch.testing.assert_close(design.mean, case.make(logits=logits(2), **settings).mean, rtol=1e-12, atol=1e-12)
 
 
 def test_sizes_that_have_changed_have_new_results():

@@ -26,8 +26,9 @@ from khot import (
 )
 from khot.constraints import k_hot
 from khot.estimators import unordered_set
+from khot.laws import inverse
 from khot.laws.conditional_poisson import inclusion_probabilities
-from khot.laws.inverse import sizes_around, solve_range_logits
+from khot.laws.inverse import RANGE, sizes_around, solve_range_logits
 from tests import gof
 from tests.inputs import normal
 
@@ -274,6 +275,24 @@ def test_reinmax_is_exact_for_quadratic_functions_of_one_unit():
         for x in (0.0, 1.0)
     ]
     assert_close((1 - p) * slopes[0] + p * slopes[1], 3 * p * (1 - p))
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(10, (0, 10)), (32, (3, 8)), (60, (5, 9)), (60, (5, 20))], ids=str)
+def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
+    """To solve for the logits behind a draw takes a few evaluations of the inclusion probabilities, each of a tree."""
+    evaluations = []
+
+    def scores(logits, k):
+        evaluations.append(k)
+        return RANGE.scores(logits, k)
+
+    for family in ("RANGE", "TAME_RANGE"):
+        changed = getattr(inverse, family)._replace(scores=scores)
+        monkeypatch.setattr(inverse, family, changed)
+    logits = normal(8, n).requires_grad_()
+    torch.manual_seed(0)
+    ReinMax(ConditionalPoisson(logits=logits, k=sizes)).rsample()[..., 0].sum().backward()
+    assert 0 < len(evaluations) <= 6
 
 
 def test_logits_of_given_means():

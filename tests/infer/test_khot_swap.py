@@ -12,6 +12,7 @@ from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc.rwkernel import RandomWalkKernel
 
 from khot import Brewer, ConditionalPoisson, KHotSwap, ParetoSampling, PhantomUnit, Pivotal, StraightThrough, Systematic
+from khot.infer.swaps import Proposals
 from tests.gof import check_subsets
 from tests.inputs import normal
 
@@ -362,3 +363,28 @@ def test_sparse_supports_keep_their_vectors():
     design = Systematic(logits=normal(5), k=2, order="fixed")
     x = run(one_site(design), num_samples=50).get_samples()["x"]
     assert (design.log_prob(x) > -math.inf).all()
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_weights_are_made_once_for_each_state(monkeypatch, sites):
+    """One evaluation of the log joint density for each swap, and one set of weights for each state of a site."""
+
+    def model():
+        for site in range(sites):
+            pyro.sample(f"x{site}", ConditionalPoisson(logits=normal(6, seed=site), k=2))
+
+    kernel = KHotSwap(model)
+    kernel.setup(0)
+    params = kernel.sample(kernel.initial_params)
+    counts = dict.fromkeys(("of", "_evaluate"), 0)
+
+    def counted(name, call, *args):
+        counts[name] += 1
+        return call(*args)
+
+    monkeypatch.setattr(Proposals, "of", partial(counted, "of", Proposals.of))
+    monkeypatch.setattr(kernel, "_evaluate", partial(counted, "_evaluate", kernel._evaluate))
+    for _ in range(20):
+        params = kernel.sample(params)
+    assert counts["_evaluate"] == 20 * sites
+    assert counts["of"] <= 20 * sites**2  # an accepted swap changes the slopes of all sites

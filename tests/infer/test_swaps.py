@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson
-from khot.infer.swaps import Point, Sizes, Swap, can_swap, draw_swap, log_proposal, log_ratio
+from khot.infer.swaps import Point, Proposals, Sizes, Swap, log_ratio
 from tests.gof import check_subsets
 from tests.inputs import normal
 
@@ -43,12 +43,12 @@ def number_of(block, states):
 def proposals(states, sizes, slope, log_joint, share):
     """Every swap of every state: the state's number, the new one's, the probability of the proposal, the log-ratio."""
     for number, block in enumerate(states):
-        here = Point(block[None], slope[number][None], log_joint[number][None])
+        here = Point(block[None], slope[number][None], log_joint[number][None], sizes)
         for swap in all_swaps(block, sizes):
             new = number_of(swap.of(here.value)[0], states)
-            there = Point(states[new][None], slope[new][None], log_joint[new][None])
-            probability = log_proposal(swap, here.value, here.slope, sizes, share).exp().item()
-            yield number, new, probability, log_ratio(swap, here, there, sizes, share).item()
+            there = Point(states[new][None], slope[new][None], log_joint[new][None], sizes)
+            probability = here.proposals.log_prob(swap, share).exp().item()
+            yield number, new, probability, log_ratio(swap, here, there, share).item()
 
 
 def transitions(states, sizes, slope, log_joint, share):
@@ -110,25 +110,28 @@ def test_draws_follow_the_probabilities(sizes, share):
     value, slope = states_of((1, 2), 4)[3], normal(2, 4)
     limits = limits_of(sizes)
     swaps = list(all_swaps(value, limits))
-    drawn = draw_swap(value.expand(20_000, 2, 4), slope.expand(20_000, 2, 4), limits, share)
+    drawn = Proposals.of(value.expand(20_000, 2, 4), slope.expand(20_000, 2, 4), limits).draw(share)
     support = torch.stack([swap.of(value[None])[0] for swap in swaps]).flatten(1)
-    pmf = torch.cat([log_proposal(swap, value[None], slope[None], limits, share) for swap in swaps]).exp()
+    proposals = Proposals.of(value[None], slope[None], limits)
+    pmf = torch.cat([proposals.log_prob(swap, share) for swap in swaps]).exp()
     check_subsets(drawn.of(value.expand(20_000, 2, 4)).flatten(1), support, pmf)
 
 
 def test_where_there_is_nothing_to_swap():
     rows = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0]])
     fixed = Sizes(rows.sum(-1), rows.sum(-1))
-    assert can_swap(rows[:, None], Sizes(*(end[:, None] for end in fixed))).tolist() == [False, False, True]
-    assert can_swap(rows[None], fixed).tolist() == [True]
-    assert draw_swap(rows[None], torch.zeros(1, 3, 3), fixed, 0.5).row.tolist() == [2]
-    assert can_swap(rows[:, None], Sizes(torch.tensor([[2], [0], [1]]), torch.tensor([[3], [0], [1]])))[0]
+    by_row, zero = Sizes(*(end[:, None] for end in fixed)), torch.zeros_like(rows)
+    assert Proposals.of(rows[:, None], zero[:, None], by_row).possible.tolist() == [False, False, True]
+    assert Proposals.of(rows[None], zero[None], fixed).possible.tolist() == [True]
+    assert Proposals.of(rows[None], zero[None], fixed).draw(0.5).row.tolist() == [2]
+    ranges = Sizes(torch.tensor([[2], [0], [1]]), torch.tensor([[3], [0], [1]]))
+    assert Proposals.of(rows[:, None], zero[:, None], ranges).possible[0]
 
 
 def test_ratios_of_what_has_no_probability():
     value = torch.tensor([[[1.0, 0.0]]])
     swap = Swap(*(torch.tensor([index]) for index in (0, 0, 1)))
-    here = Point(value, torch.zeros_like(value), torch.zeros(1))
+    here = Point(value, torch.zeros_like(value), torch.zeros(1), limits_of((1,)))
     for log_joint in (torch.nan, -torch.inf):
-        there = Point(swap.of(value), torch.zeros_like(value), torch.tensor([log_joint]))
-        assert log_ratio(swap, here, there, limits_of((1,)), 0.1).item() == -torch.inf
+        there = Point(swap.of(value), torch.zeros_like(value), torch.tensor([log_joint]), limits_of((1,)))
+        assert log_ratio(swap, here, there, 0.1).item() == -torch.inf

@@ -17,19 +17,21 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import khot
+from khot.nn import KHotGate
 from khot.sklearn import KHotSelector
+from khot.sklearn.training import Training
 
 ROWS, FEATURES, PLANTED = 200, 50, 5
 
 
-def planted(seed):
-    """Independent normal features, of which five have coefficients of 1 or -1, and unit noise."""
+def planted(seed, n=FEATURES, number=PLANTED, rows=ROWS):
+    """Independent normal features, of which some, here five, have coefficients of 1 or -1, and unit noise."""
     generator = np.random.default_rng(seed)
-    X = generator.standard_normal((ROWS, FEATURES))
-    support = np.zeros(FEATURES, dtype=bool)
-    support[generator.choice(FEATURES, PLANTED, replace=False)] = True
-    signs = generator.choice([-1.0, 1.0], FEATURES)
-    return X, X @ (signs * support) + generator.standard_normal(ROWS), support
+    X = generator.standard_normal((rows, n))
+    support = np.zeros(n, dtype=bool)
+    support[generator.choice(n, number, replace=False)] = True
+    signs = generator.choice([-1.0, 1.0], n)
+    return X, X @ (signs * support) + generator.standard_normal(rows), support
 
 
 # Their data have one to three features, all of which the default selector keeps, and says so.
@@ -126,6 +128,71 @@ def test_training_ends_when_nearly_all_draws_are_the_same():
     selector = KHotSelector(PLANTED, tol=0.2, random_state=0).fit(X, y)
     assert selector.n_iter_ < 1000
     assert np.minimum(selector.inclusion_probabilities_, 1 - selector.inclusion_probabilities_).max() <= 0.2
+
+
+def training_of(logits, k):
+    """A training whose gate has moved from equal logits to these."""
+    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), torch.nn.functional.mse_loss, 0.0)
+    training.gate.logits.data.copy_(torch.as_tensor(logits))
+    return training
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 1), (1000, 10), (200, 5), (50, 25), (200, 195), (1000, 999), (100, None)])
+def test_a_mask_that_has_hardly_moved_has_not_settled(n, k):
+    size = n // 2 if k is None else k
+    noise = 0.1 * np.random.default_rng(0).standard_normal(n)
+    chosen = np.where(np.arange(n) < size, 12.0, -12.0)
+    undecided = np.where(np.isin(np.arange(n), (0, n - 1)), 0.0, chosen)  # one unit in and one out
+    assert not training_of(noise, k).has_settled(0.05)
+    assert not training_of(undecided, k).has_settled(0.05)
+    assert training_of(chosen, k).has_settled(0.05)
+
+
+SMALL_AND_LARGE_SHARES = {  # features, how many of them have a coefficient, rows, how many are asked for
+    "2_of_100": (100, 2, 300, 2),
+    "97_of_100": (100, 97, 500, 97),
+    "10_of_1000": (1000, 5, 500, 10),
+    "1_of_1000": (1000, 1, 500, 1),
+    "197_of_200": (200, 197, 800, 197),
+    "497_of_500": (500, 497, 1500, 497),
+    "1_of_30": (30, 1, 100, 1),
+    "learned_of_300": (300, 3, 400, "learned"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "classifies", "seed", "settings"),
+    [
+        pytest.param("2_of_100", True, 0, {"max_iter": 100, "batch_size": 64}, id="small"),
+        pytest.param("97_of_100", False, 0, {"max_iter": 100}, id="large"),
+        *(
+            pytest.param(
+                case, classifies, seed, {"learning_rate": 0.01} if number > 200 else {}, marks=pytest.mark.slow
+            )
+            for case, (n, number, _, _) in SMALL_AND_LARGE_SHARES.items()
+            for classifies in ((False, True) if number < n / 2 else (False,))  # a class says little of each of many
+            for seed in (1, 2)
+        ),
+        pytest.param("10_of_1000", False, 3, {"early_stopping": True}, id="held_out", marks=pytest.mark.slow),
+        pytest.param(
+            "2_of_100",
+            False,
+            3,
+            {"design": khot.ConditionalPoisson, "estimator": khot.StraightThrough},
+            id="another_design",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_finds_small_and_large_shares_of_the_features(case, classifies, seed, settings):
+    """All inclusion probabilities are near 0, or near 1, before anything is learned."""
+    n, number, rows, wanted = SMALL_AND_LARGE_SHARES[case]
+    X, y, support = planted(seed, n, number, rows)
+    selector = KHotSelector(wanted, random_state=seed, **settings).fit(X, y > 0 if classifies else y)
+    assert selector.n_iter_ > 10
+    assert selector.support_[support].all()
+    if wanted != "learned":
+        assert selector.support_.sum() == wanted
 
 
 def test_early_stopping_keeps_the_best_of_the_held_out_rows():

@@ -1,7 +1,9 @@
 """Checks of the arguments that the distributions have in common."""
 
+import functools
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Size, Tensor
@@ -9,7 +11,9 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
-from khot._validation import can_look, check_choice
+from khot._validation import can_look, check_choice, check_strided
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 RANGE_ADVICE = "ConditionalPoisson(logits=logits, k=(low, high)) takes a range of sizes"
 
@@ -30,10 +34,28 @@ class Vector(constraints.Constraint):
         return f"vector of {self.base}"
 
 
+def without_relaxation(init: Init) -> Init:
+    """Of a design whose logits are natural parameters: its ``__init__``, with the reason why it takes no relaxation."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in ("relaxation", "temperature"):
+            if name in kwargs:
+                raise TypeError(
+                    f"{type(self).__name__} takes no `{name}`, as its `logits` are natural parameters: divide them by "
+                    "a temperature, or give inclusion probabilities, probs=sigmoid_topk(logits, k, temperature), to a "
+                    "design that takes `probs`"
+                )
+        init(self, *args, **kwargs)
+
+    return cast(Init, checked)
+
+
 @untraced
 def checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
+    check_strided(name, value)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:

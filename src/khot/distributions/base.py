@@ -1,5 +1,6 @@
 """What designs, relaxed laws and the estimators that wrap designs have in common: their checks, and their draws."""
 
+from collections.abc import Callable
 from inspect import signature
 from typing import Any, TypeVar, cast
 
@@ -10,9 +11,10 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
-from khot._torch_internals import is_tracing, version_of
+from khot._torch_internals import is_tracing
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, checked_shape, has_contents
+from khot.laws.kept import Snapshot
 
 Law = TypeVar("Law", bound="KHotDistribution")
 
@@ -25,7 +27,7 @@ class KHotDistribution(TorchDistribution):
     """
 
     parameter_name = "logits"
-    _twin: "tuple[KHotDistribution, int | None] | None" = None  # in float32, and the version of the parameter then
+    _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -87,11 +89,32 @@ class KHotDistribution(TorchDistribution):
         """
         if not self._is_rounded:
             return self
-        version = version_of(self.parameter)
-        if self._twin is None or self._twin[1] != version:
-            with torch.enable_grad():  # which those want who come later
-                self._twin = self._made_in_float32(), version
-        return cast(Law, self._twin[0])
+        return cast(Law, self.derived("in_float32", type(self)._made_in_float32))
+
+    def derived(self, name: str, make: Callable[[Any], Any]) -> Any:
+        """``make(self)``, made once for the parameters as they are, and anew when they have changed.
+
+        A compiler is given the operations each time, and removes repeated ones itself.
+        """
+        if torch.compiler.is_compiling():
+            with torch.enable_grad():
+                return make(self)
+        found = self._derived_now()
+        if name not in found:
+            with torch.enable_grad():  # which later callers may need
+                found[name] = make(self)
+        return found[name]
+
+    def _derived_now(self) -> dict[str, Any]:
+        """What has been made of the parameters as they are."""
+        sources = self._sources()
+        if self._derived is None or not self._derived[0].holds(sources):
+            self._derived = Snapshot(sources), {}
+        return self._derived[1]
+
+    def _sources(self) -> list[Any]:
+        """The tensors and numbers that results are computed from."""
+        return [self.parameter]
 
     @property
     def _is_rounded(self) -> bool:
@@ -106,8 +129,8 @@ class KHotDistribution(TorchDistribution):
         return self.parameter.float()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: not the twin, whose graph cannot be copied."""
-        return {name: value for name, value in self.__dict__.items() if name != "_twin"}
+        """What copies and pickles hold: not what was computed from the parameters, whose graph cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_derived"}
 
     def _tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]

@@ -23,7 +23,7 @@ from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
-from ._arguments import broadcast_with_k, checked_range, checked_size
+from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
 from .design import MAX_SUPPORT, SamplingDesign
 
 
@@ -84,6 +84,7 @@ class ConditionalPoisson(SamplingDesign):
     _knows_parts = True
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
 
+    @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,
@@ -139,7 +140,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def logits(self) -> Tensor:
         """Natural parameters; those found from ``probs`` have mean 0."""
-        return solve_logits(self.probs, self.size, log_odds=self.__dict__.get("log_odds")).to(self.probs.dtype)
+        return solve_logits(self.probs, self.size, log_odds=self._found("log_odds")).to(self.probs.dtype)
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -180,13 +181,17 @@ class ConditionalPoisson(SamplingDesign):
 
     @property
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time."""
-        given = self.parameter_name == "probs"  # else computed anew, as `probs` may be that of logits before an update
-        mean = self.probs.double() if given else law.inclusion_probabilities(self.logits, self.size, self.kept)
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; O(n²) time.
+
+        Small entries have as many digits as others. Where a few units dominate a row, that takes more time, O(n log² n)
+        for each unit with such entries.
+        """
+        mean = self.probs.double() if self.parameter_name == "probs" else self._inclusion
         return law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i; O(n²) time, or as ``pairwise_inclusion``."""
         return law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
@@ -248,7 +253,7 @@ class ConditionalPoisson(SamplingDesign):
             ends = torch.stack((self.k, self.largest_k), -1).view(-1, 2).unique(dim=0).tolist()
             if len(ends) != 1:
                 raise NotImplementedError(f"{wanted} needs the same sizes in all rows, but got {ends}")
-            self._shared_ends = ends[0][0], ends[0][1]
+            return ends[0][0], ends[0][1]
         return self._shared_ends
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
@@ -264,5 +269,5 @@ class ConditionalPoisson(SamplingDesign):
             return self._of_parts(law_of_parts.entropy, shards)
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
-        inclusion = self.__dict__.get("_inclusion")
+        inclusion = self._found("_inclusion")
         return law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)

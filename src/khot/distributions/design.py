@@ -72,10 +72,19 @@ TRACED_WHOLE = (  # what looks at contents in some design: one operation in a tr
 )
 
 
+class _Derived(lazy_property):  # type: ignore[type-arg]
+    """A lazy property whose value is computed anew when the parameters of the design have changed."""
+
+    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
+        if instance is None:
+            return super().__get__(None, obj_type)
+        return instance.derived(self.wrapped.__name__, self.wrapped)
+
+
 def _changed(member: Any, change: Callable[..., Any]) -> Any:
     """A method or property, changed."""
     if isinstance(member, lazy_property):
-        return lazy_property(change(member.wrapped))
+        return type(member)(change(member.wrapped))
     if isinstance(member, property):
         return property(change(cast(Any, member.fget)), doc=member.__doc__)
     return change(member)
@@ -87,6 +96,13 @@ def _by_rows_here(name: str, member: Any) -> Any:
 
 def _rounded(name: str, member: Any) -> Any:
     return _changed(member, functools.partial(rounded, name))
+
+
+def _follow_parameters(cls: type) -> None:
+    """Makes the lazy properties of a class follow the parameters."""
+    for name, member in list(vars(cls).items()):
+        if isinstance(member, lazy_property):
+            setattr(cls, name, _Derived(member.wrapped))
 
 
 class SamplingDesign(KHotDistribution):
@@ -106,11 +122,10 @@ class SamplingDesign(KHotDistribution):
     A subclass defines ``sample`` and what it has of ``_log_prob`` (of k-hot values: the rest is done here), ``entropy``
     and ``pairwise_inclusion``. From a ``_log_prob`` alone the last two are computed here, exactly, as sums over all
     C(n, k) vectors, if these are at most ``MAX_SUPPORT`` (1,000,000): that takes as many evaluations of ``_log_prob``.
-    What a design lacks raises NotImplementedError and names the designs that have it. One whose
-    logits are natural parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other;
-    one that does not draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides
-    ``mode``. ``expand`` and copies work without further ado as long as every tensor among the attributes starts with
-    ``batch_shape``.
+    What a design lacks raises NotImplementedError and names the designs that have it. One whose logits are natural
+    parameters overrides the lazy properties ``probs`` and ``logits``, each computed from the other; one that does not
+    draw with the probabilities ``probs`` overrides ``mean``; one with a known mode overrides ``mode``. ``expand`` and
+    copies work without further ado as long as every tensor among the attributes starts with ``batch_shape``.
 
     The parameter may be a ``torch.distributed.tensor.DTensor``, and so are the results. Each process then works on the
     rows that it has, and draws follow one seed, whatever the number of processes. Rows that are cut are gathered when
@@ -121,8 +136,11 @@ class SamplingDesign(KHotDistribution):
     sum of rounded probabilities is not a size: ``probs`` in these types need ``k`` unless rounding leaves no doubt.
     They are then taken for roundings of probabilities that sum to k.
 
-    What its methods have in common, such as a product tree, is made once, at the first call that needs it: ``kept``
-    holds it, without gradient, and makes it anew when the parameter has other contents.
+    A design follows its parameter: after an optimizer step every result is that of a design made of the new contents.
+    What its methods have in common, such as ``probs`` or a product tree, is computed once, at the first call that needs
+    it, and again when the parameter, ``k`` or ``temperature`` has changed. A change is whatever alters an entry; on an
+    accelerator, where to compare entries would mean to wait for it, every write but one into ``.data``. Tensors that a
+    relaxation of your own holds are not looked at.
 
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum.
@@ -149,6 +167,7 @@ class SamplingDesign(KHotDistribution):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _follow_parameters(cls)
         for name in vars(cls).keys() & set(TRACED_WHOLE):
             setattr(cls, name, _by_rows_here(name, _changed(vars(cls)[name], one_operation)))
         for name in vars(cls).keys() & set(ROUNDED):
@@ -177,7 +196,9 @@ class SamplingDesign(KHotDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if (probs is None) == (logits is None):
-            got = "neither" if probs is None else "both"
+            got, name = "neither", type(self).__name__
+            if probs is not None:
+                got = f"both; the second position is `logits`: for scores and a size, write {name}(logits=scores, k=2)"
             raise ValueError(f"expected exactly one of `probs` and `logits`, but got {got}")
         self.parameter_name = "logits" if probs is None else "probs"
         param = checked_param(self.parameter_name, logits if probs is None else probs)
@@ -185,7 +206,10 @@ class SamplingDesign(KHotDistribution):
         if self.spread is not None:
             param = self.spread.lead if self._knows_parts else self.spread.whole_rows
         if k is None and probs is None:
-            raise ValueError(f"`k`, the number of ones, is required with `logits`. {POSTERIOR_ADVICE}")
+            raise ValueError(
+                f"`k`, the number of ones, is required with `logits`: write {type(self).__name__}(logits=logits, k=2). "
+                f"{POSTERIOR_ADVICE}"
+            )
         check_function("relaxation", relaxation, "(logits, k, temperature)")
         check_flag("validate_args", validate_args, optional=True)
         param, self.k, self.largest_k = self._sized(param, k)
@@ -202,7 +226,9 @@ class SamplingDesign(KHotDistribution):
             validate_args = self._validate_spread(validate_args)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
         if is_tracing() and self.relaxes_logits:
-            _ = self.probs  # for the operations of a trace, as the relaxation may hold on to tensors
+            self.__dict__["probs"] = (
+                self.probs
+            )  # for the operations of a trace, as the relaxation may hold on to tensors
 
     def __repr__(self) -> str:
         shown = {self.parameter_name: self.parameter, "k": self.size}
@@ -291,19 +317,21 @@ class SamplingDesign(KHotDistribution):
     def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "SamplingDesign":
         new = self._get_checked_instance(type(self), _instance)
         batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
+
+        def expanded(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.expand(batch_shape + shape_of(value)[batch_dim:])
+            return value.expand(batch_shape) if isinstance(value, SamplingDesign) else value
+
         for name, value in self.__dict__.items():
-            if isinstance(value, Tensor):  # a parameter, or what was computed from it
-                value = value.expand(batch_shape + shape_of(value)[batch_dim:])
-            new.__dict__[name] = value
+            if name != "_derived":
+                new.__dict__[name] = expanded(value)
         if batch_shape != self.batch_shape:
             new.kept = Kept()
-        if self._twin is not None:
-            twin, version = self._twin
-            new._twin = cast(SamplingDesign, twin).expand(batch_shape), version
         if self.spread is not None:
             new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
-            new.__dict__.pop("rows_here", None)
-            new.__dict__.pop("parts_here", None)
+        elif not torch.compiler.is_compiling():
+            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
         super(SamplingDesign, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return cast(SamplingDesign, new)
@@ -318,11 +346,11 @@ class SamplingDesign(KHotDistribution):
         spread = cast(SpreadBatch, self.spread)
         if self._knows_parts and spread.is_cut:
             fits = not self.checks_rows_here or self.parts_here._parts_fit(spread.in_parts().shards)
-            self.__dict__.pop("parts_here", None)
+            self._derived = None
             if fits:
                 return False
         KHotDistribution.__init__(self.rows_here, *self.rows_here._shapes(), validate_args=validate_args)
-        del self.__dict__["rows_here"]  # which, as parts, a subclass may have more to tell of
+        self._derived = None  # the rows here, of which, as of parts, a subclass may have more to tell
         return False
 
     @property
@@ -349,6 +377,10 @@ class SamplingDesign(KHotDistribution):
         if isinstance(self.temperature, Tensor):
             fits &= (self.temperature > 0) & self.temperature.isfinite()
         return bool(fits.all())
+
+    def _sources(self) -> list[Any]:
+        sizes = [] if self._shared_k is not None else [self.k, self.largest_k]
+        return [self.parameter, self.temperature, *sizes]
 
     def _shapes(self) -> tuple[Size, Size]:
         shape = shape_of(self.parameter)
@@ -453,6 +485,12 @@ class SamplingDesign(KHotDistribution):
             found = mask_log_odds(self.relaxation, self.logits, self.size, self.temperature)
         return log_odds(self.probs.double()) if found is None else found
 
+    def _found(self, name: str) -> Tensor | None:
+        """A lazy property that has been computed already, else None."""
+        if name in self.__dict__ or torch.compiler.is_compiling():
+            return self.__dict__.get(name)
+        return self._derived_now().get(name)
+
     @lazy_property
     def logits(self) -> Tensor:
         """Scores that ``probs`` were computed from."""
@@ -470,7 +508,7 @@ class SamplingDesign(KHotDistribution):
     @property
     @one_operation
     def pairwise_inclusion(self) -> Tensor:
-        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal."""
+        """Matrix ``(..., n, n)`` of E[x_i x_j], with ``mean`` on the diagonal; here as a sum over all k-hot vectors."""
         n = self.event_shape[0]
         pairs = self.parameter.new_zeros(*self.batch_shape, n, n, dtype=torch.float64)
         for value, log_prob in self._listed("pairwise_inclusion"):
@@ -480,6 +518,7 @@ class SamplingDesign(KHotDistribution):
     @property
     @one_operation
     def covariance_matrix(self) -> Tensor:
+        """Matrix ``(..., n, n)`` of the covariances of the x_i."""
         design = self.in_float64()
         mean = design.mean
         covariance = design.pairwise_inclusion - mean.unsqueeze(-1) * mean.unsqueeze(-2)
@@ -489,9 +528,14 @@ class SamplingDesign(KHotDistribution):
     @one_operation
     def mode(self) -> Tensor:
         """The most probable k-hot vector, found among all of them: for small C(n, k)."""
-        values = self.enumerate_support()
-        best = self.log_prob(values).argmax(0)
-        return values.take_along_dim(best[None, ..., None], 0).squeeze(0)
+        best, most = self.parameter.detach().new_zeros(*self.batch_shape, self.event_shape[0]), None
+        for value, log_prob in self._listed("mode"):
+            largest, at = log_prob.detach().max(0)
+            value = value.expand(*log_prob.shape, -1).take_along_dim(at[None, ..., None], 0).squeeze(0).to(best.dtype)
+            is_better = largest > (-torch.inf if most is None else most)
+            best = torch.where(is_better.unsqueeze(-1), value, best)
+            most = largest if most is None else largest.maximum(most)
+        return best
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """Draws k-hot vectors, ``sample_shape + batch_shape + (n,)``.
@@ -504,7 +548,8 @@ class SamplingDesign(KHotDistribution):
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         raise NotImplementedError(
-            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.StraightThrough(design)"
+            f"{type(self).__name__} has no rsample: wrap it by an estimator, as in khot.ReinMax(design), or in "
+            "khot.StraightThrough(design), which takes every design"
         )
 
     @one_operation
@@ -569,7 +614,7 @@ class SamplingDesign(KHotDistribution):
 
     @one_operation
     def entropy(self) -> Tensor:
-        """Entropy in nats, ``(...)``."""
+        """Entropy in nats, ``(...)``; here as a sum over all k-hot vectors."""
         entropy = self.parameter.new_zeros(self.batch_shape, dtype=torch.float64)
         for _, log_prob in self._listed("entropy"):
             possible = log_prob > -torch.inf
@@ -577,33 +622,33 @@ class SamplingDesign(KHotDistribution):
         return entropy.to(self.parameter.dtype)
 
     def enumerates(self, wanted: str) -> bool:
-        """Whether ``entropy`` or ``pairwise_inclusion`` is a sum over all vectors of the support."""
+        """Whether ``entropy`` or ``pairwise_inclusion`` is computed as a sum over all k-hot vectors, if at all."""
         return getattr(type(self), wanted) is getattr(SamplingDesign, wanted)
 
     def _listed(self, wanted: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """All k-hot vectors and their log-probabilities in float64, some at a time.
+        """All k-hot vectors and their log-probabilities in float64, in chunks that fit into memory.
 
         Yields:
-            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row of
-            fewer vectors than others repeats its last one, with the log-probability ``-inf``.
+            Tensors ``(vectors, ..., n)``, which broadcasts with the batch, and ``(vectors, *batch_shape)``. A row with
+            fewer vectors than others repeats its last one, with a log-probability of ``-inf``.
 
         Raises:
-            NotImplementedError: For what is wanted, if there is no ``_log_prob`` or too many vectors.
+            NotImplementedError: If there is no ``_log_prob``, or there are too many vectors.
         """
         n, sizes, design = operator.index(self.event_shape[0]), self.sizes(wanted), self.in_float64()
         counts = [math.comb(n, k) for k in sizes]
         largest = max(counts) if counts else 0  # not `default=0`, which torch.compile does not know
         if largest > MAX_SUPPORT:
             raise self._unavailable(wanted, f" of {largest} k-hot vectors, which is more than {MAX_SUPPORT}")
-        like, dims = design.parameter.detach(), len(self.batch_shape)
+        like, column = design.parameter.detach(), (-1, *(1,) * len(self.batch_shape))
         step = max(1, LISTED // max(1, like.numel()))
         for start in range(0, largest, step):
-            number = torch.arange(start, min(start + step, largest), device=like.device).view(-1, *(1,) * dims)
+            rank = torch.arange(start, min(start + step, largest), device=like.device).view(column)
             if len(sizes) == 1:
-                beyond, value = None, k_hot_vectors_of_rank(n, sizes[0], number, like)
+                value, beyond = k_hot_vectors_of_rank(n, sizes[0], rank, like), None
             else:
-                own = sum(math.comb(n, k) * (self.k == k) for k in sizes)
-                beyond, value = number >= own, k_hot_vectors_of_rank(n, self.k, torch.minimum(number, own - 1), like)
+                count = sum((number * (self.k == k) for k, number in zip(sizes, counts, strict=True)), 0 * self.k)
+                value, beyond = k_hot_vectors_of_rank(n, self.k, rank.minimum(count - 1), like), rank >= count
             try:
                 log_prob = design._log_prob(value)
             except NotImplementedError:
@@ -611,14 +656,15 @@ class SamplingDesign(KHotDistribution):
             yield value, log_prob if beyond is None else log_prob.masked_fill(beyond, -torch.inf)
 
     def in_float64(self) -> "SamplingDesign":
-        """This design with its parameters in float64, where all results have their digits."""
-        if self.parameter.dtype == torch.float64:
+        """This design with a parameter in float64, so that all results have their digits; of a DTensor itself."""
+        if self.parameter.dtype == torch.float64 or self.spread is not None:
             return self
         new = object.__new__(type(self))
-        new.__dict__.update(self.__getstate__())
-        for name, value in new.__dict__.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                new.__dict__[name] = value.double()
+        for name, value in self.__getstate__().items():
+            if name == self.parameter_name or name not in self._lazy:  # what is computed has rounding errors
+                is_real = isinstance(value, Tensor) and value.is_floating_point()
+                new.__dict__[name] = value.double() if is_real else value
+        new.kept = Kept()
         return new
 
     @one_operation
@@ -642,7 +688,7 @@ class SamplingDesign(KHotDistribution):
             sizes = self.sizes(wanted)
             if len(sizes) != 1:
                 raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}")
-            self._shared_k = sizes[0]
+            return sizes[0]
         return self._shared_k
 
     def sizes(self, wanted: str) -> list[int]:
@@ -664,6 +710,7 @@ class SamplingDesign(KHotDistribution):
         )
 
 
+_follow_parameters(SamplingDesign)
 for _name in TRACED_WHOLE:  # which subclasses have by `__init_subclass__`
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _by_rows_here(_name, vars(SamplingDesign)[_name]))
@@ -671,12 +718,12 @@ for _name in ROUNDED:
     if _name in vars(SamplingDesign):
         setattr(SamplingDesign, _name, _rounded(_name, vars(SamplingDesign)[_name]))
 
-OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion"}
+OPTIONAL = {"log_prob": "_log_prob", "entropy": "entropy", "pairwise_inclusion": "pairwise_inclusion", "mode": "mode"}
 """What not all designs have, by the method that a design defines for it."""
 
 
 def designs_with(wanted: str) -> list[str]:
-    """The designs of this package that have a ``log_prob``, ``entropy`` or ``pairwise_inclusion``, as users write them.
+    """The designs of this package that have a ``log_prob``, ``entropy``, ``mode`` ..., as users write them.
 
     The most complete come first, those that have it in one setting only last, with the setting.
     """

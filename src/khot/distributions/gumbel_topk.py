@@ -6,6 +6,7 @@ from torch.distributions.utils import lazy_property
 from khot.kernels.noises import LOG_EXPONENTIAL
 from khot.laws import order_sampling as law
 
+from ._arguments import without_relaxation
 from .order_sampling import OrderSampling
 
 
@@ -48,6 +49,7 @@ class GumbelTopK(OrderSampling):
 
     _noise = LOG_EXPONENTIAL
 
+    @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,

@@ -51,10 +51,8 @@ def _rounded(divergence: Divergence) -> Divergence:
 @one_operation
 def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
     """E_p[log p - log q], at the mean of p as log q is linear there; infinite where p has a size that q has not."""
-    if p.event_shape != q.event_shape:
-        return _enumerated(p, q)  # which says so
-    if p.enumerates("entropy"):
-        return _enumerated(p, q)
+    if p.event_shape != q.event_shape or p.enumerates("entropy"):
+        return _enumerated(p, q)  # which has the error of the former
     try:
         entropy = p.entropy()
     except NotImplementedError:

@@ -1,6 +1,6 @@
 """Designs of a real-valued size: any inclusion probabilities, whose sum need not be an integer."""
 
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -93,26 +93,35 @@ class PhantomUnit(SamplingDesign):
         self.design_class, self.design_kwargs = design_class, design_kwargs
         super().__init__(probs, logits, k=0, validate_args=validate_args)  # the sizes follow
         self._shared_k = None
-        probs = self.in_float32.probs.detach()
-        total = probs.sum(-1, dtype=torch.float64)
-        tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
-        is_integer = (total - total.round()).abs() <= tolerance * total.clamp(min=1)
-        self.k = torch.where(is_integer, total.round(), total.floor()).long()
-        self.largest_k = self.k + ~is_integer
-        for name in ("rows_here", "_twin"):  # which have sizes now
-            self.__dict__.pop(name, None)
-        _ = self.wrapped  # whose errors are due now
+        del self.__dict__["k"], self.__dict__["largest_k"]
+        self._derived = None  # which had other sizes
+        _ = self.wrapped  # raises its errors here
 
     def _validate_contents(self) -> None:
         """Nothing beyond the ranges of the parameters: every sum is legal."""
 
-    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> "PhantomUnit":
-        new = cast(PhantomUnit, super().expand(batch_shape, _instance))
-        if self.in_float32 is self:
-            new.__dict__["wrapped"] = self.wrapped.expand(batch_shape)
-        else:
-            new.__dict__.pop("wrapped", None)  # that of the twin, which has been expanded
-        return new
+    def _sources(self) -> list[Any]:
+        return [self.parameter]  # of which the sizes follow
+
+    @lazy_property
+    def k(self) -> Tensor:
+        """The smaller of the two sizes."""
+        return self._sizes[..., 0]
+
+    @lazy_property
+    def largest_k(self) -> Tensor:
+        return self._sizes[..., 1]
+
+    @lazy_property
+    def _sizes(self) -> Tensor:
+        if self.in_float32 is not self:
+            return self.in_float32._sizes
+        probs = self.probs.detach()
+        total = probs.sum(-1, dtype=torch.float64)
+        tolerance = INTEGER_TOLERANCE * torch.finfo(probs.dtype).eps
+        is_integer = (total - total.round()).abs() <= tolerance * total.clamp(min=1)
+        k = torch.where(is_integer, total.round(), total.floor()).long()
+        return torch.stack((k, k + ~is_integer), -1)
 
     @lazy_property
     def wrapped(self) -> SamplingDesign:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes, one_operation, untraced
-from khot._validation import check_draw, check_scores
+from khot._validation import check_draw, check_scores, described
 
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
@@ -35,12 +35,12 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    One unit says nothing about a variance: this V is NaN for m = 1. With fewer than 30 units in the population, the
-    first use of the approximation in a process warns. Of :class:`Brewer`, :class:`GumbelTopK`, :class:`ParetoSampling`
-    and :class:`SequentialPoisson` the pairs are sums over all subsets: V is exact where there are at most 1,000,000 of
-    these, in as many evaluations of their ``log_prob``, and approximated where there are more.
+    One unit says nothing about a variance: this V is NaN for m = 1. With fewer than 30 units in the population its
+    first use on a class of designs warns. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling`
+    and :class:`SequentialPoisson` compute their pairs as sums over all subsets if there are at most 1,000,000 of these,
+    in as many evaluations of ``log_prob``: then V is exact, and with more subsets it is approximated.
 
-    Differentiable in ``y``; in the parameter of the design as its inclusion probabilities and pairs are.
+    Differentiable in ``y``, and in the parameter of the design as its inclusion probabilities and pairs are.
 
     Args:
         design: The design that has drawn ``value``.
@@ -70,43 +70,50 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         tensor(20.)
     """
     if not isinstance(design, SamplingDesign):
-        raise TypeError(f"`design` must be a khot.SamplingDesign, but got {type(design).__name__}")
+        raise TypeError(f"`design` must be a khot.SamplingDesign, but got {described(design, SamplingDesign)}")
     if design.size_varies and not isinstance(design, PhantomUnit):
         raise NotImplementedError(
             f"horvitz_thompson needs draws of one size, but those of `design` have a range of sizes, {design.support}"
         )
     check_draw("value", value, design)
-    design = design.in_float32
     _check_observed(y, value)
+    design = design.in_float32.in_float64()
     dtype = torch.promote_types(value.dtype, y.dtype)
-    design = design.in_float64()
+    value = value.double()
     _check_drawn(value, design)
-    value, y = torch.broadcast_tensors(value.double(), y.double())
+    value, y = torch.broadcast_tensors(value, y.double())
     y = y.masked_fill(value == 0, 0.0)
-    total = (y / _positive(design.mean)).sum(-1)
+    total = (y / _positive(design.mean.double())).sum(-1)
     return total.to(dtype), _variance(design, value, y).to(dtype)
 
 
 @untraced
+@torch.no_grad()
 def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
-    """That the design can draw each value, by the size and the inclusion probabilities."""
+    """That the design can draw each value: by its size, the inclusion probabilities and, if known, its own."""
     if not design._checks_contents(value):
         return
+    message = "`value` must hold vectors that `design` can draw, but has {}. The arguments are (design, value, y)"
     inside = design.support.check(value)
     if not inside.all():
-        wrong = value.detach()[~inside][0]
-        binary = bool(((wrong == 0) | (wrong == 1)).all())
-        got = f"one with {int(wrong.sum())} ones" if binary else "one with other entries than zeros and ones"
-        raise ValueError(
-            f"`value` must hold vectors that `design` can draw, {design.support}, but has {got}; the arguments are "
-            "(design, value, y)"
-        )
-    never = (value > 0) & (design.mean.detach() == 0)
-    if never.any():
-        raise ValueError(
-            f"`value` must hold vectors that `design` can draw, but contains unit {int(never.nonzero()[0, -1])}, whose "
-            "inclusion probability is 0"
-        )
+        wrong = value[~inside][0]
+        is_binary = bool(((wrong == 0) | (wrong == 1)).all())
+        got = f"one with {int(wrong.sum())} ones" if is_binary else f"an entry {wrong[(wrong != 0) & (wrong != 1)][0]}"
+        raise ValueError(message.format(f"{got}, which is not in its support {design.support}"))
+    mean = design.mean.double()
+    for chance, entry, verb in ((0.0, 1.0, "with"), (1.0, 0.0, "without")):
+        impossible = (value == entry) & (mean == chance)
+        if impossible.any():
+            unit = int(impossible.nonzero()[0, -1])
+            raise ValueError(message.format(f"one {verb} unit {unit}, whose inclusion probability is {chance:.0f}"))
+    if design.enumerates("pairwise_inclusion"):  # such designs draw all others
+        return
+    try:
+        log_prob = design.log_prob(value)
+    except NotImplementedError:
+        return
+    if (log_prob == -torch.inf).any():
+        raise ValueError(message.format("one of probability 0"))
 
 
 def _check_observed(y: Any, value: Tensor) -> None:
@@ -132,24 +139,24 @@ def _variance(design: SamplingDesign, value: Tensor, y: Tensor) -> Tensor:
         phantom = design.k.to(value.dtype) + 1 - value.sum(-1)
         value, y = torch.cat((value, phantom.unsqueeze(-1)), -1), torch.nn.functional.pad(y, (0, 1))
         design = design.wrapped
-    probs = design.mean
+    probs = design.mean.double()
     ratio = y / _positive(probs)
     try:
-        pairs = design.pairwise_inclusion
+        pairs = design.pairwise_inclusion.double()
     except NotImplementedError:
         if design.event_shape[0] < FEW:
-            _warn_of_few_units()
+            _warn_of_few_units(type(design).__name__)
         return _high_entropy(probs, value, ratio)
     return _sen_yates_grundy(probs, pairs, value, ratio)
 
 
-@functools.cache  # of no argument: once a process
-def _warn_of_few_units() -> None:
+@functools.cache  # once for each class of designs
+def _warn_of_few_units(name: str) -> None:
     message = (
-        f"horvitz_thompson approximates the variance of a design without pairwise_inclusion, which is meant for {FEW} "
-        "units and more: with fewer, prefer a design that has it, such as Sampford or ConditionalPoisson"
+        f"horvitz_thompson approximates the variance here, since this {name} has no pairwise_inclusion, and the "
+        f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)  # of who calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:

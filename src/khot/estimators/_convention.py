@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from khot._tracing import shape_of
-from khot._validation import check_function, checked_index
+from khot._validation import check_function, checked_index, described
 
 Loss = Callable[[Tensor], Tensor]
 Estimator = TypeVar("Estimator", bound=Callable[..., Tensor])
@@ -45,7 +45,7 @@ def check_call(design: Any, f: Any, num_samples: Any, min_samples: int = 1) -> N
 def check_design(design: Any) -> None:
     """``design`` is a distribution over vectors, one or several."""
     if not isinstance(design, Distribution):
-        raise TypeError(f"`design` must be a torch or Pyro distribution, but got {type(design).__name__}")
+        raise TypeError(f"`design` must be a torch or Pyro distribution, but got {described(design, Distribution)}")
     if not design.event_shape:
         raise ValueError("`design` must be a law of vectors, with event_shape (n,), but got event_shape ()")
 

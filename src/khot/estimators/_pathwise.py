@@ -54,7 +54,7 @@ def pathwise(
     if not design.has_rsample:
         raise NotImplementedError(
             f"pathwise needs a distribution with rsample, which {type(design).__name__} has not: wrap it, as in "
-            "StraightThrough(design), or use score_function, which needs only log_prob"
+            "ReinMax(design) or StraightThrough(design), or use score_function, which needs only log_prob"
         )
     return evaluate(f, draw(design, (num_samples,), generator, "rsample"), design).mean(0)
 

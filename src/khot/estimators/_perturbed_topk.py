@@ -14,6 +14,7 @@ from torch.types import _size as SizeLike
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import (
+    DIM_IS_A_KEYWORD,
     check_draw,
     check_enough,
     check_generator,
@@ -46,6 +47,8 @@ def perturbed_topk(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Relaxes top-k by the mean over Gaussian perturbations of the scores.
+
+    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
 
     .. math:: y = \frac1M \sum_m \mathrm{top}_k(x + \sigma Z_m), \qquad
         \frac{\partial y}{\partial x} := \frac{1}{\sigma M} \sum_m (\mathrm{top}_k(x + \sigma Z_m) -
@@ -87,7 +90,7 @@ def perturbed_topk(
     check_k(k, x, rows.shape[:-1], rows.shape[-1])
     if looks_at_contents(*tensors_among(x, k)):
         check_enough(rows, k)
-    scale = checked_positive("scale", scale, rows.shape[:-1])
+    scale = checked_positive("scale", scale, rows.shape[:-1], advice=DIM_IS_A_KEYWORD)
     check_positive_contents("scale", scale)
     rows = wide(rows)
     noise = normal((num_samples, *rows.shape), rows.dtype, x.device, generator).masked_fill(rows.isinf(), 0)

@@ -11,7 +11,14 @@ from torch.distributions import Distribution, Independent, constraints, kl_diver
 from torch.types import _size as SizeLike
 
 from khot._tracing import broadcast_shapes, one_operation, shape_of
-from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, looks_at_contents
+from khot._validation import (
+    check_flag,
+    check_positive_contents,
+    checked_positive,
+    checked_shape,
+    described,
+    looks_at_contents,
+)
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 from khot.kernels.rows import compute_dtype
@@ -52,7 +59,7 @@ class DesignWrapper(KHotDistribution):
     def __init__(self, design: SamplingDesign, log_prob: Scorer = None, validate_args: bool | None = None) -> None:
         if not isinstance(design, SamplingDesign):
             advice = "; wrap it before `to_event`" if isinstance(design, Independent) else ""
-            got = f"{type(design).__name__}{advice}"
+            got = f"{described(design, SamplingDesign)}{advice}"
             raise TypeError(f"`design` must be a khot.distributions.SamplingDesign, but got {got}")
         if isinstance(log_prob, SamplingDesign):
             if log_prob.shape() != design.shape():

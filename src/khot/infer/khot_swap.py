@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
@@ -17,7 +17,7 @@ from torch import Tensor
 from khot._validation import check_function, check_share, checked_count
 
 from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
-from .swaps import Point, can_swap, draw_swap, log_ratio
+from .swaps import Point, Proposals, log_ratio
 
 MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
 TRIALS = 4  # swaps that look whether the rows of a plate are independent, as it promises
@@ -195,8 +195,8 @@ class KHotSwap(MCMCKernel):
         return len(value) == 1 or all(self._swaps_stay_apart(site, params, value) for _ in range(TRIALS))
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
-        swapped = draw_swap(value, torch.zeros_like(value), site.sizes, 1.0).of(value)
-        swapped = torch.where(can_swap(value, site.sizes)[:, None, None], swapped, value)
+        proposals = Proposals.of(value, torch.zeros_like(value), site.sizes)
+        swapped = torch.where(proposals.possible[:, None, None], proposals.draw(1.0).of(value), value)
         half = torch.rand(len(value), device=value.device) < 0.5
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
@@ -246,14 +246,14 @@ class KHotSwap(MCMCKernel):
 
     def _swap(self, site: KHotSite, params: Values) -> Values:
         """Proposes a swap in each block of a site."""
-        here, sizes = self._at(params).point(site), site.sizes
-        possible = can_swap(here.value, sizes)
+        here = self._at(params).point(site)
+        possible = here.proposals.possible
         if not possible.any():
             return params
-        swap = draw_swap(here.value, here.slope, sizes, self.uniform_share)
+        swap = here.proposals.draw(self.uniform_share)
         value = torch.where(possible[:, None, None], swap.of(here.value), here.value)
         proposed = self._evaluate({**params, site.name: site.unblocked(value)})
-        ratio = log_ratio(swap, here, proposed.point(site), sizes, self.uniform_share)
+        ratio = log_ratio(swap, here, proposed.point(site), self.uniform_share)
         ratio = ratio.masked_fill(~possible, -torch.inf)
         accepted = torch.rand_like(ratio).log() < ratio
         self._acceptance[site.name].add(ratio[possible].clamp(max=0).exp().mean().item())
@@ -316,10 +316,14 @@ class _State:
     params: Values
     slope: Values
     log_joint: Values
+    points: dict[str, Point] = field(default_factory=dict)  # what was asked for
 
     def point(self, site: KHotSite) -> Point:
         name = site.name
-        return Point(site.blocks(self.params[name]), site.blocks(self.slope[name]), self.log_joint[name])
+        if name not in self.points:
+            value, slope = (site.blocks(values[name]) for values in (self.params, self.slope))
+            self.points[name] = Point(value, slope, self.log_joint[name], site.sizes)
+        return self.points[name]
 
 
 @dataclass

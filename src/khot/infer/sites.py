@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class KHotSite:
         """All of it as one block."""
         return replace(self, plates=())
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """How many ones the rows of each block may have, ``(blocks, rows)``."""
         smallest, largest = (
@@ -66,7 +67,7 @@ class KHotSite:
         )
         return Sizes(smallest, largest)
 
-    @property
+    @cached_property
     def _order(self) -> list[int]:
         """The axes of the value with those of the plates first."""
         first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]

@@ -8,7 +8,7 @@ from pyro.distributions import Categorical
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes, shape_of, untraced
-from khot._validation import can_look, checked_index
+from khot._validation import can_look, checked_index, described
 from khot.distributions import SamplingDesign
 from khot.distributions.design import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
@@ -165,7 +165,9 @@ def subset_index(value: Tensor) -> Tensor:
 
 
 def _check_design(design: Any) -> None:
-    if not isinstance(design, SamplingDesign):
+    if isinstance(design, type):
+        got = described(design, SamplingDesign)
+    elif not isinstance(design, SamplingDesign):
         got = f"{type(design).__name__}; number the design itself, before `to_event`, `mask` or an estimator"
     elif design.size_varies:
         got = f"{design}"

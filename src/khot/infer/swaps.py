@@ -29,6 +29,8 @@ References:
 """
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -67,77 +69,83 @@ class Sizes(NamedTuple):
         return (middle * (n - middle) / n).clamp(min=1.0).log()
 
 
-class Point(NamedTuple):
+class Proposals(NamedTuple):
+    """The swaps from a state under both parts of the mixture, uniform ones first: logarithms of their weights.
+
+    That of i for j is ``leaving[i] + entering[j]``, -inf where it is impossible. All are made once for each state.
+    """
+
+    leaving: Tensor  # (2, blocks, rows, n + 1)
+    entering: Tensor
+    for_unit: Tensor  # (2, blocks, rows): of all that may enter for a unit
+    for_none: Tensor  # and for none
+    row: Tensor  # (2, blocks, rows): of all swaps of a row
+    total: Tensor  # (2, blocks): log Z
+
+    @classmethod
+    def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "Proposals":
+        half = slope.double() / 2
+        half, ones = torch.stack((torch.zeros_like(half), half)), value == 1
+        size, none = ones.sum(-1), sizes.log_weight(value.shape[-1])
+        units_leave, units_enter = (-half).masked_fill(~ones, -torch.inf), half.masked_fill(ones, -torch.inf)
+        none_leaves = none.masked_fill(size >= sizes.high, -torch.inf).expand(half.shape[:-1]).unsqueeze(-1)
+        none_enters = none.masked_fill(size <= sizes.low, -torch.inf).expand(half.shape[:-1]).unsqueeze(-1)
+        entering, for_none = torch.cat((units_enter, none_enters), -1), units_enter.logsumexp(-1)
+        for_unit = entering.logsumexp(-1)
+        row = torch.logaddexp(units_leave.logsumexp(-1) + for_unit, none_leaves.squeeze(-1) + for_none)
+        leaving = torch.cat((units_leave, none_leaves), -1)
+        return cls(leaving, entering, for_unit, for_none, row, row.logsumexp(-1))
+
+    @property
+    def possible(self) -> Tensor:
+        """Whether there is any swap in a block."""
+        return self.total[0] > -torch.inf
+
+    def draw(self, uniform_share: float) -> Swap:
+        """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
+        blocks, none = self.total.shape[1], self.leaving.shape[-1] - 1
+        block = torch.arange(blocks, device=self.total.device)
+        part = (torch.rand(blocks, device=block.device) >= uniform_share).long()
+        row = _pick(self.row[part, block])
+        at = part, block, row
+        first = self.leaving[at] + self.for_unit[at].unsqueeze(-1)
+        first[:, none] = self.leaving[at][:, none] + self.for_none[at]
+        leaving, entering = _pick(first), self.entering[at]
+        entering[:, none].masked_fill_(leaving == none, -torch.inf)
+        return Swap(row, leaving, _pick(entering))
+
+    def log_prob(self, swap: Swap, uniform_share: float) -> Tensor:
+        """Log-probability with which the mixture proposes these swaps."""
+        block = torch.arange(len(swap.row), device=swap.row.device)
+        chosen = self.leaving[:, block, swap.row, swap.leaving] + self.entering[:, block, swap.row, swap.entering]
+        uniform, informed = chosen - self.total
+        return torch.logaddexp(uniform + _log(uniform_share), informed + _log(1 - uniform_share))
+
+
+@dataclass(frozen=True)
+class Point:
     """A state of the chain: k-hot values, the slopes there, and the log joint density of each block."""
 
     value: Tensor
     slope: Tensor
     log_joint: Tensor
+    sizes: Sizes
+
+    @cached_property
+    def proposals(self) -> Proposals:
+        return Proposals.of(self.value, self.slope, self.sizes)
 
 
-class _Weights(NamedTuple):
-    """Logarithms of the weights of all swaps, ``leaving[i] + entering[j]`` of i for j, -inf where impossible."""
-
-    leaving: Tensor  # (blocks, rows, n + 1)
-    entering: Tensor
-    first: Tensor  # of the units that leave with whatever enters for them
-
-    @classmethod
-    def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "_Weights":
-        half, ones = slope.double() / 2, value == 1
-        size = ones.sum(-1)
-        none = sizes.log_weight(value.shape[-1])
-        none_leaves = none.masked_fill(size >= sizes.high, -torch.inf).unsqueeze(-1)
-        none_enters = none.masked_fill(size <= sizes.low, -torch.inf).unsqueeze(-1)
-        leaving = torch.cat(((-half).masked_fill(~ones, -torch.inf), none_leaves), -1)
-        entering = torch.cat((half.masked_fill(ones, -torch.inf), none_enters), -1)
-        for_unit = entering.logsumexp(-1, keepdim=True).expand_as(leaving[..., :-1])
-        for_none = entering[..., :-1].logsumexp(-1, keepdim=True)
-        return cls(leaving, entering, leaving + torch.cat((for_unit, for_none), -1))
-
-    @property
-    def total(self) -> Tensor:
-        """log Z of each block."""
-        return self.first.flatten(1).logsumexp(-1)
-
-
-def can_swap(value: Tensor, sizes: Sizes) -> Tensor:
-    """Whether there is any swap in a block."""
-    return _Weights.of(value, torch.zeros_like(value), sizes).total > -torch.inf
-
-
-def draw_swap(value: Tensor, slope: Tensor, sizes: Sizes, uniform_share: float) -> Swap:
-    """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
-    uniform = torch.rand(len(value), device=value.device) < uniform_share
-    weights = _Weights.of(value, slope.masked_fill(uniform[:, None, None], 0), sizes)
-    block, none = torch.arange(len(value), device=value.device), value.shape[-1]
-    row = _pick(weights.first.logsumexp(-1))
-    leaving = _pick(weights.first[block, row])
-    entering = weights.entering[block, row]
-    entering[leaving == none, none] = -torch.inf
-    return Swap(row, leaving, _pick(entering))
-
-
-def log_proposal(swap: Swap, value: Tensor, slope: Tensor, sizes: Sizes, uniform_share: float) -> Tensor:
-    """Log-probability with which the mixture proposes these swaps at ``value``."""
-    uniform = math.log(uniform_share) if uniform_share > 0 else -math.inf
-    informed = math.log1p(-uniform_share) if uniform_share < 1 else -math.inf
-    equal = _log_component(swap, _Weights.of(value, torch.zeros_like(slope), sizes))
-    return torch.logaddexp(uniform + equal, informed + _log_component(swap, _Weights.of(value, slope, sizes)))
-
-
-def log_ratio(swap: Swap, here: Point, there: Point, sizes: Sizes, uniform_share: float) -> Tensor:
+def log_ratio(swap: Swap, here: Point, there: Point, uniform_share: float) -> Tensor:
     """Logarithm of p(x') q(x | x') / (p(x) q(x' | x)), of Metropolis and Hastings; -inf where it is undefined."""
-    back = log_proposal(swap.reverse, there.value, there.slope, sizes, uniform_share)
-    forth = log_proposal(swap, here.value, here.slope, sizes, uniform_share)
+    back = there.proposals.log_prob(swap.reverse, uniform_share)
+    forth = here.proposals.log_prob(swap, uniform_share)
     ratio = there.log_joint.double() - here.log_joint.double() + back - forth
     return ratio.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _log_component(swap: Swap, weights: _Weights) -> Tensor:
-    block = torch.arange(len(swap.row), device=swap.row.device)
-    chosen = weights.leaving[block, swap.row, swap.leaving] + weights.entering[block, swap.row, swap.entering]
-    return chosen - weights.total
+def _log(share: float) -> float:
+    return math.log(share) if share > 0 else -math.inf
 
 
 def _pick(log_weight: Tensor) -> Tensor:

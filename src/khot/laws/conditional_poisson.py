@@ -28,7 +28,7 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
-from khot.kernels.autograd import has_derivative
+from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
@@ -347,19 +347,39 @@ def times_covariance(v: Tensor, logits: Tensor, k: Size) -> Tensor:
 
 
 def covariance(logits: Tensor, k: Size) -> Tensor:
-    """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time."""
-    return covariance_factors(logits, k).dense()
+    """Covariance of the k-hot vector, ``(*batch, n, n)``, in O(n²) time.
+
+    An entry has the digits that ``P(i, j) P(neither) - P(only i) P(only j)`` leaves, where contents can be looked at.
+    Where a few units dominate a row, that takes the designs given a unit, each in O(n log² n) time.
+    """
+    matrix = covariance_factors(logits, k)
+    found = matrix.dense()
+    if not can_look(found):
+        return found
+    log_odds = inclusion_log_odds(logits.detach(), k)
+    mean, rest = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+    logits, _ = _expand(logits.detach(), k.high if isinstance(k, SizeRange) else k)
+    value, scale = found.detach(), matrix.scale
+    only_one = mean[..., :, None] * rest[..., None, :] + value.abs()
+    lost = _free_pairs(logits) & (only_one * only_one.mT < RELIABLE * scale[..., :, None] * scale[..., None, :])
+    lost &= (variance := mean * rest)[..., :, None] > 0
+    value = torch.where(_unit(logits), variance[..., None], value)
+    if (at := lost.any(-1).nonzero(as_tuple=True))[0].numel():
+        inside, outside = (_log_odds_given(fate, at, logits, k) for fate in (torch.inf, -torch.inf))
+        change = torch.sigmoid(inside) * torch.sigmoid(-outside) - torch.sigmoid(-inside) * torch.sigmoid(outside)
+        value = torch.where(lost, value.index_put(at, change * variance[at][:, None]), value)
+    return with_derivatives_of(value, found)
 
 
-def covariance_factors(logits: Tensor, k: Size) -> Factors:
-    """The covariance in another form, which takes O(n) numbers."""
+def covariance_factors(logits: Tensor, k: Size, log_odds: Tensor | None = None) -> Factors:
+    """The covariance in another form, which takes O(n) numbers; ``log_odds`` are those of inclusion, where known."""
     if isinstance(k, SizeRange):
-        log_odds = inclusion_log_odds(logits.detach(), k)
+        log_odds = inclusion_log_odds(logits.detach(), k) if log_odds is None else log_odds
         logits, low, high = _expand_range(logits, k)
         shift, size, low, high = centred(logits, low, high)
         return factors(logits + shift[..., None], size, log_odds, balanced=True, totals=Totals(low, high, -shift))
     logits, size = _expand(logits, k)
-    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
+    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size) if log_odds is None else log_odds
     return factors(logits, size, log_odds)
 
 
@@ -372,32 +392,37 @@ def pairwise_inclusion(logits: Tensor, k: Size, mean: Tensor) -> Tensor:
     found = covariance_factors(logits, k)
     logits, size = _expand(logits, k.high if isinstance(k, SizeRange) else k)
     pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
-    value, given = pairs.detach(), mean.detach()
-    free = logits.isfinite()
-    unit = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    others = free[..., :, None] & free[..., None, :] & ~unit
+    logits, value, given = logits.detach(), pairs.detach(), mean.detach()
+    others = _free_pairs(logits)
     single = (size - (logits == torch.inf).sum(-1) <= 1)[..., None, None]  # left to the others: no two of them
-    exact = torch.where(unit, given[..., None], value.masked_fill(others & single, 0.0))
+    value = torch.where(_unit(logits), given[..., None], value.masked_fill(others & single, 0.0))
     if can_look(value):
         bound = found.scale + given
         lost = others & ~single & (value < RELIABLE * bound[..., :, None] * bound[..., None, :])
-        rows = SizeRange(k.low, size) if isinstance(k, SizeRange) else size
-        exact = _without_differences(exact, lost.any(-1), logits.detach(), rows, given)
-    return pairs + (exact - value)
+        if (at := lost.any(-1).nonzero(as_tuple=True))[0].numel():
+            inside = torch.sigmoid(_log_odds_given(torch.inf, at, logits, k))
+            value = torch.where(lost, value.index_put(at, inside * given[at][:, None]), value)
+    return with_derivatives_of(value, pairs)
 
 
-def _without_differences(pairs: Tensor, lost: Tensor, logits: Tensor, k: Tensor | SizeRange, mean: Tensor) -> Tensor:
-    """Pairs with the values of some rows from the designs that include their unit."""
-    at = lost.nonzero(as_tuple=True)
-    if not len(at[0]):
-        return pairs
-    included = logits[..., None, :].expand_as(pairs)[at].scatter(-1, at[-1][:, None], torch.inf)
+def _unit(logits: Tensor) -> Tensor:
+    return torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+
+
+def _free_pairs(logits: Tensor) -> Tensor:
+    """Which pairs are of two different units with finite logits."""
+    free = logits.isfinite()
+    return free[..., :, None] & free[..., None, :] & ~_unit(logits)
+
+
+def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size) -> Tensor:
+    """Of the units ``at`` these places of ``(*batch, n)``: log-odds of all others given this one's fate, ``(m, n)``."""
+    fixed = logits[..., None, :].expand(*logits.shape, logits.shape[-1])[at].scatter(-1, at[-1][:, None], fate)
     ends = [
-        torch.as_tensor(end, device=lost.device)[..., None].expand_as(lost)[at]
+        torch.as_tensor(end, device=logits.device)[..., None].expand(logits.shape)[at]
         for end in (k if isinstance(k, SizeRange) else (k,))
     ]
-    row = inclusion_probabilities(included, ends[0] if len(ends) == 1 else SizeRange(*ends)) * mean[at][:, None]
-    return pairs.index_put(at, row)
+    return inclusion_log_odds(fixed, ends[0] if len(ends) == 1 else SizeRange(*ends))
 
 
 def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:

@@ -28,6 +28,7 @@ from .inverse_newton import (
     FAMILIES,
     NO_SUM,
     RANGE,
+    TAME_RANGE,
     Family,
     centred,
     interior_of,
@@ -43,6 +44,8 @@ CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with wh
 SUM_ROUNDING = 1e-12  # of a sum of probabilities
 NO_VARIANCE = 1e-30  # a probability below this counts as 0 where the size varies: nothing else depends on its unit
 WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
+TAME = 12.0  # log-odds up to which the covariance has the digits that its inverse needs, if the size varies enough:
+INSIDE = 0.05  # its mean is that far from the ends of the range
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
@@ -107,42 +110,51 @@ def solve_range_logits(probs: Tensor, sizes: SizeRange) -> Tensor:
         RuntimeError: If the iteration does not converge.
     """
     low, high = (torch.as_tensor(end, device=probs.device).expand(probs.shape[:-1]) for end in sizes)
-    return cast(Tensor, _RangeLogits.apply(probs.double(), low, high))
+    goal = max(RANGE.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+    return cast(Tensor, _RangeLogits.apply(probs.double(), low, high, goal))
 
 
 class _RangeLogits(Function):
     """Rows of a single size are solved as such: the systems of the others have no constants to leave out."""
 
     @staticmethod
-    def forward(probs: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    def forward(probs: Tensor, low: Tensor, high: Tensor, goal: float) -> Tensor:
         target = probs.log() - torch.log1p(-probs)
         target = target.masked_fill(probs < NO_VARIANCE, -torch.inf)
         single, logits = low == high, torch.empty_like(probs)
         if single.any():
-            logits[single] = solve_logits(probs[single], low[single])
+            logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
         if not single.all():
-            logits[~single] = solve_scores(target[~single], SizeRange(low[~single], high[~single]), RANGE)
+            mean, largest = probs.sum(-1), target.masked_fill(target.isinf(), 0.0).abs().amax(-1)
+            tame = ~single & (largest <= TAME) & (mean >= low + INSIDE) & (mean <= high - INSIDE)
+            for family, rows in ((TAME_RANGE, tame), (RANGE, ~single & ~tame)):
+                if rows.any():
+                    sizes = SizeRange(low[rows], high[rows])
+                    logits[rows] = solve_scores(target[rows], sizes, family._replace(goal=goal))
         return logits
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, *inputs)
+        *tensors, ctx.goal = inputs
+        ctx.save_for_backward(output, *tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         logits, probs, low, high = ctx.saved_tensors
         single, v = low == high, torch.zeros_like(logits)
         if single.any():
             v[single] = _pull_back(
-                logits[single], probs[single], low[single], CONDITIONAL_POISSON.name, CONDITIONAL_POISSON.goal,
+                logits[single], probs[single], low[single], CONDITIONAL_POISSON.name, ctx.goal,
                 grad_output[single],
             )  # fmt: skip
         if not single.all():
             rows, b = logits[~single], grad_output[~single]
             sizes = SizeRange(low[~single], high[~single])
-            v[~single] = solve_system(rows, interior_of(b, rows.isfinite()), sizes, RANGE, CG_TOLERANCE, None)
-        return v, None, None
+            v[~single] = solve_system(
+                rows, interior_of(b, rows.isfinite()), sizes, RANGE, max(CG_TOLERANCE, ctx.goal), None
+            )
+        return v, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:

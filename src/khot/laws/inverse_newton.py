@@ -19,6 +19,8 @@ gains as much with every step; for other families M is the identity. Its derivat
 The same holds for other families of designs whose Jacobian C of the inclusion probabilities is such a Laplacian, with
 another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
 constant: all of this holds without the projections that take constants off.
+
+Rows of a range in which the factors of C keep their digits begin at log-odds shifted to the right mean of the size.
 """
 
 from collections.abc import Callable
@@ -30,10 +32,21 @@ from torch import Tensor
 from khot.kernels.inclusion_inverse import MOST_FACTORED, covariance_inverse
 
 from .characteristic import Factors, factors
-from .conditional_poisson import Size, inclusion_log_odds, inclusion_probabilities, slopes
+from .conditional_poisson import (
+    Size,
+    covariance_factors,
+    inclusion_log_odds,
+    inclusion_probabilities,
+    size_probabilities,
+    slopes,
+)
+from .size_range import SizeRange
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 LONGEST = 32  # units of rows whose covariance is made: O(n^3) time
+LEAST_VARIANCE = 1e-6  # of a size, as a part of that of independent units, where C has the digits of its inverse
+MOST_SHIFT = 16.0  # of the logits, by which a guess makes up for the sizes that are left out
+SHIFT_STEPS = 20  # bisections, to about 3e-5
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
@@ -118,6 +131,7 @@ def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Te
 
 
 RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, factors=None, centre=interior_of)
+TAME_RANGE = RANGE._replace(factors=covariance_factors)  # of rows in which they keep their digits
 
 
 def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -141,7 +155,9 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
         return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
     short = family.factors is not None and target.shape[-1] <= LONGEST
-    aim, logits, fixed_point = target, family.guess(target), not short
+    sized = isinstance(k, SizeRange) and family.factors is not None
+    logits = _of_mean_size(target, cast(SizeRange, k)) if sized else family.guess(target)
+    aim, fixed_point = target, not short and not sized
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
         if (error <= family.goal).all():
@@ -165,6 +181,9 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
             if not (worse & (error > ACCEPTED)).any():
                 break
             step = torch.where(worse[..., None], step / 2, step)
+        if family.factors is not None and (worse & (error > max(ACCEPTED, family.goal))).any():
+            family = family._replace(factors=None)  # which may have lost the digits that a step needs
+            continue
         if worse.all():
             break
         logits = torch.where(worse[..., None], logits, logits + step)
@@ -172,6 +191,22 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     if not (error <= max(ACCEPTED, family.goal)).all():
         raise RuntimeError(f"no logits found for these probabilities: they are off by {error.max():.1e} (relative)")
     return torch.where(interior, family.centre(logits, interior), target)
+
+
+def _of_mean_size(log_odds: Tensor, sizes: SizeRange) -> Tensor:
+    """These log-odds but for a common shift, with which the size has the mean that they give to independent units.
+
+    The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by bisection
+    to a few digits, as it is to begin with only.
+    """
+    law, mean = size_probabilities(log_odds, sizes), torch.sigmoid(log_odds).sum(-1)
+    size = torch.arange(law.shape[-1], dtype=law.dtype, device=law.device)
+    low, high = torch.full_like(mean, -MOST_SHIFT), torch.full_like(mean, MOST_SHIFT)
+    for _ in range(SHIFT_STEPS):
+        middle = (low + high) / 2
+        less = ((law.log() + middle[..., None] * size).softmax(-1) * size).sum(-1) < mean
+        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+    return log_odds + low[..., None]
 
 
 def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
@@ -183,40 +218,49 @@ def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: f
         v = _solve_factored(logits, b, k, family, tolerance, scores)
         lost = v.isnan().any(-1)
         if lost.any():
-            size = k[lost] if isinstance(k, Tensor) else k
-            v[lost] = solve_system(logits[lost], b[lost], size, family, tolerance, None)
+            v[lost] = solve_system(logits[lost], b[lost], _of_rows(k, lost), family, tolerance, None)
         return v
     weight, product = _products(logits, k, family)
     return _conjugate_gradients(product, b, weight, tolerance, family.centre)
 
 
-def _solve_factored(
-    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
-) -> Tensor:
+def _of_rows(k: Size, rows: Tensor) -> Size:
+    if isinstance(k, SizeRange):
+        return SizeRange(*(cast(Tensor, end)[rows] for end in k))
+    return k[rows] if isinstance(k, Tensor) else k
+
+
+def _solve_factored(logits: Tensor, b: Tensor, k: Size, family: Family, tolerance: float, scores: Tensor) -> Tensor:
     """:func:`solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
-    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
+    varies = isinstance(k, SizeRange)
+    size = k if isinstance(k, SizeRange) else torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
+    if isinstance(size, Tensor) and logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
         rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
         return covariance_inverse(*rows, size.reshape(-1), tolerance, torch.inf).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
-    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
+    found = cast(Any, family.factors)(logits, size, scores)
+    if varies:  # rows of nearly one size, whose C takes constants to what rounding leaves
+        variance = found.times(torch.ones_like(b)).sum(-1, keepdim=True)
+        lost = lost | ~(variance > LEAST_VARIANCE * weight.sum(-1, keepdim=True))
+    b = b.masked_fill(lost, 0.0)
     if logits.shape[-1] > LONGEST:
         # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
         nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
-        v = _conjugate_gradients(found.times, b, nearly, tolerance)
-        return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
+        v = _conjugate_gradients(found.times, b, nearly, tolerance, family.centre)
+        return family.centre(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
     constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
     scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
     total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
-    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
+    if not varies:
+        scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
     v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
     # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
     left = b - (matrix @ v[..., None]).squeeze(-1)
-    return centred(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
+    return family.centre(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(

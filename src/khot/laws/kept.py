@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from khot._torch_internals import is_transformed
+from khot._torch_internals import is_eager_everywhere, is_transformed, version_of
+from khot._torch_internals import is_plain as has_address
 from khot.kernels.autograd import has_derivative
 from khot.kernels.row_slabs import runs_now
 
@@ -50,6 +51,54 @@ class Kept:
         copies = tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in args)
         self._results[make] = copies, torch.is_inference_mode_enabled(), result
         return result
+
+
+class Snapshot:
+    """What some tensors and numbers are now, to find out later whether they still are.
+
+    On a CPU entries are compared, so that every change is seen, by an optimizer or by an assignment to ``data``.
+    Elsewhere that would mean to wait for the device: there the address and torch's count of writes are compared, which
+    misses writes into ``data`` alone.
+    """
+
+    __slots__ = ("_inference", "_states")
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._states = tuple((value, *_marks(value), _copy(value)) for value in values)
+        self._inference = torch.is_inference_mode_enabled()
+
+    def holds(self, values: Iterable[Any]) -> bool:
+        """Whether these are the values of the snapshot, unchanged and with the same need of a gradient."""
+        return self._inference == torch.is_inference_mode_enabled() and all(map(_is_unchanged, values, self._states))
+
+
+def _is_unchanged(value: Any, state: tuple[Any, ...]) -> bool:
+    then, *marks, copy = state
+    if not isinstance(value, Tensor):
+        return type(value) is type(then) and bool(value == then)
+    if value is not then or marks != _marks(value):
+        return False
+    return copy is None or not is_eager_everywhere() or torch.equal(_without_repeats(value), copy)
+
+
+def _marks(value: Any) -> list[Any]:
+    if not isinstance(value, Tensor):
+        return []
+    address = value.data_ptr() if value.device.type != "cpu" and has_address(value) else None
+    return [version_of(value), value.requires_grad, address]
+
+
+def _copy(value: Any) -> Tensor | None:
+    return _without_repeats(value).clone() if isinstance(value, Tensor) and is_plain(value) else None
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    """Without what ``expand`` has repeated, which a copy would write out."""
+    x = x.detach()
+    for dim, stride in enumerate(x.stride()):
+        if stride == 0 and x.shape[dim] > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
 
 
 def is_plain(*tensors: Tensor) -> bool:

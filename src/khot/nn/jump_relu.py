@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from khot._module import Module, as_scalar
-from khot._validation import check_flag, checked_positive, checked_real, looks_at_contents
+from khot._validation import check_flag, check_strided, checked_positive, checked_real, looks_at_contents
 from khot.relaxations import straight_through_value
 
 
@@ -68,6 +68,7 @@ class JumpReLU(Module):
             self.threshold.copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_strided("x", x)
         threshold = as_scalar(self.threshold)
         dtype = torch.promote_types(torch.promote_types(x.dtype, threshold.dtype), torch.float32)
         wide, threshold = x.to(dtype), threshold.to(dtype)

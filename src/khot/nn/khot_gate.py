@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from khot._module import Module
 from khot._tracing import has_float64
-from khot._validation import check_function, checked_count, checked_int, expanded
+from khot._validation import check_function, check_strided, checked_count, checked_int, expanded
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
 from khot.kernels.rows import compute_dtype
@@ -125,6 +125,7 @@ class KHotGate(Module):
         return topk_mask(self.logits.expand(*sizes, self.n), k).expand(*shape, self.n)
 
     def forward(self, x: Tensor, k: int | Tensor | None = None) -> Tensor:
+        check_strided("x", x)
         if x.dim() == 0 or x.shape[-1] != self.n:
             raise ValueError(
                 f"`x` must have shape (..., {self.n}), since this is KHotGate(n={self.n}, k={self.k}) and n is the "

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from khot._validation import checked_count
+from khot._validation import check_strided, checked_count
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 
@@ -76,6 +76,7 @@ class NMSparsity(Masking):
         return super().checked(name, value, learned)
 
     def forward(self, weight: Tensor) -> Tensor:
+        check_strided("weight", weight)
         if weight.dim() == 0 or weight.shape[-1] % self.m:
             raise ValueError(f"`m` must divide the last axis, but got m={self.m} for a weight {tuple(weight.shape)}")
         if self.scores is not None and self.scores.shape != weight.shape:

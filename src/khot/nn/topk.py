@@ -1,10 +1,11 @@
 """The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
 
+import math
 from typing import Any
 
 from torch import Tensor
 
-from khot._validation import checked_int, is_int
+from khot._validation import can_look, check_strided, checked_int, is_int
 from khot.relaxations import sigmoid_topk
 
 from ._masking import Masking, Relaxation, check_axes, checked_size, keep_largest, keep_masked
@@ -158,16 +159,30 @@ class ExpertChoice(TopK):
         self.k = value
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        check_strided("x", x)
         if x.dim() < 2:
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
         if k is None:
             k = self.number("k")
-            if not isinstance(k, Tensor) and k > x.shape[-2]:
-                raise ValueError(
-                    f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
-                    f"(`x` of shape {tuple(x.shape)})"
-                )
-        return super().forward(x, k)
+        elif not isinstance(k, Tensor):
+            k = self.checked("k", k)
+        if not isinstance(k, Tensor) and k > x.shape[-2]:
+            raise ValueError(
+                f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
+                f"(`x` of shape {tuple(x.shape)})"
+            )
+        try:
+            return super().forward(x, k)
+        except ValueError as error:
+            if not str(error).startswith("`k` must") or not can_look(x):
+                raise
+            open_tokens = int((x.detach() > -math.inf).sum(-2).min())
+            size = k if not isinstance(k, Tensor) else "at most " + str(k.max().item())
+            raise ValueError(
+                f"`capacity` must satisfy 0 <= capacity and not exceed the number of tokens above -inf of any expert, "
+                f"at least {open_tokens} of {x.shape[-2]} tokens, but got capacity={size}; experts with fewer tokens "
+                "take a capacity each, module(x, k) with k of shape (..., experts)"
+            ) from error
 
     def extra_repr(self) -> str:
         return f"capacity={self.k}{self.shown_softness()}"

@@ -6,7 +6,8 @@ What holds for all of them, unless a docstring says otherwise:
   Masks take a tuple of axes as well, whose entries are one ground set together.
   Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
 * ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
-  or tensors that broadcast with the batch shape, and have a gradient.
+  or tensors that broadcast with the batch shape, and have a gradient. The arguments are ``x``, k and the softness, in
+  this order; unlike in ``torch.topk`` the axis ``dim`` is passed by keyword.
 * Rows in which fewer than k entries are left unmasked are an error. Rows of different length take a k each,
   ``(x > -torch.inf).sum(-1).clamp(max=k)``; in causal attention this is ``torch.arange(1, n + 1).clamp(max=k)``.
 * The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries

@@ -16,6 +16,8 @@ def capped_softmax(
 ) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 and with the sum k.
 
+    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = \min(1, e^{(x_i - t)/T}), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - T \sum_i y_i \log y_i
 

@@ -27,6 +27,8 @@ def straight_through_topk(
 ) -> Tensor:
     r"""Marks the k largest entries with ones, differentiated as if it were a relaxed mask.
 
+    The third argument is ``softness``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = \mathrm{topk}(x, k), \qquad dy := d\,\mathrm{relaxation}(x, k, \text{softness})
 
     The gradient is biased: the softer the relaxation, the further it spreads beyond the entries next to the threshold.

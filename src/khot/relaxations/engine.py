@@ -313,6 +313,8 @@ def capped_simplex_map(
 ) -> Tensor:
     r"""Relaxes top-k by an increasing link function F, shifted so that the result sums to k.
 
+    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = F((x_i - t)/s), \qquad t \text{ such that } \sum_i y_i = k
 
     Every relaxed mask of this library is this map with a link of its own; pass a :class:`Link` to make another. Keeps

@@ -163,7 +163,7 @@ def isotonic_lp(
         tensor([0.8993, 0.1007, 0.0000])
     """
     w, max_iter = _checked(s, w, max_iter)
-    check_softness("strength", strength, s, s.shape[:-1])
+    check_softness("strength", strength, s, s.shape[:-1], advice="")
     check_exponent(p)
     check_choice("kind", kind, ("mask", "magnitude"))
     objective = Objective(s.double(), w.double(), column(strength, s), float(p), kind == "magnitude")

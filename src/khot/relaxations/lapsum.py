@@ -14,6 +14,8 @@ from .linked import with_link
 def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k.
 
+    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
         \mathrm{Lap}(z) = \tfrac12 e^z \ (z \le 0), \quad 1 - \tfrac12 e^{-z} \ (z > 0)
 
@@ -51,6 +53,8 @@ def log_lapsum_topk(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`lapsum_topk`, accurate also where the mask itself underflows.
+
+    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
 
     .. math:: \log y_i = \log \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k
 

@@ -15,6 +15,8 @@ def sparse_topk_magnitude(
 ) -> Tensor:
     r"""Relaxes "keep the k entries of largest absolute value, zero the others", with exact zeros.
 
+    The third argument is ``strength``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = \arg\max_y \langle x, y \rangle - \frac12 \min_{z \in [0,1]^n, \sum z = k} \sum_i \frac{y_i^2}{z_i}
         - \frac{\lambda}{p} \sum_i |y_i|^p
 

@@ -14,6 +14,8 @@ from .linked import with_link
 def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k.
 
+    The third argument is ``scale``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = \Phi((x_i - t)/s), \quad \sum_i y_i = k
 
     Light tails: entries a few scales away from the threshold are chosen or left for certain, sooner than with the

@@ -102,6 +102,8 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries.
 
+    The second argument is ``scale``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
+
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
         \mathrm{Lap}(u) = \tfrac12 e^{u} \text{ for } u < 0, \; 1 - \tfrac12 e^{-u} \text{ else}
 
@@ -140,6 +142,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes sorting.
 
+    The second argument is ``scale``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
+
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
 
     Tends to the sorted entries as ``scale -> 0``; spreads beyond their range as it grows. Increasing in j, invariant to
@@ -173,6 +177,8 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 @of_rows(batch_first=True)
 def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries.
+
+    The second argument is ``scale``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
 
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
         \quad b_0 = -\infty,\ b_n = \infty

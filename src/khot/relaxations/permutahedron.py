@@ -14,6 +14,8 @@ from .isotonic import column, find_blocks
 def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w, the convex hull of all permutations of w.
 
+    The third argument is ``strength``, not the axis: pass ``dim`` by keyword.
+
     .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
         = \arg\min_{y \in \mathcal{P}(w)} \tfrac12 \|y - x/\lambda\|^2
 
@@ -80,6 +82,8 @@ def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
 def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries by projection onto the permutahedron.
 
+    The second argument is ``strength``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
+
     .. math:: r = \arg\min_{r \in \mathcal{P}(1, \dots, n)} \tfrac12 \|r - x/\lambda\|^2
 
     The smallest entry has rank 1, as with :func:`soft_rank`. Exactly the ranks once all gaps of the sorted ``x`` are at
@@ -113,6 +117,8 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
 @of_rows
 def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     r"""Relaxes sorting, in ascending order, by projection onto the permutahedron of the entries.
+
+    The second argument is ``strength``, not the axis as in ``torch.sort``: pass ``dim`` by keyword.
 
     .. math:: y = \arg\min_{y \in \mathcal{P}(x)} \tfrac12 \|y - (1, \dots, n)/\lambda\|^2
 

@@ -17,6 +17,8 @@ def rescaled_sigmoid_topk(
 ) -> Tensor:
     r"""Relaxes top-k by a sigmoid, whose values or their complements are scaled to the right sum.
 
+    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = \begin{cases} k\,p_i / \sum_j p_j & \sum_j p_j \ge k \\
         1 - (n - k)\,(1 - p_i) / \sum_j (1 - p_j) & \text{otherwise} \end{cases} \qquad p_i = \sigma(x_i / T)
 

@@ -16,6 +16,8 @@ def sigmoid_topk(
 ) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation on the capped simplex.
 
+    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y_i = \sigma((x_i - t)/T), \quad \sum_i y_i = k; \qquad
         y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle + T \sum_i H_b(y_i)
 
@@ -54,6 +56,8 @@ def log_sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`sigmoid_topk`, accurate also where the mask itself underflows.
+
+    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
 
     .. math:: \log y_i = -\log(1 + e^{-(x_i - t)/T}), \quad \sum_i y_i = k
 

@@ -15,6 +15,8 @@ def sparse_topk_signed(
 ) -> Tensor:
     r"""Relaxes the signs of the k entries of largest absolute value, with exact zeros and exact -1 and 1.
 
+    The third argument is ``strength``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = \arg\max_{|y_i| \le 1, \sum |y_i| \le k} \langle x, y \rangle
         - \frac{\lambda}{p} \sum_i |y_i|^p
 

@@ -96,6 +96,8 @@ def sorted_transport_topk(
 ) -> Tensor:
     r"""Relaxes the k largest entries, in order, by entropic optimal transport to k sorted places.
 
+    The third argument is ``epsilon``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = n\,\Gamma_{\cdot,\,:k}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
         + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2

@@ -32,6 +32,8 @@ def sparse_topk(
 ) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation on the capped simplex, to a mask with exact zeros and ones.
 
+    The third argument is ``strength``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = \arg\max_{y \in [0,1]^n, \sum y = k} \langle x, y \rangle - \frac{\lambda}{p} \sum_i y_i^p; \qquad
         y_i = \mathrm{clip}((x_i - t)/\lambda, 0, 1)^{1/(p-1)}
 

@@ -117,6 +117,8 @@ def successive_softmax_topk(
 ) -> Tensor:
     r"""Relaxes top-k by k softmaxes in turn, each of which lowers what the former have chosen.
 
+    The third argument is ``temperature``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = \sum_{j=1}^k p^j, \quad p^j = \mathrm{softmax}(\alpha^j / T), \quad
         \alpha^1 = x, \quad \alpha^{j+1} = \alpha^j + \log(1 - p^j)
 

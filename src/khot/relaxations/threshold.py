@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_function, check_k, check_scores, looks_at_contents, tensors_among
+from khot._validation import check_function, check_k, check_scores, check_softness, looks_at_contents, tensors_among
 
 from .axes import as_rows
 from .engine import mask_threshold
@@ -26,6 +26,8 @@ def topk_threshold(
     relaxation: Callable[..., Tensor] = sigmoid_topk,
 ) -> Tensor:
     r"""The threshold t of a top-k mask: what a score has to exceed.
+
+    The third argument is ``softness``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
 
     .. math:: \text{relaxation}(x, k, s)_i = F((x_i - t)/s), \quad \sum_i F((x_i - t)/s) = k
 
@@ -64,6 +66,7 @@ def topk_threshold(
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     if relaxation is topk_mask:
+        check_softness("softness", softness, x, rows.shape[:-1])  # which might be meant for an axis
         return _middle_of_the_gap(rows, k)
     link = link_of(relaxation)
     if link is None:

@@ -69,6 +69,8 @@ def transport_topk(
 ) -> Tensor:
     r"""Relaxes top-k by entropic optimal transport of the scores to "in" and "out".
 
+    The third argument is ``epsilon``, not the axis as in ``torch.topk``: pass ``dim`` by keyword.
+
     .. math:: y = n\,\Gamma_{\cdot 1}, \quad \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
         + \varepsilon {\textstyle\sum_{ij}} \Gamma_{ij} \log \Gamma_{ij}, \quad \Gamma 1 = \tfrac{1}{n} 1, \quad
         \Gamma^\top 1 = (\tfrac{k}{n}, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - a_j)^2, \quad a = (1, 0)

@@ -47,8 +47,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     precision on the CPU, and leaves torch's random numbers as they were.
 
     Args:
-        n_features_to_select: How many features to select: an int; a fraction of them in (0, 1), rounded down but at
-            least one; or ``"learned"``. All are kept, with a UserWarning, where there are fewer than that.
+        n_features_to_select: How many features to select, 10 by default: an int; a fraction of them in (0, 1), rounded
+            down but at least one; or ``"learned"``. All are kept, with a UserWarning, where there are fewer than that.
         task: ``"classification"``, ``"regression"``, or ``"auto"``: numbers of a floating-point dtype are values,
             everything else is a class.
         predictor: ``"linear"``, ``"hidden"`` for one hidden layer of ``hidden_units`` ReLUs, or a
@@ -58,14 +58,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; for a learned number with ``probs``.
         estimator: What gives draws a gradient, called with the design.
         price: What a feature must be worth, where their number is learned.
-        learning_rate: Adam's, for the predictor.
+        learning_rate: Adam's, for the predictor. It has to be smaller, such as 0.01, where hundreds of features are
+            selected, since a step changes the weights of all of them.
         mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
             are correlated better apart.
         batch_size: Rows of a step; all, where there are fewer.
         max_iter: Largest number of steps.
-        tol: Training ends when nearly all draws are the same: each inclusion probability :math:`\pi_i` is within ``tol``
-            of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times what it was before training. Where
-            all features are kept there is nothing to learn, and it ends at the first look.
+        tol: Training ends when nearly all draws are the same: each inclusion probability :math:`\pi_i` is within
+            ``tol`` of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times its value before training.
+            Where all features are kept there is nothing to learn, and it ends after ten steps.
         early_stopping: Whether training also ends when the loss on held-out rows has not improved for
             ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.

@@ -26,7 +26,7 @@ class Training:
         loss: Of predictions and targets, a scalar.
         price: What each feature adds to the loss, which matters where their number is learned.
         curve: Training loss of each step, without the price.
-        untrained_spread: Of the law as it is at first, see :meth:`has_settled`.
+        untrained_spread: The :func:`spread` of the draws before training.
     """
 
     gate: KHotGate
@@ -79,10 +79,10 @@ class Training:
     def has_settled(self, tol: float) -> bool:
         r"""Whether nearly every draw is the same.
 
-        Each inclusion probability is within ``tol`` of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` has fallen to the
-        share ``tol`` of what it was before training. The first is not enough: it also holds of equal probabilities
-        k / n where k / n is below ``tol``, or above 1 - ``tol``. Nor is the second, by which one of many features may
-        still be undecided.
+        Two conditions must hold: each inclusion probability is within ``tol`` of 0 or 1, and
+        :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times its value before training. The first alone also holds
+        for an untrained law, with all probabilities equal to k / n, if k / n is below ``tol`` or above 1 - ``tol``. The
+        second alone may hold while one of many features is still undecided.
         """
         probs = self.inclusion_probabilities()
         is_near = bool((torch.minimum(probs, 1 - probs) <= tol).all())

@@ -10,6 +10,7 @@ and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d
 The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from khot._validation import has_contents
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype, distances, distances_of
 
+BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
 END_DENSITY = 2.0**-1000  # the sum of the slopes at k = 0 and k = n, as far as derivatives of derivatives tell
@@ -36,43 +38,94 @@ def bounded_distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     return torch.where(infinite, x.clamp(-2 * limit, 2 * limit), z)  # further out than all others
 
 
+class Gap(NamedTuple):
+    """A gap of which t is somewhere inside; each of its numbers is ``(..., 1)``, and -inf where a side has no item.
+
+    Attributes:
+        first: The largest -z of an item above.
+        right: The largest -x of one.
+        last: The largest z of an item below.
+        left: The largest x of one.
+    """
+
+    first: Tensor
+    right: Tensor
+    last: Tensor
+    left: Tensor
+
+
 def far_shares(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
-    """The shares omega of rows in which all slopes underflow, 0 where no item has a slope; not differentiable."""
-    return torch.softmax(far_logits(x, scale, at, link), -1).nan_to_num(0.0)
+    """The shares omega of rows in which all slopes underflow, 0 where no item has a slope; not differentiable.
+
+    Float64 numbers are made of one block of a row at a time, so that a long row costs no more memory than its shares.
+    """
+    blocks = x.split(BLOCK, -1)
+    gap = Gap(*(torch.stack(ends).amax(0) for ends in zip(*(_gap(v, scale, at, link) for v in blocks), strict=True)))
+    sums = zip(*(_log_tails(v, scale, at, link, gap) for v in blocks), strict=True)
+    balance = [torch.stack(sides).logsumexp(0) for sides in sums]
+    total = torch.stack([_far_logits(v, scale, at, link, gap, balance).logsumexp(-1) for v in blocks]).logsumexp(0)
+    total = total.unsqueeze(-1)
+    parts = ((_far_logits(v, scale, at, link, gap, balance) - total).exp().nan_to_num(0.0) for v in blocks)
+    return torch.cat([part.to(compute_dtype(x)) for part in parts], -1)
 
 
-def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shards | None = None) -> Tensor:
+def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shards) -> Tensor:
     """Float64 logarithms of the slopes up to a number of each row, of rows in which all slopes underflow.
 
     Then t lies in a gap whose width takes the digits of x from z. The slopes on one side are therefore taken relative
     to that of the nearest item there, from differences of scores; and the two sides weigh as the tails require, whose
-    sums are equal: k is the number of items above. At k = 0 and k = n there is one side. Where other processes have
-    parts of the rows, x is that of this one.
+    sums are equal: k is the number of items above. At k = 0 and k = n there is one side. Other processes have parts of
+    the rows, x is that of this one.
     """
-    x = x.double()
-    z = bounded_distances(x, at, scale)
-    finite, above = x.isfinite(), z >= 0 if link.compact else z > 0
-    sides = above & finite, ~above & finite
-    pairs = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
-    ends = [torch.where(side, v, -torch.inf).amax(-1) for side, v in pairs]
-    if shards is not None:
-        ends = list(shards.max(*ends))
-    first, right, last, left = (v.unsqueeze(-1) for v in ends)
-    nearest = torch.where(above, -right, left).nan_to_num(0.0, 0.0, 0.0)
-    start = torch.where(above, -first, last).nan_to_num(0.0, 0.0, 0.0)
+    gap = Gap(*shards.max(*_gap(x, scale, at, link)))
+    balance = list(_log_tails(x, scale, at, link, gap))
+    largest = shards.max(*balance)
+    sums = shards.sum(*((v - top.nan_to_num(neginf=0.0)).exp() for v, top in zip(balance, largest, strict=True)))
+    balance = [v.log() + top.nan_to_num(neginf=0.0) for v, top in zip(sums, largest, strict=True)]
+    return _far_logits(x, scale, at, link, gap, balance)
+
+
+def _sides(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> tuple[Tensor, Tensor]:
+    """z of the items, and which lie above the gap."""
+    z = bounded_distances(x.double(), at, scale)
+    return z, z >= 0 if link.compact else z > 0
+
+
+def _gap(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Gap:
+    z, above = _sides(x, scale, at, link)
+    x, finite = x.double(), x.isfinite()
+    pairs = (above & finite, -z), (above & finite, -x), (~above & finite, z), (~above & finite, x)
+    return Gap(*(torch.where(side, v, -torch.inf).amax(-1, keepdim=True) for side, v in pairs))
+
+
+def _decays(x: Tensor, scale: Tensor, above: Tensor, link: Link, gap: Gap) -> tuple[Tensor, Tensor]:
+    """log of the slopes relative to that of the nearest item on the same side, and log of their hazards."""
+    x, finite = x.double(), x.isfinite()
+    nearest = torch.where(above, -gap.right, gap.left).nan_to_num(0.0, 0.0, 0.0)
+    start = torch.where(above, -gap.first, gap.last).nan_to_num(0.0, 0.0, 0.0)
     beyond = (0.5 * torch.where(finite, x, nearest) - 0.5 * nearest) * (2 / scale).unsqueeze(-1)
-    decay = link.log_decay(start, beyond).masked_fill(~finite, -torch.inf)
-    tails = decay - link.log_hazard(start + beyond)
-    balance = [torch.where(side, tails, -torch.inf).logsumexp(-1) for side in sides]
-    if shards is not None:
-        largest = shards.max(*balance)
-        sums = shards.sum(*((v - top.nan_to_num(neginf=0.0)).exp() for v, top in zip(balance, largest, strict=True)))
-        balance = [v.log() + top.nan_to_num(neginf=0.0) for v, top in zip(sums, largest, strict=True)]
+    return link.log_decay(start, beyond).masked_fill(~finite, -torch.inf), link.log_hazard(start + beyond)
+
+
+def _log_tails(x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap) -> tuple[Tensor, Tensor]:
+    """log of the sums of the tails above and below, relative to the slopes of the nearest items."""
+    _, above = _sides(x, scale, at, link)
+    decay, hazard = _decays(x, scale, above, link, gap)
+    tails = decay - hazard
+    of_above, of_below = (torch.where(side, tails, -torch.inf).logsumexp(-1) for side in (above, ~above))
+    return of_above, of_below
+
+
+def _far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap, balance: Sequence[Tensor]) -> Tensor:
+    """:func:`far_logits` of some items of a row, from the gap of the whole and the sums of its tails."""
+    _, above = _sides(x, scale, at, link)
+    decay, _ = _decays(x, scale, above, link, gap)
     of_above, of_below = (v.unsqueeze(-1) for v in balance)
     logits = decay - torch.where(above, of_above, of_below)
     if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
-        logits = logits.masked_fill((~above & (right > -torch.inf)) | (left == -torch.inf), -torch.inf)
-    return logits.masked_fill(~finite, -torch.inf)
+        free = (~above & (gap.right > -torch.inf)) | (gap.left == -torch.inf)
+        logits = logits.masked_fill(free, -torch.inf)
+    return logits.masked_fill(~x.isfinite(), -torch.inf)
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
@@ -195,15 +248,20 @@ def sum_moves_threshold(density: Tensor, like: Tensor, link: Link) -> Tensor:
     return torch.where(held, torch.where(held, density, 1.0).reciprocal(), 0.0)
 
 
-def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> tuple[Tensor, Tensor]:
-    """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them."""
-    limit = 0.125 * torch.finfo(x.dtype).max
-    z = distances_of(x, at, scale).clamp_(-limit, limit)
-    z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
-    far = _underflows(link.slope(z).sum(-1))
-    share = link.normalised_slope_(z)
-    place = Threshold(at.anchor[far], at.offset[far])
-    share[far] = far_shares(x[far], scale.expand(far.shape)[far], place, link).to(x.dtype)
+def _underflowing(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool, far: Tensor) -> tuple[Tensor, Tensor]:
+    """The shares omega, and the sum of slopes for the derivative of a logarithm; as :func:`local_shape` has them.
+
+    ``far`` says in which rows all slopes underflow.
+    """
+    if bool(far.all()):  # without copies of everything
+        share = far_shares(x, scale.expand(far.shape), at, link)
+    else:
+        limit = 0.125 * torch.finfo(x.dtype).max
+        z = distances_of(x, at, scale).clamp_(-limit, limit)
+        z.masked_fill_(x == -torch.inf, -2 * limit).masked_fill_(x == torch.inf, 2 * limit)
+        share = link.normalised_slope_(z)
+        place = Threshold(at.anchor[far], at.offset[far])
+        share[far] = far_shares(x[far], scale.expand(far.shape)[far], place, link)
     if not log:
         return share, scale
     top, most = share.argmax(-1, keepdim=True), share.amax(-1)  # whose slope tells the sum
@@ -290,7 +348,7 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
     if link.compact and link.reaches_zero:
         total.clamp_(min=torch.finfo(x.dtype).tiny)  # no slope at all gives zeros
     elif _underflow(total):
-        share, _ = _underflowing(x, scale, at, link, False)
+        share, _ = _underflowing(x, scale, at, link, False, _underflows(total))
         rest, grad_k = centred(grad, share)
         grad_z = slope.mul_(rest)
         del rest  # before others are made
@@ -305,14 +363,14 @@ def _mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, link: 
 
 
 def _pull_by_shares(
-    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, direct: Tensor, link: Link
+    x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, direct: Tensor, link: Link, far: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The shares omega and dL/dk from dL/d log y, as :func:`pull_on_k` has it, in few buffers."""
     z = distances_of(x, at, scale)
     likely = z > 0
     below, above = direct.masked_fill(likely, 0).sum(-1), link.value(z.clamp_(min=0)).reciprocal_()
     del z  # before others are made
-    share, density = _underflowing(x, scale, at, link, True)
+    share, density = _underflowing(x, scale, at, link, True, far)
     above = above.mul_(share).mul_(grad).masked_fill_(~likely, 0).sum(-1)
     return share, above.double() + below.double() / density
 
@@ -325,7 +383,7 @@ def _log_mask_gradient(x: Tensor, scale: Tensor, at: Threshold, grad: Tensor, li
     norm = density = weight.sum(-1)
     if _underflow(density):
         del z, weight  # before others are made
-        weight, grad_k = _pull_by_shares(x, scale, at, grad, direct, link)
+        weight, grad_k = _pull_by_shares(x, scale, at, grad, direct, link, _underflows(density))
         norm = torch.ones_like(pull)
     else:
         grad_k = pull / density

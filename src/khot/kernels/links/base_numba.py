@@ -61,9 +61,16 @@ def numba_link(module: str, variant: str, real: Real) -> NumbaLink:
     return found
 
 
-def smooth_link(tails: Compiled, quantile: Compiled, real: Real, **logarithms: Compiled) -> NumbaLink:
-    """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0."""
+def smooth_link(
+    tails: Compiled, quantile: Compiled, real: Real, ordered_tail: Compiled = None, **logarithms: Compiled
+) -> NumbaLink:
+    """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0.
+
+    Where rounding may exchange the order of neighbouring tails, ``ordered_tail`` is F(-a) in a form that keeps it.
+    """
     zero, one = real(0), real(1)
+    if ordered_tail is None:
+        ordered_tail = inlined(lambda a: tails(a)[0])
 
     @inlined
     def terms(z, q):
@@ -72,7 +79,7 @@ def smooth_link(tails: Compiled, quantile: Compiled, real: Real, **logarithms: C
 
     @inlined
     def value(z, q):
-        tail, _ = tails(abs(z))
+        tail = ordered_tail(abs(z))
         return one - tail if z > zero else tail
 
     @inlined

@@ -1,4 +1,4 @@
-"""The logistic link in numba: F(-a) = e / (1 + e) with e = exp(-a)."""
+"""The logistic link in numba: F(-a) = 1 / (1 + exp(a)), of which rounding keeps the order; far out it is exp(-a)."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -8,6 +8,8 @@ from ..numba_math import EXP, LOG1P, Real
 from ..numba_tools import inlined, per_row
 from .base_numba import NumbaLink, smooth_link
 
+FAR = 40  # from where 1 + exp(-a) is 1, and exp(a) does not overflow before
+
 
 @per_row
 def _quantile(p, q):
@@ -15,13 +17,14 @@ def _quantile(p, q):
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    exp, log1p, zero, one = EXP[real], LOG1P[real], real(0), real(1)
+    exp, log1p, zero, one, far = EXP[real], LOG1P[real], real(0), real(1), real(FAR)
 
     @inlined
     def tails(a):
-        decay = exp(-a)
-        tail = decay / (one + decay)
-        return tail, tail / (one + decay)
+        near = a < far
+        e = exp(a if near else -a)
+        tail = (one if near else e) / (one + e)
+        return tail, tail * (one - tail)
 
     @inlined
     def log_value(z, q):

@@ -71,7 +71,10 @@ class StudentT(Link, name="student_t"):
         return f"student_t_{self.df}"
 
     def value(self, z: Tensor) -> Tensor:
-        return _step(z).sub_(self._tail(_size(z))).abs_()  # 1 - tail above 0, tail below
+        # 1 - tail above 0, tail below; the cubic in float64, whose rounding keeps the order of neighbours in float32.
+        a = _size(z)
+        tail = self._cubic(self._missing(a).double()).to(z.dtype) if self.df == 4 else self._tail(a)
+        return _step(z).sub_(tail).abs_()
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)
@@ -127,7 +130,10 @@ class StudentT(Link, name="student_t"):
         if self.df == 1:
             return torch.atan2(torch.ones_like(a), a) / torch.pi
         m = self._missing(a)
-        return 0.5 * m if self.df == 2 else 0.25 * m * m * (3 - m)
+        return 0.5 * m if self.df == 2 else self._cubic(m)
+
+    def _cubic(self, m: Tensor) -> Tensor:
+        return 0.25 * m * m * (3 - m)
 
     def _missing(self, a: Tensor) -> Tensor:
         """m = 1 - a / r, without the difference."""

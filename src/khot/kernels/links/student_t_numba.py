@@ -7,6 +7,8 @@ taken of a quarter of the angle, found by halving it twice: tan(angle / 2) = 1 /
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +51,20 @@ def _quantile_4(p, q):
 QUANTILES = {1: _quantile_1, 2: _quantile_2, 4: _quantile_4}
 
 
+def _arc(coefficients: Sequence[Any]) -> Compiled:
+    """``(square)``: 4 atan(v) / (pi v) in float64, from v^2."""
+    doubles = tuple(map(float, coefficients))
+
+    @inlined
+    def arc(square):
+        p = doubles[0]
+        for c in doubles[1:]:
+            p = p * square + c
+        return p
+
+    return arc
+
+
 def _scaled_tail(df: int, real: Real) -> Compiled:
     """``(a, r)``: F(-a) r^df, which is of the order of 1 for all a."""
     one, two, three, four = map(real, (1, 2, 3, 4))
@@ -80,8 +96,8 @@ def _scaled_tail(df: int, real: Real) -> Compiled:
 def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
     log, log1p = LOG[real], LOG1P[real]
-    zero, one, degrees, density, far, infinity = map(real, (0, 1, df, DENSITY[df], FAR[real], math.inf))
-    scaled_tail = _scaled_tail(df, real)
+    zero, one, two, degrees, density, far, infinity = map(real, (0, 1, 2, df, DENSITY[df], FAR[real], math.inf))
+    scaled_tail, arc = _scaled_tail(df, real), _arc(ARC_32 if real is np.float32 else ARC_64)
 
     @inlined
     def radius(a):
@@ -101,6 +117,22 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         return scaled_tail(bounded, r) * decay, density * decay / r
 
     @inlined
+    def ordered_tail(a):
+        """Every rounding keeps the order: the polynomials, which might not, are taken in float64."""
+        bounded = min(a, far * far)
+        r = radius(bounded)
+        if df == 1:
+            w = r + bounded
+            v = np.float64(one / (w + (math.sqrt(one + w * w) if w < far else w)))
+            tail = real(v * arc(v * v))
+        elif df == 2:
+            tail = (one / r) * (one / (r + bounded))
+        else:
+            m = np.float64((two / r) * (two / (r + bounded)))
+            tail = real(0.25 * m * m * (3.0 - m))
+        return tail if a < infinity else zero
+
+    @inlined
     def log_value(z, q):
         a = min(abs(z), far * far)
         r = radius(a)
@@ -118,4 +150,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         rate = (decay if z > zero else one) * density / (r * (one - tail * decay if z > zero else tail))
         return rate if abs(z) < infinity else zero
 
-    return smooth_link(tails, QUANTILES[df], real, log_value=log_value, log_derivative=log_derivative)
+    return smooth_link(tails, QUANTILES[df], real, ordered_tail, log_value=log_value, log_derivative=log_derivative)

@@ -1,0 +1,29 @@
+"""Masks keep the order of neighbouring scores, down to the last bit of float32."""
+
+import pytest
+import torch
+
+from khot import StudentT, capped_simplex_map
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.links.normal import NORMAL
+from tests.inputs import normal
+
+pytestmark = [pytest.mark.loops, pytest.mark.one_of(2), pytest.mark.usefixtures("cpu_backend")]
+
+LINKS = {
+    "logistic": LOGISTIC,
+    "laplace": LAPLACE,
+    "normal": NORMAL,
+    "capped_exponential": CAPPED_EXPONENTIAL,
+    **{f"student_t_{df}": StudentT(df) for df in (1, 2, 4)},
+    **{f"clipped_power_{q:g}": clipped_power(1 + 1 / q) for q in (1, 1.5, 2, 3, 3.3, 4, 20)},
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+def test_neighbours_keep_their_order(link):
+    x = normal(1_000_000, dtype=torch.float32).mul_(3).sort().values
+    assert (capped_simplex_map(x, 300_000, link=link).diff() >= 0).all()

@@ -1,0 +1,58 @@
+"""What users write instead of a design: each error names the argument and the cure."""
+
+import pytest
+import torch
+from torch.distributions import biject_to
+
+from khot import ConditionalPoisson, GumbelTopK, constraints, horvitz_thompson
+from khot.diagnostics import compare_estimators
+from khot.infer import subset_categorical
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS
+
+PUBLIC = sorted({case.public for case in DESIGNS}, key=lambda public: public.__name__)
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+def test_scores_and_a_size_by_position(public):
+    with pytest.raises(ValueError, match=rf"second position is `logits`.*{public.__name__}\(logits=scores, k=2\)"):
+        public(torch.zeros(4), 2)
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+def test_logits_without_a_size(public):
+    with pytest.raises(ValueError, match=rf"`k`.*required.*{public.__name__}\(logits=logits, k=2\)"):
+        public(logits=torch.zeros(4))
+
+
+@pytest.mark.parametrize("argument", ["relaxation", "temperature"])
+@pytest.mark.parametrize("case", [case for case in DESIGNS if not case.takes_relaxation], ids=lambda case: case.name)
+def test_natural_parameters_have_no_relaxation(case, argument):
+    with pytest.raises(TypeError, match=rf"takes no `{argument}`.*natural parameters.*sigmoid_topk"):
+        case.make(logits=torch.zeros(4), k=2, **{argument: 0.5})
+
+
+TAKERS = {case.name: case.wrap for case in ESTIMATORS}
+TAKERS |= {f"function_{case.name}": lambda x, case=case: case.function(x, torch.sum, 2) for case in FUNCTIONS}
+TAKERS |= {
+    "compare_estimators": lambda x: compare_estimators(x, torch.sum),
+    "horvitz_thompson": lambda x: horvitz_thompson(x, torch.ones(4), torch.ones(4)),
+    "subset_categorical": subset_categorical,
+}
+
+
+@pytest.mark.parametrize("public", [ConditionalPoisson, GumbelTopK])
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_class_instead_of_an_instance(taker, public):
+    with pytest.raises(TypeError, match=rf"`design`.*the class {public.__name__}: pass an instance"):
+        TAKERS[taker](public)
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+def test_rsample_names_the_recommended_estimator_first(public):
+    with pytest.raises(NotImplementedError, match=r"khot.ReinMax\(design\).*StraightThrough"):
+        public(logits=torch.zeros(4), k=2).rsample()
+
+
+def test_a_k_hot_site_without_a_transform_names_what_samples_it():
+    with pytest.raises(NotImplementedError, match=r"(?s)KHotReparam.*init_to_sample.*KHotSwap"):
+        biject_to(constraints.k_hot(2))
