@@ -72,15 +72,15 @@ class _CappedSimplexMap(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, _, scale, ctx.link, ctx.log, *_ = inputs
+        x, k, scale, ctx.link, ctx.log, *_ = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, scale, *output[1:])
-        ctx.save_for_forward(x, scale, *output[1:])
+        ctx.save_for_backward(x, k, scale, *output[1:])
+        ctx.save_for_forward(x, k, scale, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> _Grads:
-        x, scale, anchor, offset = ctx.saved_tensors
+        x, k, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
         link, log = ctx.link, ctx.log
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
@@ -89,7 +89,7 @@ class _CappedSimplexMap(Function):
             if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
                 return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
-        grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
+        grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log, k)
         return (
             grad_x.to(x.dtype) if needs_x else None,
             grad_k if needs_k else None,
@@ -107,9 +107,9 @@ class _CappedSimplexMap(Function):
 def _jvp(
     ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any
 ) -> tuple[Tensor, None, Tensor]:
-    x, scale, anchor, offset = saved
+    x, k, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    shape = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
+    shape = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log, k)
     z, share, slope, density = shape[:4]
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:

@@ -26,7 +26,7 @@ from ..rows import Threshold, compute_dtype, distances, distances_of
 BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
-END_DENSITY = 2.0**-1000  # the sum of the slopes at k = 0 and k = n, as far as derivatives of derivatives tell
+END_DENSITY = 2.0**-120  # what stands for a sum of slopes of 0 at k = 0 and k = n: its inverse is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
 
@@ -141,91 +141,97 @@ def levers(z: Tensor, x: Tensor) -> Tensor:
 
 
 class LocalShape(NamedTuple):
-    """What every derivative is made of.
+    """What every derivative is made of; the last two are there if k = 0 or k = n in some row.
 
-    The z, their shares omega and slopes F' (..., n), and the sum of the slopes (...), which is not 0. Besides, zeros
-    whose derivatives are those of F and F' in k at k = 0 and k = n, if there are such rows.
+    Attributes:
+        z: The distances (..., n).
+        share: The shares omega.
+        slope: The slopes F'.
+        density: The sum of the slopes (...), not 0.
+        value_growth: 0 with the derivative of F in k.
+        log_slope_growth: 0 with the derivatives of F' / F in x, k and the scale.
     """
 
     z: Tensor
     share: Tensor
     slope: Tensor
     density: Tensor
-    growth: tuple[Tensor, Tensor] | None = None
+    value_growth: Tensor | None = None
+    log_slope_growth: Tensor | None = None
 
     def log_derivative(self, link: Link) -> Tensor:
-        """F' / F; its derivative in k at k = 0 is left out."""
+        """F' / F."""
         found = link.log_derivative(self.z)
-        return found if self.growth is None else found + self.growth[1].masked_fill(self.z < 0, 0.0)
+        return found if self.log_slope_growth is None else found + self.log_slope_growth
 
     def per_share(self, share: Tensor, link: Link) -> Tensor:
         """``share / F`` above the threshold, where F is no less than 1/2, else 0."""
         found = per_share(self.z, share, link)
-        return found if self.growth is None else found * (1 - self.growth[0])  # F is 1 at k = n, and z < 0 at k = 0
+        return found if self.value_growth is None else found * (1 - self.value_growth)  # F is 1 at k = n
 
 
-def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool) -> LocalShape:
-    """The :class:`LocalShape` of rows, differentiable to any order; at k = 0 and k = n twice in k."""
-    ends = _ends(at, link)
-    if ends is not None:  # where the threshold has no derivative but that of :func:`_at_ends`
-        place = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
-    z = bounded_distances(x.to(compute_dtype(x)), at if ends is None else place, scale)
+def local_shape(
+    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool, k: Tensor | None = None
+) -> LocalShape:
+    """The :class:`LocalShape` of rows, differentiable to any order; in k at k = 0 and k = n once, and only given k."""
+    ends = None if k is None else _ends(at, link)
+    if ends is not None:  # whose distance from the threshold is arbitrary
+        at = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
+    z = bounded_distances(x.to(compute_dtype(x)), at, scale)
     slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
-    share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link, ends)
+    share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link)
     # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
     density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
     shape = LocalShape(z, share, slope, density.clamp(min=tiny))
-    return shape if ends is None else _at_ends(link, x, scale, at, ends, shape)
+    return shape if ends is None or k is None else _next_to_ends(shape, link, x, scale, k.to(x.device), ends)
 
 
 def _ends(at: Threshold, link: Link) -> Tensor | None:
-    """Rows with k = 0 or k = n, which lie ``link.reach`` scales from their threshold, if their limits are known."""
-    if type(link).limits_at_ends is Link.limits_at_ends:
-        return None
+    """The rows with k = 0 or k = n, which have ``link.reach`` as offset, if the limits of their derivatives are known."""
+    if torch.compiler.is_compiling() or type(link).limits_at_ends is Link.limits_at_ends:
+        return None  # compiled graphs have first derivatives alone
     ends = at.offset.detach().abs() == link.reach
     return None if _can_tell(ends) and not bool(ends.any()) else ends
 
 
-def _at_ends(link: Link, x: Tensor, scale: Tensor, at: Threshold, ends: Tensor, shape: LocalShape) -> LocalShape:
-    r"""The same with the limits of its derivatives in k where k = 0 or k = n.
+def _next_to_ends(shape: LocalShape, link: Link, x: Tensor, scale: Tensor, k: Tensor, ends: Tensor) -> LocalShape:
+    r"""The shape of rows, of which ``ends`` have k = 0 or k = n, with limits as the derivatives there.
 
-    There the slopes w and their sum W vanish, and k moves the threshold without bounds. With r_i = (log F')'(z_i),
+    The slopes w and their sum W vanish there, so that k moves the threshold infinitely far. With r_i = (log F')'(z_i),
 
         dF_i/dk = omega_i,  dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),
 
-    q_i = r_i / W, whose differences have a limit that the link knows. Autograd takes these derivatives through the
-    offset, whose derivative is -1 / W: with a W that is small, and whose inverse is finite.
+    q_i = r_i / W, of whose differences the link knows the limit. Of exponential tails F' / F moves by q / 2, and x moves
+    it, too: by as much as z moves at constant k, times W.
     """
-    known = shape.share.detach().double()
-    counts = known > 0
-    ends = ends & counts.any(-1)
+    share = shape.share.detach().double()
+    counts = share > 0
+    z = shape.z.double().masked_fill(~counts, 0.0)
+    nearest = z.detach().abs().masked_fill(~counts, torch.inf).argmin(-1, keepdim=True)
     items = torch.where(counts, x.detach().double(), 0.0)
-    z = shape.z.detach().double().masked_fill(~counts, 0.0)
-    top = z.abs().masked_fill(~counts, torch.inf).argmin(-1, keepdim=True)
-    beyond = (0.5 * items - 0.5 * items.gather(-1, top)) * (2 / scale.detach()).unsqueeze(-1)
-    rate, bend = link.limits_at_ends(z, beyond.masked_fill(~counts, 0.0), known)
-    bend = known * (bend - (known * bend).sum(-1, keepdim=True))
-    moved = torch.where(ends, (at.offset.detach() - at.offset) * END_DENSITY, 0.0)  # 0 with derivative 1 in k
-    density = torch.where(ends, END_DENSITY + (known * rate).sum(-1) * moved, shape.density)
-    rows, dtype = moved.unsqueeze(-1), shape.z.dtype
-    of_share, of_value, of_slope = ((v * rows).to(dtype) for v in (bend, known, known * rate))
-    return LocalShape(shape.z, shape.share + of_share, shape.slope + of_slope, density, (of_value, of_slope))
+    beyond = (0.5 * items - 0.5 * items.gather(-1, nearest)) * (2 / scale.detach()).unsqueeze(-1)
+    rate, bend = link.limits_at_ends(z.detach(), beyond.masked_fill(~counts, 0.0), share)
+    of_share = share * (bend - (share * bend).sum(-1, keepdim=True))
+    of_slope, by_k = share * rate, torch.where(ends, k - k.detach(), 0.0).unsqueeze(-1)
+    by_x = END_DENSITY * torch.where(ends.unsqueeze(-1), z - z.detach(), 0.0)
+    moved = by_k + by_x - (share * by_x).sum(-1, keepdim=True)
+    density = END_DENSITY + (of_slope * by_k + END_DENSITY * of_share * by_x).sum(-1)
+    dtype = shape.z.dtype
+    return LocalShape(
+        shape.z,
+        shape.share + (of_share * by_k).to(dtype),
+        shape.slope + (of_slope * by_k).to(dtype),
+        torch.where(ends, density, shape.density),
+        (share * by_k).to(dtype),
+        torch.where(z < 0, 0.5 * bend * moved, of_slope * by_k).to(dtype),
+    )
 
 
 def _exact_shares(
-    share: Tensor,
-    total: Tensor,
-    z: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    at: Threshold,
-    link: Link,
-    ends: Tensor | None = None,
+    share: Tensor, total: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link
 ) -> Tensor:
-    """Differentiable shares: those of :func:`far_shares` at ``ends`` and where the slopes with this total underflow."""
+    """Differentiable shares, with those of :func:`far_shares` where the slopes with this ``total`` underflow."""
     far = _underflows(total).unsqueeze(-1)
-    if ends is not None:
-        far = far | ends.unsqueeze(-1)
     if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
         return share
     place = Threshold(at.anchor.detach(), at.offset.detach())
@@ -410,9 +416,13 @@ def derivative(
     grad_offset: Tensor | None,
     link: Link,
     log: bool,
+    k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    shape = local_shape(link, x, scale, at, log)
+    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable.
+
+    In k at k = 0 and k = n, too, if that is given.
+    """
+    shape = local_shape(link, x, scale, at, log, k)
     z, share, slope, density = shape[:4]
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
