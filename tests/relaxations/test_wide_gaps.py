@@ -114,65 +114,87 @@ def test_shares_where_everything_is_masked_or_chosen(dtype):
         torch.testing.assert_close(of_k.item(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
-def second_derivatives(function, x, size, g=COTANGENT):
+def second_derivatives(function, x, size, dtype=torch.float64):
     """Of <g, y>, by the derivative that is taken first and the one that is taken of it, among x, k and the scale."""
-    leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, size, 1.0)]
-    loss = (function(*leaves) * torch.tensor(g, dtype=torch.float64)).sum()
+    dtypes = (dtype, torch.float64, torch.float64)
+    leaves = [torch.tensor(v, dtype=t, requires_grad=True) for v, t in zip((x, size, 1.0), dtypes, strict=True)]
+    loss = (function(*leaves) * torch.tensor(COTANGENT, dtype=dtype)).sum()
     first = torch.autograd.grad(loss, leaves, create_graph=True)
     second = {}
     for one, value in zip("xks", first, strict=True):
         for number in value.reshape(-1).unbind():
             found = torch.autograd.grad(number, leaves, retain_graph=True, materialize_grads=True)
             for other, part in zip("xks", found, strict=True):
-                second.setdefault(one + other, []).append(part.reshape(-1))
+                second.setdefault(one + other, []).append(part.reshape(-1).double())
     return {key: torch.stack(value).squeeze() for key, value in second.items()}
 
 
+STUDENT = {df: partial(capped_simplex_map, link=StudentT(df)) for df in (1, 2, 4)}
 WITH_LIMITS = {
     "sigmoid": sigmoid_topk,
+    "log_sigmoid": log_sigmoid_topk,
     "transport": transport_topk,
     "lapsum": lapsum_topk,
+    "log_lapsum": log_lapsum_topk,
     "capped_softmax": capped_softmax,
-    "cauchy": partial(capped_simplex_map, link=StudentT(1)),
+    "cauchy": STUDENT[1],
 }
+ENDS = {"none": (0.0, 1e-6), "all": (3.0, 3.0 - 1e-6)}  # and a k next to it
 
 
 @pytest.mark.usefixtures("cpu_backend")
 @pytest.mark.parametrize("name", WITH_LIMITS)
 @pytest.mark.parametrize("x", [NEAR, [0.0637, 0.0637, -0.7975]], ids=["distinct", "tied"])
-@pytest.mark.parametrize("end", ["none", "all"])
-def test_second_derivatives_of_nothing_and_of_all(name, x, end):
+@pytest.mark.parametrize("end", ENDS)
+@each_dtype
+def test_second_derivatives_of_nothing_and_of_all(name, x, end, dtype):
     """The limits of those at other k, in every order of differentiation."""
-    function, step = WITH_LIMITS[name], 1e-6
-    size, near = (0.0, step) if end == "none" else (3.0, 3.0 - step)
-    found, expected = (second_derivatives(function, x, k) for k in (size, near))
+    function, (size, near) = WITH_LIMITS[name], ENDS[end]
+    found, expected = second_derivatives(function, x, size, dtype), second_derivatives(function, x, near)
     if name == "capped_softmax" and end == "all":  # not smooth there: k moves nothing
         assert all(bool((value == 0).all()) for value in found.values())
         return
+    if name.startswith("log") and end == "none":  # d log y / dk is 1 / k
+        of_k = found.pop("kk").item()
+        assert abs(of_k) > 1e70
+        assert of_k * expected.pop("kk").item() > 0
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=0, atol=3e-5, msg=lambda m, key=key: f"{key}: {m}")
     for one, other in ("x", "k"), ("k", "s"), ("x", "s"):
-        torch.testing.assert_close(found[one + other], found[other + one], rtol=0, atol=1e-12)
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(found[one + other], found[other + one], rtol=0, atol=tolerance)
 
 
 @pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize("link", ["normal", 2, 4])
-@pytest.mark.parametrize("size", [0.0, 3.0])
-def test_second_derivatives_in_k_that_are_infinite(link, size):
+@pytest.mark.parametrize("function", [normal_topk, STUDENT[2], STUDENT[4]], ids=["normal", "student_2", "student_4"])
+@pytest.mark.parametrize("end", ENDS)
+@each_dtype
+def test_second_derivatives_in_k_that_are_infinite(function, end, dtype):
     """Where shares have no limit but for ties: of the sign that they have nearby, and 0 of tied items."""
-    function = normal_topk if link == "normal" else partial(capped_simplex_map, link=StudentT(link))
-    near = second_derivatives(function, NEAR, abs(size - 1e-5))["kk"]
-    found = second_derivatives(function, NEAR, size)["kk"]
-    assert found.abs() > 1e270
-    assert found.sign() == near.sign()
-    assert second_derivatives(function, [0.5] * 3, size)["kk"].abs() < 1e-12
+    size, near = ENDS[end]
+    found, expected = second_derivatives(function, NEAR, size, dtype), second_derivatives(function, NEAR, near)
+    assert found["kk"].abs() > 1e12
+    assert found["kk"].sign() == expected["kk"].sign()
+    for key in ("xk", "kx", "sk", "ks"):  # these tend to 0
+        torch.testing.assert_close(found[key], torch.zeros_like(found[key]), rtol=0, atol=1e-12)
+    assert second_derivatives(function, [0.5] * 3, size, dtype)["kk"].abs() < 1e-12
 
 
-@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
-def test_second_derivatives_of_logarithms_in_k(function):
-    assert second_derivatives(function, NEAR, 0.0)["kk"] == -torch.inf
-    expected = second_derivatives(function, NEAR, 3.0 - 1e-6)["kk"]
-    torch.testing.assert_close(second_derivatives(function, NEAR, 3.0)["kk"], expected, rtol=0, atol=3e-5)
+@each_dtype
+@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk])
+def test_second_derivatives_of_rows_at_either_end_and_between(function, dtype):
+    """Each as if it were alone, with masked items and in forward mode, too."""
+    x = torch.tensor([[*NEAR, -torch.inf]] * 3, dtype=dtype)
+    k, g = torch.tensor([0.0, 1.3, 3.0], dtype=torch.float64), torch.tensor([*COTANGENT, 0.0], dtype=dtype)
+
+    def loss(x, k):
+        return (function(x, k, 1.0) * g).masked_fill(x == -torch.inf, 0).sum()
+
+    together = torch.func.jacfwd(torch.func.grad(lambda k: loss(x, k)))(k).diagonal()
+    for row, size, value in zip(x, k, together, strict=True):
+        (first,) = torch.autograd.grad(loss(row, size.requires_grad_()), size, create_graph=True)
+        torch.testing.assert_close(value, torch.autograd.grad(first, size)[0])
+        assert value.isfinite()
 
 
 @pytest.mark.parametrize("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])

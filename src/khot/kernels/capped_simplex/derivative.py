@@ -170,9 +170,7 @@ class LocalShape(NamedTuple):
         return found if self.value_growth is None else found * (1 - self.value_growth)  # F is 1 at k = n
 
 
-def local_shape(
-    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool, k: Tensor | None = None
-) -> LocalShape:
+def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool, k: Tensor | None = None) -> LocalShape:
     """The :class:`LocalShape` of rows, differentiable to any order; in k at k = 0 and k = n once, and only given k."""
     ends = None if k is None else _ends(at, link)
     if ends is not None:  # whose distance from the threshold is arbitrary
@@ -187,7 +185,7 @@ def local_shape(
 
 
 def _ends(at: Threshold, link: Link) -> Tensor | None:
-    """The rows with k = 0 or k = n, which have ``link.reach`` as offset, if the limits of their derivatives are known."""
+    """The rows with k = 0 or k = n, whose offset is ``link.reach``, if the limits of their derivatives are known."""
     if torch.compiler.is_compiling() or type(link).limits_at_ends is Link.limits_at_ends:
         return None  # compiled graphs have first derivatives alone
     ends = at.offset.detach().abs() == link.reach
@@ -201,8 +199,8 @@ def _next_to_ends(shape: LocalShape, link: Link, x: Tensor, scale: Tensor, k: Te
 
         dF_i/dk = omega_i,  dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),
 
-    q_i = r_i / W, of whose differences the link knows the limit. Of exponential tails F' / F moves by q / 2, and x moves
-    it, too: by as much as z moves at constant k, times W.
+    q_i = r_i / W, and the link knows the limits of their differences. For exponential tails, F' / F moves by q / 2.
+    The derivatives of log y in k are divided by W, so that those of F' / F and W in x count, too, although they vanish.
     """
     share = shape.share.detach().double()
     counts = share > 0

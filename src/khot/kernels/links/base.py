@@ -17,7 +17,7 @@ from torch import Tensor
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
-INFINITE = 1e300  # as good as: for a limit that does not exist
+INFINITE = 1e30  # as good as, and finite in float32: what stands for a limit that is infinite
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
 
 
@@ -208,10 +208,11 @@ class Link(ABC):
         return self.log_slope(z) - self.log_tail(z)
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """r and the limit of (r - r_0) / sum F', with r = (log F')', where all z tend to -inf, or all to inf together.
+        """r = (log F')' and the limit of (r - r_0) / sum F' as all z tend to -inf or to inf together.
 
-        ``beyond`` are the differences to the nearest item, whose r is r_0; ``share`` those of the slopes. Second
-        derivatives in k at k = 0 and k = n follow, which without this method are what autograd finds at ``reach``.
+        Second derivatives in k at k = 0 and k = n are made of these. ``beyond`` are the differences to the nearest
+        item, whose r is r_0, and ``share`` are the shares of the slopes. In place of an infinite limit stands
+        ``INFINITE`` with its sign. A link without this method gets what autograd finds at ``reach``.
         """
         raise NotImplementedError
 
