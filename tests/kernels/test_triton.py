@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,11 +13,23 @@ from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
 pytestmark = kernel_marks()
 
 import khot.kernels
-from khot import lapsum_topk, normal_topk, sigmoid_topk, sorted_transport_topk, sparse_topk
-from khot.kernels.capped_simplex import solve_threshold
+from khot import (
+    StudentT,
+    capped_simplex_map,
+    capped_softmax,
+    lapsum_topk,
+    log_lapsum_topk,
+    log_sigmoid_topk,
+    normal_topk,
+    sigmoid_topk,
+    sorted_transport_topk,
+    sparse_topk,
+)
+from khot.kernels.capped_simplex import solve_threshold, triton_backward
 from khot.kernels.capped_simplex.triton_forward import launch_forward
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.tiles import Plan
 from tests.fuzz.rows import make_rows
 from tests.fuzz.test_masks import CASES, TIER, run
 from tests.kernels.kernel_case import KernelCase
@@ -208,6 +221,39 @@ def test_gap_and_kink():
     assert 1 < t < 4.5
     k = torch.tensor([2.0], device=DEVICE, requires_grad=True)
     assert torch.autograd.grad(sparse_topk(x, k, 0.5).square().sum(), k)[0] == 0
+
+
+STUDENT = [partial(capped_simplex_map, link=StudentT(df)) for df in (1, 2, 4)]
+WIDE_GAPS = [*MAPS[:3], capped_softmax, log_sigmoid_topk, log_lapsum_topk, *STUDENT]
+LAYOUTS = {"registers": None, "tiles": Plan(32, 1, False, 1), "split": Plan(32, 1, False, 3)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("relaxation", WIDE_GAPS, ids=lambda function: getattr(function, "__name__", "student"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_in_wide_gaps(relaxation, layout, dtype, monkeypatch):
+    """Shares of slopes that underflow, in a gap that takes the digits of the scores from z; with masked entries."""
+    if LAYOUTS[layout] is not None:
+        monkeypatch.setattr(triton_backward, "plan", lambda *_: LAYOUTS[layout])
+    far = torch.tensor([-1e9, 0.0637, 0.9967, -0.7975, 0.0637], dtype=dtype)
+    rows = [far, -far, far.clone(), 0.3 * far[1:].repeat(2)[:5], far]
+    x = torch.stack(rows).repeat_interleave(15, -1)
+    x[2, 7:9] = -torch.inf
+    x[0, :12] -= torch.linspace(0, 40, 12, dtype=dtype).square().to(dtype) * 64  # not all at the edge of the gap
+    sizes = torch.tensor([60.0, 15.0, 60.0, 20.0, 75.0], dtype=torch.float64)
+    g = torch.linspace(-1, 2, 75, dtype=dtype).masked_fill(x == -torch.inf, 0)
+
+    def gradients(device):
+        at = x.to(device).requires_grad_(), *(v.to(device).requires_grad_() for v in (sizes, torch.ones_like(sizes)))
+        y = relaxation(*at).masked_fill(x.to(device) == -torch.inf, 0)
+        return [v.cpu() for v in torch.autograd.grad((y * g.to(device)).sum(), at)]
+
+    found = gradients(DEVICE)
+    with khot.kernels.backend("torch"):
+        expected = gradients("cpu")
+    for value, known in zip(found, expected, strict=True):
+        tolerance = 100 * torch.finfo(dtype).eps
+        torch.testing.assert_close(value, known, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("relaxation", MAPS, ids=lambda function: function.__name__)
