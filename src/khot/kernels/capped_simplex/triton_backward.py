@@ -9,7 +9,7 @@ count relative to those at the smallest abs(z), so that they never underflow all
 with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -sum_i z_i dL/dx_i. Above the threshold
 dL/dk is the sum of g_i w_i / (W F(z_i)), where relative slopes will do.
 
-Where all slopes underflow, t lies in a gap that takes digits of x from z. Such rows are read once more, and their shares
+Where all slopes underflow, t lies in a gap that takes digits of x from z. Such rows are read once more: their shares
 w_i / W come from differences of scores, as in :func:`khot.kernels.capped_simplex.derivative.far_shares`.
 """
 

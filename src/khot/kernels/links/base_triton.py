@@ -91,7 +91,7 @@ class SmoothLink(TritonLink):
         tails: ``(a, LINK)``: F(-a) and F'(a) for a >= 0.
         shifted_tails: ``(a, nearest, LINK)``: the same divided by ``decay(nearest, 0)``; arguments up to
             :func:`limit_of`.
-        decay_beyond: ``(start, beyond, LINK)``: F'(start + beyond) / F'(start) where both underflow; not of heavy tails.
+        decay_beyond: ``(start, beyond, LINK)``: F'(start + beyond) / F'(start), also where both underflow.
         slope_is_tail: Whether F'(a) = F(-a), which saves a sum.
         log_tail: ``(a, tail, LINK)``: log F(-a), from a and F(-a); None if the link has no logarithms.
         log_derivative: ``(z, LINK)``: F'(z) / F(z), likewise.
