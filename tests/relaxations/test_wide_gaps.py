@@ -1,5 +1,6 @@
 """First derivatives where k is the number of items above a gap that takes the digits of the scores from z."""
 
+import math
 from functools import partial
 
 import pytest
@@ -84,6 +85,39 @@ def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
         torch.testing.assert_close(of_x, torch.tensor(expected, dtype=dtype), rtol=0, atol=1e-6)
         (of_k,) = torch.autograd.grad(function(x, k, 1.0)[3], k)
         torch.testing.assert_close(of_k.item(), expected[3], rtol=0, atol=1e-6)
+
+
+@each_dtype
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
+@pytest.mark.parametrize("softness", [1.0, 3.0])
+def test_thresholds_by_the_softness(dtype, far, mirrored, function, rate, softness):
+    """t is the middle of the far item and -c log sum exp(-x / c) of the near ones, c the scale of the tails."""
+    x = masked_row(dtype, far, mirrored)
+    near = torch.tensor(NEAR, dtype=dtype).double()
+    s = torch.tensor(softness, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(topk_threshold(x, 1 if mirrored else 3, s, relaxation=function), s)
+    middle = -0.5 * (s / rate) * torch.logsumexp(-near * rate / s, -1)
+    (expected,) = torch.autograd.grad(-middle if mirrored else middle, s)
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+
+
+@each_dtype
+@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18, "min"])
+def test_thresholds_of_lighter_tails_by_the_softness(dtype, far):
+    """In the middle of the gap with the normal law but for ties, whose number counts; at its end in capped softmax."""
+    s = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    x = masked_row(dtype, far)
+    gap = NEAR[2] - x[0].double().item()
+    for row, expected in ((x, 0.0), (torch.cat((x, x[3:])), -2 * math.log(2) / gap)):
+        k = len(row) - 1
+        (found,) = torch.autograd.grad(topk_threshold(row, k, s, relaxation=normal_topk), s)
+        assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+        (found,) = torch.autograd.grad(topk_threshold(row, k, s, relaxation=capped_softmax), s)
+        assert found.item() == pytest.approx(0, abs=1e-6)
 
 
 @each_dtype

@@ -89,7 +89,9 @@ class _CappedSimplexMap(Function):
             if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
                 return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
-        grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log, k)
+        grad_x, grad_k, grad_scale = derivative(
+            x, scale.to(x.device), at, grad_y, grad_offset, link, log, k, needs_scale
+        )
         return (
             grad_x.to(x.dtype) if needs_x else None,
             grad_k if needs_k else None,

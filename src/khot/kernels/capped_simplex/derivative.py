@@ -10,6 +10,7 @@ and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d
 The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from ..rows import Threshold, compute_dtype, distances, distances_of
 
 BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
+WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
+NEXT = 1.01  # a factor by which a distance is varied
 FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
 END_DENSITY = 2.0**-120  # what stands for a sum of slopes of 0 at k = 0 and k = n: its inverse is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
@@ -126,6 +129,44 @@ def _far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap, b
         free = (~above & (gap.right > -torch.inf)) | (gap.left == -torch.inf)
         logits = logits.masked_fill(free, -torch.inf)
     return logits.masked_fill(~x.isfinite(), -torch.inf)
+
+
+def mean_distance(share: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, far: Tensor) -> Tensor:
+    """sum omega z in float64, which is -dt/ds; its derivatives are those of this sum.
+
+    This is the difference of what lies above t and below. Where t lies in a wide gap and slopes underflow, in ``far``
+    rows, both are as large as the gap, and the difference is found from scores relative to its edges.
+    """
+    share, z, x = share.double(), z.double(), x.double()
+    mean = (share * levers(z, x)).sum(-1)
+    if type(link).limits_at_ends is Link.limits_at_ends or (_can_tell(far) and not bool(far.any())):
+        return mean
+    x, scale, place = x.detach(), scale.detach(), Threshold(at.anchor.detach(), at.offset.detach())
+    gap = _gap(x, scale, place, link)
+    half = (-0.5 * gap.right - 0.5 * gap.left) / scale.unsqueeze(-1)
+    wide = far.unsqueeze(-1) & (half > WIDE) & half.isfinite()
+    exact = _mean_in_gap(share.detach(), torch.where(wide, half, WIDE), x, scale, place, link, gap)
+    return torch.where(wide.squeeze(-1), mean + (exact - mean).detach(), mean)
+
+
+def _mean_in_gap(share: Tensor, half: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap) -> Tensor:
+    """sum omega z in a gap that is twice ``half`` wide.
+
+    With Z and -Z' the distances of the nearest items above and below, and b those of the others from them, this is
+    sum omega b + (Omega Z - Omega' Z'). The slopes F'(Z) and F'(Z') differ by what the tails on the two sides differ
+    relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as their mean hazards, of which
+    ``power`` is the exponent, 0 of exponential tails and 1 of the normal ones.
+    """
+    _, above = _sides(x, scale, at, link)
+    edge = torch.where(above, -gap.right, gap.left)
+    beyond = torch.where(share > 0, x - edge, 0.0) / scale.unsqueeze(-1)
+    spread = (share * beyond).sum(-1)
+    if link.compact:  # t stays at the cap of the nearest item above
+        return spread
+    of_above, of_below = _log_tails(x, scale, at, link, gap)
+    rate, _ = link.limits_at_ends(half, torch.zeros_like(half), torch.ones_like(half))
+    power = (link.log_hazard(NEXT * half) - link.log_hazard(half / NEXT)) / (2 * math.log(NEXT))
+    return (1 + power.squeeze(-1)) * (0.5 * (of_above - of_below) / rate.abs().squeeze(-1) + spread)
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
@@ -415,6 +456,7 @@ def derivative(
     link: Link,
     log: bool,
     k: Tensor | None = None,
+    needs_scale: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable.
 
@@ -431,13 +473,14 @@ def derivative(
     elif grad_y is not None:
         rest, mean = centred(grad_y, share)
         grad_z, grad_k = balanced(slope * rest, share), mean.double()
-    if grad_offset is not None:
-        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
-        grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
-    grad_x = grad_z / scale.to(z.dtype).unsqueeze(-1)  # the derivative of 1 / scale may underflow
     grad_scale = _lever(grad_z, levers(z, x), scale)
     if grad_offset is not None:  # which is (t - anchor) / s
-        grad_scale = grad_scale - grad_offset * (at.offset / scale)
+        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
+        grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
+        if needs_scale:
+            mean = mean_distance(share, z, x, scale, at, link, _underflows(slope.detach().sum(-1)))
+            grad_scale = grad_scale - grad_offset * ((mean + at.offset) / scale)
+    grad_x = grad_z / scale.to(z.dtype).unsqueeze(-1)  # the derivative of 1 / scale may underflow
     return grad_x, grad_k, grad_scale
 
 
