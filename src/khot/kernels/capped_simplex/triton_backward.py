@@ -225,11 +225,14 @@ def _far_row(
 ):  # fmt: skip
     """Writes dL/dx of the entries from ``begin`` to ``end`` of a row whose slopes underflow.
 
-    Returns dL/dk of the row and sum_i z_i dL/dz_i of these entries.
+    Returns dL/dk of the row and sum_i z_i dL/dz_i of these entries. Reads few entries at a time, so that rows of this
+    kind, which are rare, cost the others no registers.
     """
+    SHARE: tl.constexpr = 4 if DTYPE == tl.float64 else 8
+    PART: tl.constexpr = BLOCK // SHARE if BLOCK >= 256 else 32
     left, right = tl.full((), -float("inf"), DTYPE), tl.full((), float("inf"), DTYPE)
-    for start in range(0, n, BLOCK):
-        x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+    for start in range(0, n, PART):
+        x = load_shrunk(x_ptr, start, n, factor, PART, DTYPE)
         above, below = _far_side(x, distances(x, high, off, inv_scale), LINK)
         right = tl.minimum(right, tl.min(tl.where(above, x, float("inf")), 0))
         left = tl.maximum(left, tl.max(tl.where(below, x, -float("inf")), 0))
@@ -238,8 +241,8 @@ def _far_row(
 
     zero = tl.zeros((), DTYPE)
     slope_above, slope_below, tail_above, tail_below, pull_above, pull_below = zero, zero, zero, zero, zero, zero
-    for start in range(0, n, BLOCK):
-        x, g = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE), _load_cotangent(g_ptr, start, n, BLOCK, DTYPE)
+    for start in range(0, n, PART):
+        x, g = load_shrunk(x_ptr, start, n, factor, PART, DTYPE), _load_cotangent(g_ptr, start, n, PART, DTYPE)
         z = distances(x, high, off, inv_scale)
         w_above, w_below, u_above, u_below = _far_decay(x, z, left, right, first, last, inv_scale, LINK)
         slope_above += tl.sum(w_above, 0)
@@ -266,14 +269,14 @@ def _far_row(
         mean = grad_k
 
     lever = tl.zeros((), tl.float64)
-    for start in range(begin, end, BLOCK):
-        x, g = load_shrunk(x_ptr, start, end, factor, BLOCK, DTYPE), _load_cotangent(g_ptr, start, end, BLOCK, DTYPE)
+    for start in range(begin, end, PART):
+        x, g = load_shrunk(x_ptr, start, end, factor, PART, DTYPE), _load_cotangent(g_ptr, start, end, PART, DTYPE)
         z = distances(x, high, off, inv_scale)
-        w, d = _tile_terms(x, bounded(z, LINK), g, start, end, nearest, q, LINK, LOG, BLOCK)
+        w, d = _tile_terms(x, bounded(z, LINK), g, start, end, nearest, q, LINK, LOG, PART)
         if LOG:
             w_above, w_below, _, _ = _far_decay(x, z, left, right, first, last, inv_scale, LINK)
             w = w_above * of_above + w_below * of_below
-        store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, end, BLOCK)
+        store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, end, PART)
         lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
     return grad_k, lever
 
