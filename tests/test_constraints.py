@@ -117,7 +117,7 @@ def test_capped_simplex_tolerates_rounding_and_no_more(dtype, n):
     k = round(n / 3)
     value = (weight * (k / weight.sum())).to(dtype)
     assert capped_simplex(k).check(value)
-    assert capped_simplex(k).check(torch.full((n,), k / n).to(dtype))  # all of which round the same way
+    assert capped_simplex(k).check(torch.full((n,), k / n, dtype=float64).to(dtype))  # all of which round the same way
     rounding = torch.finfo(dtype).eps * k  # twice what the sum can move
     assert not capped_simplex(k + 0.5 + rounding).check(value)
     assert not capped_simplex(k - 0.5 - rounding).check(value)

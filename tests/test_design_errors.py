@@ -2,12 +2,25 @@
 
 import pytest
 import torch
-from torch.distributions import biject_to
+from torch.distributions import biject_to, transform_to
 
-from khot import ConditionalPoisson, GumbelTopK, constraints, horvitz_thompson
+from khot import (
+    IMLE,
+    ConditionalPoisson,
+    GumbelTopK,
+    KHotReparam,
+    PerturbedTopK,
+    PhantomUnit,
+    ReinMax,
+    RelaxedKHot,
+    StraightThrough,
+    constraints,
+    horvitz_thompson,
+)
 from khot.diagnostics import compare_estimators
 from khot.infer import subset_categorical
-from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS
+from khot.nn import KHotGate
+from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
 
 PUBLIC = sorted({case.public for case in DESIGNS}, key=lambda public: public.__name__)
 
@@ -53,6 +66,45 @@ def test_rsample_names_the_recommended_estimator_first(public):
         public(logits=torch.zeros(4), k=2).rsample()
 
 
-def test_a_k_hot_site_without_a_transform_names_what_samples_it():
-    with pytest.raises(NotImplementedError, match=r"(?s)KHotReparam.*init_to_sample.*KHotSwap"):
-        biject_to(constraints.k_hot(2))
+@pytest.mark.parametrize("registry", [biject_to, transform_to])
+def test_a_k_hot_site_without_a_transform_names_what_samples_it(registry):
+    with pytest.raises(ValueError, match=r"k_hot\(2\).*KHotSwap.*KHotReparam.*init_to_sample.*subset_categorical"):
+        registry(constraints.k_hot(2))
+
+
+@pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
+def test_a_class_as_what_scores(case):
+    design = ConditionalPoisson(logits=torch.zeros(4), k=2)
+    for public in (ConditionalPoisson, GumbelTopK):
+        with pytest.raises(TypeError, match=f"`log_prob` .* the class {public.__name__}: pass an instance"):
+            case.wrap(design, log_prob=public)
+    with pytest.raises(TypeError, match="`log_prob` .*but got the class StraightThrough$"):
+        case.wrap(design, log_prob=StraightThrough)
+
+
+NO_ESTIMATORS = [*PUBLIC, PhantomUnit, *(case.public for case in RELAXED), PerturbedTopK, IMLE]
+
+
+@pytest.mark.parametrize("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
+@pytest.mark.parametrize("public", NO_ESTIMATORS)
+def test_a_class_of_designs_as_an_estimator(public, taker):
+    with pytest.raises(TypeError, match=f"`estimator`.*such as ReinMax.*but got the class {public.__name__}"):
+        taker(public)
+
+
+@pytest.mark.parametrize("taker", [KHotReparam, lambda estimator: KHotGate(4, 2, estimator=estimator)])
+@pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
+def test_estimators_are_taken_as_classes_and_functions(case, taker):
+    design = ConditionalPoisson(logits=torch.zeros(4), k=2)
+    made = case.wrap(design)
+    taker(type(made)), taker(case.wrap), taker(lambda design: case.wrap(design))
+    with pytest.raises(TypeError, match=f"`estimator`.*: pass the class, {type(made).__name__}"):
+        taker(made)
+    with pytest.raises(TypeError, match="`estimator`.*ConditionalPoisson"):
+        taker(design)
+
+
+@pytest.mark.parametrize("design", [StraightThrough, ReinMax, RelaxedKHot])
+def test_a_gate_of_no_sampling_design(design):
+    with pytest.raises(TypeError, match=f"`design` must be a class of sampling designs.*{design.__name__}"):
+        KHotGate(4, 2, design)

@@ -1,11 +1,27 @@
-"""Sparse and nested tensors: an error that says what to give instead, from everything that takes scores."""
+"""Sparse and nested tensors: an error that says what to give instead, from everything that takes a tensor."""
 
 import pytest
 import torch
+from torch.distributions import biject_to, transform_to
 
+from khot import (
+    ConditionalPoisson,
+    KHotReparam,
+    Pivotal,
+    constraints,
+    horvitz_thompson,
+    isotonic_l2,
+    permutahedron_projection,
+    straight_through_value,
+    subset_index,
+    subset_vector,
+    topk_cross_entropy,
+    topk_threshold,
+)
+from khot.nn import ExpertChoice, JumpReLU, KHotGate, NMSparsity, TopK
 from tests.maps import RELAXATIONS
 from tests.modules import MODULES
-from tests.registry import DESIGNS, LOSSES, PERTURBED
+from tests.registry import CONSTRAINTS, DESIGNS, ESTIMATORS, LOSSES, PERTURBED, RELAXED
 
 X = torch.linspace(-1.0, 1.0, 32).view(4, 8)
 LAYOUTS = {
@@ -27,3 +43,64 @@ def test_layouts_are_named_with_the_cure(taker, layout):
     make, cure = LAYOUTS[layout]
     with pytest.raises(TypeError, match=cure):
         TAKERS[taker](make())
+
+
+DESIGN = ConditionalPoisson(logits=X, k=2)
+HOT = torch.zeros(4, 8).index_fill(-1, torch.tensor([1, 5]), 1.0)
+RELAXED_LAWS = [case.public for case in RELAXED]
+OTHERS = {("k", case.name): lambda z, case=case: case.map(X, z) for case in RELAXATIONS}
+OTHERS |= {(case.softness, case.name): lambda z, case=case: case.map(X, 2, z) for case in RELAXATIONS}
+OTHERS |= {("k", case.name): lambda z, case=case: case.make(logits=X, k=z) for case in DESIGNS + PERTURBED}
+OTHERS |= {("value", case.name): lambda z, case=case: case.make(logits=X, k=2).log_prob(z) for case in DESIGNS}
+OTHERS |= {("value", case.name): lambda z, case=case: case.wrap(DESIGN).log_prob(z) for case in ESTIMATORS}
+OTHERS |= {("value", law.__name__): lambda z, law=law: law(0.5, logits=X, k=2).log_prob(z) for law in RELAXED_LAWS}
+OTHERS |= {("k", law.__name__): lambda z, law=law: law(0.5, logits=X, k=z) for law in RELAXED_LAWS}
+OTHERS |= {("temperature", law.__name__): lambda z, law=law: law(z, logits=X, k=2) for law in RELAXED_LAWS}
+OTHERS |= {("target", case.name): lambda z, case=case: case.function(X, z) for case in LOSSES}
+OTHERS |= {("k", case.public.__name__): lambda z, case=case: case.public(z) for case in CONSTRAINTS}
+OTHERS |= {("value", case.public.__name__): lambda z, case=case: case.public(2).check(z) for case in CONSTRAINTS}
+OTHERS |= {
+    ("upper", "k_hot"): lambda z: constraints.k_hot(1, z),
+    ("x", "transform_to"): transform_to(constraints.capped_simplex(2)),
+    ("u", "biject_to"): biject_to(constraints.capped_simplex(2)),
+    ("y", "transform_to"): transform_to(constraints.capped_simplex(2)).inv,
+    ("y", "biject_to"): biject_to(constraints.capped_simplex(2)).inv,
+    ("probs", "design"): lambda z: Pivotal(probs=z),
+    ("temperature", "design"): lambda z: Pivotal(logits=X, k=2, temperature=z),
+    (r"k\[0\]", "range"): lambda z: ConditionalPoisson(logits=X, k=(z, 3)),
+    ("value", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, z, torch.ones(8)),
+    ("y", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, HOT, z),
+    ("temperature", "KHotReparam"): lambda z: KHotReparam(temperature=z),
+    ("value", "subset_index"): subset_index,
+    ("index", "subset_vector"): lambda z: subset_vector(z, 8, 2),
+    ("k", "subset_vector"): lambda z: subset_vector(0, 8, z),
+    ("s", "isotonic"): isotonic_l2,
+    ("w", "isotonic"): lambda z: isotonic_l2(X, z),
+    ("w", "permutahedron"): lambda z: permutahedron_projection(X, z),
+    ("hard", "straight_through_value"): lambda z: straight_through_value(z, X),
+    ("soft", "straight_through_value"): lambda z: straight_through_value(X, z),
+    ("p_k", "topk_cross_entropy"): lambda z: topk_cross_entropy(X, torch.zeros(4, dtype=torch.long), z),
+    ("k", "topk_threshold"): lambda z: topk_threshold(X, z),
+    ("k", "TopK"): lambda z: TopK(2, 0.5)(X, z),
+    ("capacity", "ExpertChoice"): lambda z: ExpertChoice(2, 0.5)(X, z),
+    ("k", "KHotGate"): lambda z: KHotGate(8, 2)(X, z),
+    ("threshold", "JumpReLU"): JumpReLU,
+    ("scores", "NMSparsity"): lambda z: NMSparsity(2, 4, 0.5, scores=z),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["coo", "nested"])
+@pytest.mark.parametrize("argument", OTHERS, ids="-".join)
+def test_layouts_of_other_arguments(argument, layout):
+    make, cure = LAYOUTS[layout]
+    with pytest.raises(TypeError, match=f"`{argument[0]}` must .*{cure}"):
+        OTHERS[argument](make())
+
+
+def test_the_padding_that_is_named_excludes_entries_of_scores_only():
+    nested = LAYOUTS["nested"][0]()
+    with pytest.raises(TypeError, match=r"to_padded_tensor\(logits, -torch.inf\), which excludes"):
+        Pivotal(logits=nested, k=2)
+    with pytest.raises(TypeError, match=r"to_padded_tensor\(probs, 0.0\)$"):
+        Pivotal(probs=nested)

@@ -20,6 +20,7 @@ GIVEN = {
     "probs": lambda: {"probs": sigmoid_topk(LOGITS, 2)},
     "probs_alone": lambda: {"probs": sigmoid_topk(LOGITS, 2), "k": None},
 }
+ENUMERATED = [c for c in DESIGNS if c.has_log_prob and not (c.has_entropy_at_any_size and c.has_pairwise_at_any_size)]
 every_design = pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 validate = pytest.mark.parametrize("validate_args", quick_first({"on": True, "off": False}))
 SOME = normal(3, 5, seed=1, dtype=torch.float32)
@@ -61,9 +62,9 @@ def test_designs(case, given, validate_args):
         results = [value, *with_gradient(design.mean, x), *with_gradient(design.variance, x)]
         if case.has_log_prob:
             results += with_gradient(design.log_prob(value), x)
-        if case.has_entropy:
+        if case.has_entropy_at_any_size or (case.has_entropy and isinstance(k, int)):
             results += with_gradient(design.entropy(), x)
-        if case.has_pairwise:
+        if case.has_pairwise_at_any_size or (case.has_pairwise and isinstance(k, int)):
             results += with_gradient(design.pairwise_inclusion, x)
         if isinstance(k, int):
             results += [design.sample_indices((2,)), design.enumerate_support(), design.enumerate_support(expand=False)]
@@ -71,6 +72,21 @@ def test_designs(case, given, validate_args):
         return results
 
     check(everything, **GIVEN[given]())
+
+
+@pytest.mark.parametrize("given", ["logits_rows", "probs_alone"])
+@pytest.mark.parametrize("case", ENUMERATED, ids=lambda case: case.name)
+def test_enumeration_needs_sizes(case, given):
+    """Entropies and pairs that are sums over all vectors: how many there are depends on the contents of k."""
+    arguments = {"k": None} | GIVEN[given]()
+    design = case.make(**{name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in arguments.items()})
+    message = "{} needs `k` as an int where contents of tensors cannot be looked at"
+    if not case.has_entropy_at_any_size:
+        with pytest.raises(NotImplementedError, match=message.format("entropy")):
+            design.entropy()
+    if not case.has_pairwise_at_any_size:
+        with pytest.raises(NotImplementedError, match=message.format("pairwise_inclusion")):
+            design.pairwise_inclusion.sum()
 
 
 @pytest.mark.parametrize("given", quick_first({name: name for name in ("logits", "logits_rows", "probs")}))

@@ -62,14 +62,14 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_strided(name: str, value: Any) -> None:
+def check_strided(name: str, value: Any, *, are_scores: bool = False) -> None:
     """A tensor is neither sparse nor nested: rows have all their entries, as many as each other."""
     if not isinstance(value, Tensor) or torch.compiler.is_compiling():  # Dynamo refuses to read a layout in a backward
         return
     if value.is_nested:
+        padding = "-torch.inf), which excludes the entries that it adds" if are_scores else "0.0)"
         raise TypeError(
-            f"`{name}` must not be a nested tensor: pad its rows with -inf, which excludes an entry, as in "
-            f"torch.nested.to_padded_tensor({name}, -torch.inf)"
+            f"`{name}` must not be a nested tensor: pad its rows by torch.nested.to_padded_tensor({name}, {padding}"
         )
     if value.layout != torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: give {name}.to_dense()")
@@ -79,7 +79,7 @@ def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
-    check_strided("x", x)
+    check_strided("x", x, are_scores=True)
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
@@ -108,6 +108,7 @@ def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
 
 
 def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size) -> None:
+    check_strided(name, value)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
     if value.device != x.device and value.dim() > 0:
@@ -214,6 +215,7 @@ def _check_enough(unmasked: Tensor, k: float | Tensor, n: int) -> None:
 
 
 def expanded(name: str, value: Tensor, batch_shape: torch.Size) -> Tensor:
+    check_strided(name, value)
     try:
         return value.expand(batch_shape)
     except RuntimeError:
@@ -359,9 +361,10 @@ def check_choice(name: str, value: Any, choices: Iterable[str], *, optional: boo
 
 def described(value: Any, of: type) -> str:
     """What was given instead of an instance of a class: the name of its type, or of the class that was not called."""
-    if isinstance(value, type) and issubclass(value, of):
-        return f"the class {value.__name__}: pass an instance, such as {value.__name__}(logits=logits, k=k)"
-    return type(value).__name__
+    if not isinstance(value, type):
+        return type(value).__name__
+    advice = f": pass an instance, {value.__name__}(...)" if issubclass(value, of) else ""
+    return f"the class {value.__name__}{advice}"
 
 
 def check_function(name: str, value: Any, signature: str) -> None:
@@ -375,6 +378,7 @@ def check_draw(name: str, value: Any, law: Distribution) -> None:
     """A floating-point tensor ``(*sample_shape, *batch_shape, *event_shape)`` of a law."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
+    check_strided(name, value)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     shape = law.batch_shape + law.event_shape

@@ -7,8 +7,8 @@ r"""The k-hot vectors and their convex hull, as constraints of ``torch.distribut
     \log |\det J| = \sum_{i=1}^{n} \log d_i - \log \sum_{i=1}^{n} d_i, \quad d_i = y_i (1 - y_i)
 
 where J is the derivative of the first n - 1 coordinates, diag(d) - d dᵀ / Σd without the last row and column. Both are
-registered with torch, whose registries Pyro shares. Asked for ``k_hot``, which no map of real vectors has as its range,
-both raise an error that says what is done in its place.
+registered with torch, whose registries Pyro shares. No map of real vectors has ``k_hot`` as its range: for it both
+registries raise ValueError and name the alternatives.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look
+from khot._validation import can_look, check_strided
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
@@ -57,6 +57,7 @@ class _KHot(constraints.Constraint):
         self.upper = k if upper is None else upper
         for name, size in (("k", self.k), ("upper", self.upper)):
             if isinstance(size, Tensor):
+                check_strided(name, size)
                 if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
                     raise TypeError(f"`{name}` must be an int or an integer tensor, but got dtype {size.dtype}")
             elif isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -68,6 +69,7 @@ class _KHot(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
+        check_strided("value", value)
         ones = value == 1
         size = ones.sum(-1)  # an integer: exact in every dtype
         right = (size == self.k) if self.upper is self.k else (size >= self.k) & (size <= self.upper)
@@ -113,6 +115,7 @@ class _CappedSimplex(constraints.Constraint):
 
     def __init__(self, k: float | Tensor) -> None:
         if isinstance(k, Tensor):
+            check_strided("k", k)
             if k.is_complex() or k.dtype == torch.bool:
                 raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
         elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
@@ -123,6 +126,7 @@ class _CappedSimplex(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
+        check_strided("value", value)
         inside = (value.clamp(0, 1) == value).all(-1)  # False for NaN
         return inside & self.is_sum(value.sum(-1, dtype=torch.float64), value.dtype, value.shape[-1])
 
@@ -220,11 +224,13 @@ class _SigmoidTopKTransform(_CappedSimplexTransform):
     """Maps Rⁿ onto the interior of the capped simplex by ``sigmoid_topk``; constant along 1, right inverse logit."""
 
     def _call(self, x: Tensor) -> Tensor:
+        check_strided("x", x)
         self._check_size(x.shape[-1])
         batch_shape = _batch_shape(x.shape, self.k)
         return sigmoid_topk(x.expand(batch_shape + x.shape[-1:]), self.k)
 
     def _inverse(self, y: Tensor) -> Tensor:
+        check_strided("y", y)
         self._check_size(y.shape[-1])
         return self._logit(y).to(y.dtype)
 
@@ -244,6 +250,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
     bijective = True
 
     def _scores(self, u: Tensor) -> Tensor:
+        check_strided("u", u)
         self._check_size(u.shape[-1] + 1)
         shape = self.forward_shape(u.shape)
         return torch.nn.functional.pad(u, (0, 1)).expand(shape)
@@ -255,6 +262,7 @@ class _CappedSimplexBijection(_CappedSimplexTransform):
         return y
 
     def _inverse(self, y: Tensor) -> Tensor:
+        check_strided("y", y)
         self._check_size(y.shape[-1])
         logit = self._logit(y)
         return (logit[..., :-1] - logit[..., -1:]).to(y.dtype)
@@ -287,9 +295,11 @@ def _biject_to_capped_simplex(constraint: _CappedSimplex) -> _CappedSimplexBijec
 @transform_to.register(_KHot)
 @biject_to.register(_KHot)
 def _no_transform_to_k_hot(constraint: _KHot) -> Transform:
-    raise NotImplementedError(
-        f"no map takes real vectors to {constraint}. NUTS, HMC and continuous autoguides need the site to be relaxed, "
-        "by khot.infer.KHotReparam(temperature=...), and then to start from a sample: init_strategy=init_to_sample, in "
-        "autoguides init_loc_fn=init_to_sample, of pyro.infer.autoguide. khot.infer.KHotSwap samples the site "
-        "as it is; or enumerate it"
+    # Not a NotImplementedError, which Pyro replaces by advice that suits discrete sites in general.
+    raise ValueError(
+        f"no transform maps real vectors to {constraint}, so NUTS, HMC and continuous autoguides cannot take this site "
+        "as it is. Sample it by khot.infer.KHotSwap; or relax it by khot.infer.KHotReparam(temperature=0.5) and start "
+        "from a sample, NUTS(..., init_strategy=init_to_sample) or AutoNormal(..., init_loc_fn=init_to_sample), with "
+        "init_to_sample from pyro.infer.autoguide; or enumerate it, in a plate or by "
+        "khot.infer.subset_categorical(design)"
     )

@@ -37,6 +37,7 @@ from khot._validation import (
     check_positive_contents,
     check_scores,
     check_softness,
+    check_strided,
     looks_at_contents,
 )
 from khot.kernels.autograd import with_forward_mode
@@ -219,6 +220,7 @@ def _describe(value: object) -> str:
 
 
 def _check_shape_of_target(target: Any, x: Tensor) -> None:
+    check_strided("target", target)
     if not isinstance(target, Tensor) or target.shape != x.shape:
         raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {_describe(target)}")
     if target.is_complex():
@@ -341,6 +343,7 @@ def topk_cross_entropy(
 
 
 def _check_classes(target: Any, x: Tensor) -> None:
+    check_strided("target", target)
     if not isinstance(target, Tensor) or target.dtype != torch.int64:
         raise TypeError(f"`target` must be an int64 tensor of class indices, but is {_describe(target)}")
     if target.shape != x.shape[:-1]:
@@ -352,6 +355,7 @@ def _check_classes(target: Any, x: Tensor) -> None:
 
 def _as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
     if isinstance(p_k, Tensor):
+        check_strided("p_k", p_k)
         if p_k.is_complex() or p_k.dtype == torch.bool:
             raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
         return p_k if device is None else p_k.to(device)

@@ -65,7 +65,10 @@ def designs_made_from_probabilities():
 
 @case
 def designs_of_half_types():
-    """Also of rows that are cut, whose rounded probabilities need a size as those of whole rows do."""
+    """Also of rows that are cut, whose rounded probabilities need a size as those of whole rows do.
+
+    Each rank has a row, since it checks those that it has.
+    """
     logits = normal(4, 8, dtype=torch.bfloat16)
     for placements in ([S(0)], [S(1)]):
         for member in (ConditionalPoisson, Pivotal, khot.GumbelTopK):
@@ -74,7 +77,7 @@ def designs_of_half_types():
                 value = here.sample((2,)).full_tensor()
                 assert value.dtype == torch.bfloat16 and bool((value.sum(-1) == 3).all())
                 torch.testing.assert_close(here.mean.full_tensor(), whole.mean)
-        probs = spread(khot.sigmoid_topk(torch.zeros(2, 3000, dtype=torch.bfloat16), 1000), placements)
+        probs = spread(khot.sigmoid_topk(torch.zeros(4, 3000, dtype=torch.bfloat16), 1000), placements)
         with pytest.raises(ValueError, match="`k` must be given with `probs` in torch.bfloat16"):
             khot.ParetoSampling(probs=probs)
         drawn = khot.ParetoSampling(probs=probs, k=1000).sample((2,)).full_tensor()

@@ -83,10 +83,9 @@ def check_repr(case):
     assert "\n" not in repr(case.make())
 
 
+@only_for(lambda case: isinstance(case.make, partial))
 def check_numbers_of_numpy(case):
     """Made with NumPy's numbers it is the same module."""
-    if not isinstance(case.make, partial):
-        return
     kinds = {int: np.int64, float: np.float64}
     theirs = {name: kinds.get(type(value), lambda v: v)(value) for name, value in case.make.keywords.items()}
     module = case.make.func(*(kinds.get(type(value), lambda v: v)(value) for value in case.make.args), **theirs)

@@ -196,6 +196,38 @@ def test_expert_choice_gives_every_expert_its_load():
         ExpertChoice(3)(torch.ones(4))
 
 
+@pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}], ids=str)
+def test_expert_choice_names_capacity_and_tokens(options):
+    """Whatever relaxation finds the mask, and whether the capacity is that of the module or of the call."""
+    x, router = normal(5, 3), ExpertChoice(2, **options)
+    for many in (ExpertChoice(8, **options), lambda x: router(x, 8)):
+        with pytest.raises(ValueError, match=r"`capacity` .* capacity=8 with 5 tokens .*module\(x, 5\)"):
+            many(x)
+    masked = x.index_fill(-2, torch.tensor([0, 1, 3]), -torch.inf)
+    masked[0, :2] = 1.0
+    cure = r"module\(x, \(x > -torch.inf\).sum\(-2\).clamp\(max=3\)\)"
+    with pytest.raises(ValueError, match=rf"`capacity` .* capacity=3 for an expert with 2 of 5 tokens .*{cure}"):
+        router(masked, torch.tensor([3, 3, 3]))
+    taken = router(masked, (masked > -torch.inf).sum(-2).clamp(max=3))
+    assert (taken != 0).sum(-2).tolist() == [3, 3, 2]
+    with pytest.raises(ValueError, match="`capacity` .* capacity=6 for an expert with 5 of 5 tokens"):
+        router(x, torch.tensor([1, 6, 2]))
+    with pytest.raises(ValueError, match="`capacity` .* capacity=-1 .* above -inf$"):
+        router(x, torch.tensor([1, 2, -1]))
+    with pytest.raises(ValueError, match=r"`capacity` must broadcast to the batch shape \(3,\), but got shape \(2,\)"):
+        router(x, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="`x` must not contain NaN"):
+        router(x.index_fill(-1, torch.tensor(1), torch.nan))
+
+
+def test_expert_choice_does_not_rename_the_errors_of_a_relaxation():
+    def relaxation(x, k, softness):
+        raise ValueError("`k` must be prime")
+
+    with pytest.raises(ValueError, match="^`k` must be prime$"):
+        ExpertChoice(2, 0.5, relaxation)(normal(5, 3))
+
+
 class TestKHotGate:
     def test_draws_are_independent_and_k_hot(self):
         gate = KHotGate(6, 2)

@@ -56,6 +56,19 @@ def test_shares_of_exponential_tails(dtype, far, mirrored, function, rate):
     torch.testing.assert_close(moved, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("function", [sigmoid_topk, log_lapsum_topk])
+def test_compiled_derivatives_are_those_of_eager_mode(function):
+    gap, ordinary = masked_row(torch.float32, -1e9), torch.tensor([0.0, *NEAR])
+    x, k = torch.stack([gap, ordinary]).requires_grad_(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    g = torch.tensor([0.0, *COTANGENT])
+
+    def gradients(of):
+        return torch.autograd.grad((of(x, k) * g).sum(), (x, k))
+
+    compiled = torch.compile(lambda x, k: function(x, k, 1.0), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradients(compiled), gradients(lambda x, k: function(x, k, 1.0)))
+
+
 @each_dtype
 @pytest.mark.parametrize("far", [-1e9, -1e18, "min"])
 @pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])

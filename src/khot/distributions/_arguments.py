@@ -55,7 +55,7 @@ def without_relaxation(init: Init) -> Init:
 def checked_param(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but got {type(value).__name__}")
-    check_strided(name, value)
+    check_strided(name, value, are_scores=name == "logits")
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
@@ -84,6 +84,7 @@ def checked_size(k: Any, param: Tensor) -> Tensor:
 
 def _check_integers(name: str, k: Any) -> None:
     if isinstance(k, Tensor):
+        check_strided(name, k)
         if k.is_floating_point() or k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {k.dtype}")
     elif isinstance(k, bool) or not (isinstance(k, int) or hasattr(k, "__index__")):  # a compiler's int lacks it

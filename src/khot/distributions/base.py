@@ -13,7 +13,7 @@ from torch.types import _size as SizeLike
 
 from khot._torch_internals import is_tracing
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look, checked_shape, has_contents
+from khot._validation import can_look, check_strided, checked_shape, has_contents
 from khot.laws.kept import Snapshot
 
 Law = TypeVar("Law", bound="KHotDistribution")
@@ -149,6 +149,7 @@ class KHotDistribution(TorchDistribution):
     @untraced
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
+        check_strided("value", value)
         if not self._has_contents(value):
             self._validate_shape(value)
             return

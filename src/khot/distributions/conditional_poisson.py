@@ -24,7 +24,7 @@ from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
-from .design import MAX_SUPPORT, SamplingDesign
+from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
 
 
 class ConditionalPoisson(SamplingDesign):
@@ -234,7 +234,7 @@ class ConditionalPoisson(SamplingDesign):
         if (count := sum(counts.values())) > MAX_SUPPORT:
             raise ValueError(
                 f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but those of {low} to {high} ones out "
-                f"of {n} units are {count}"
+                f"of {n} units are {count}; {TOO_MANY_ADVICE}"
             )
         like, batch_shape = self.parameter.detach(), self.batch_shape
         values = torch.cat([k_hot_vectors(n, size, 0, number, like) for size, number in counts.items()])

@@ -55,6 +55,11 @@ POSTERIOR_ADVICE = (
     "khot.infer.subset_vector(i, n, k))"
 )
 
+TOO_MANY_ADVICE = "for a site that is too large to enumerate, khot.infer.KHotSwap samples the posterior"
+DIFFERENT_SIZES_ADVICE = (
+    "khot.infer.subset_categorical(design) enumerates rows of different sizes, by the numbers of their vectors"
+)
+
 Relaxation = Callable[[Tensor, Any, Any], Tensor]
 
 TRACED_WHOLE = (  # what looks at contents in some design: one operation in a trace
@@ -675,19 +680,23 @@ class SamplingDesign(KHotDistribution):
             NotImplementedError: If rows differ in ``k``.
             ValueError: If there are more than ``MAX_SUPPORT`` of them.
         """
-        n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support")
+        n, k = operator.index(self.event_shape[0]), self._require_shared_k("enumerate_support", DIFFERENT_SIZES_ADVICE)
         count, batch_shape, param = math.comb(n, k), self.batch_shape, self.parameter
         if count > MAX_SUPPORT:
-            raise ValueError(f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}")
+            raise ValueError(
+                f"enumerate_support lists at most {MAX_SUPPORT} k-hot vectors, but C({n}, {k}) = {count}; "
+                f"{TOO_MANY_ADVICE}"
+            )
         values = k_hot_vectors(n, k, 0, count, like=param.detach())
         values = values.view(count, *(1,) * len(batch_shape), n)
         return values.expand(count, *batch_shape, n) if expand else values
 
-    def _require_shared_k(self, wanted: str) -> int:
+    def _require_shared_k(self, wanted: str, advice: str = "") -> int:
         if self._shared_k is None:
             sizes = self.sizes(wanted)
             if len(sizes) != 1:
-                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}")
+                advice = f"; {advice}" if advice else ""
+                raise NotImplementedError(f"{wanted} needs the same k in all rows, but got k in {sizes}{advice}")
             return sizes[0]
         return self._shared_k
 

@@ -28,6 +28,7 @@ from khot._validation import (
     check_flag,
     check_function,
     check_generator,
+    check_strided,
     checked_expansion,
     checked_positive,
     is_finite,
@@ -318,6 +319,7 @@ def _checked_sum(k: Any, logits: Tensor) -> float | Tensor:
     shape = shape_of(logits)
     n = shape[-1]
     if isinstance(k, Tensor):
+        check_strided("k", k)
         if k.is_complex() or k.dtype == torch.bool:
             raise TypeError(f"`k` must be real, but got a tensor of dtype {k.dtype}")
         return k

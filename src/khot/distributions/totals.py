@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes, one_operation, untraced
-from khot._validation import check_draw, check_scores, described
+from khot._validation import check_draw, check_scores, check_strided, described
 
 from .design import SamplingDesign
 from .phantom_unit import PhantomUnit
@@ -117,6 +117,7 @@ def _check_drawn(value: Tensor, design: SamplingDesign) -> None:
 
 
 def _check_observed(y: Any, value: Tensor) -> None:
+    check_strided("y", y)
     try:
         check_scores(y, -1)
         shape = broadcast_shapes(y.shape, value.shape)

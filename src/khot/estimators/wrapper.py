@@ -1,6 +1,7 @@
 """What the pathwise estimators have in common: the draws and the score of a design, and a gradient put onto values."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -68,7 +69,8 @@ class DesignWrapper(KHotDistribution):
                     f"but has {tuple(log_prob.shape())}"
                 )
         elif not _is_name(log_prob):
-            raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {log_prob!r}")
+            got = described(log_prob, SamplingDesign) if isinstance(log_prob, type) else repr(log_prob)
+            raise TypeError(f"`log_prob` must be None, a SamplingDesign or 'none', but got {got}")
         check_flag("validate_args", validate_args, optional=True)
         self.design = design
         self.scorer = _scorer(design, log_prob)
@@ -129,7 +131,10 @@ class DesignWrapper(KHotDistribution):
         return self.design.mode
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} draws; what enumerates takes the design itself")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no enumerate_support: to enumerate the site, give it the design without the "
+            "estimator, or khot.infer.subset_categorical(design)"
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Score of a k-hot value, differentiable in the value too where the scoring design's log_prob is."""
@@ -209,6 +214,20 @@ def _check_marginals(design: SamplingDesign, scorer: SamplingDesign) -> None:
             f"{difference[wrong].max():.3g} (more than {relative:.1g} of their size, which is left for rounding); "
             "ConditionalPoisson(probs=design.mean) has them"
         )
+
+
+def check_estimator(name: str, value: Any) -> None:
+    """A function that wraps a design, such as a class of estimators: neither a class of designs nor a distribution."""
+    got = repr(value)
+    if isinstance(value, DesignWrapper):
+        got += f": pass the class, {type(value).__name__}, or a partial of it"
+    elif isinstance(value, type) and issubclass(value, KHotDistribution):
+        if "design" in signature(value).parameters:
+            return
+        got = f"the class {value.__name__}, which is not made of a design"
+    elif callable(value) and not isinstance(value, Distribution):
+        return
+    raise TypeError(f"`{name}` must be a function of a design, such as ReinMax or StraightThrough, but got {got}")
 
 
 def wrap_latents(law: Distribution, wrap: Callable[[Any], TorchDistribution]) -> TorchDistribution:

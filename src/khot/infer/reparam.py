@@ -8,12 +8,11 @@ import torch
 from pyro.distributions import TorchDistribution
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
-from torch.distributions import Distribution
 
-from khot._validation import check_positive_contents, checked_positive
+from khot._validation import check_positive_contents, check_strided, checked_positive
 from khot.distributions import PhantomUnit, RelaxedKHot, SamplingDesign
 from khot.estimators import StraightThrough
-from khot.estimators.wrapper import wrap_latents
+from khot.estimators.wrapper import check_estimator, wrap_latents
 from khot.relaxations import sigmoid_topk
 
 
@@ -77,11 +76,10 @@ class KHotReparam(Reparam):
     ) -> None:
         if estimator is not None and temperature is not None:
             raise ValueError("`estimator` and `temperature` exclude each other, but both are given")
-        if estimator is not None and not _is_function(estimator):
-            raise TypeError(
-                f"`estimator` must be a function of a sampling design, such as StraightThrough, but got {estimator!r}"
-            )
+        if estimator is not None:
+            check_estimator("estimator", estimator)
         if temperature is not None:
+            check_strided("temperature", temperature)
             batch_shape = temperature.shape if isinstance(temperature, Tensor) else torch.Size()
             checked_positive("temperature", temperature, batch_shape)
             check_positive_contents("temperature", temperature)
@@ -108,10 +106,6 @@ class KHotReparam(Reparam):
         if fn.size_varies:
             raise TypeError(f"KHotReparam relaxes designs of a fixed size, but {name!r} has the support {fn.support}")
         return RelaxedKHot(self.temperature, logits=_log_weights(fn), k=fn.k)
-
-
-def _is_function(x: object) -> bool:
-    return callable(x) and not isinstance(x, Distribution)  # designs are callable: a call is a draw
 
 
 def _log_weights(design: SamplingDesign) -> Tensor:

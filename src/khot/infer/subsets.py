@@ -8,7 +8,7 @@ from pyro.distributions import Categorical
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes, shape_of, untraced
-from khot._validation import can_look, checked_index, described
+from khot._validation import can_look, check_strided, checked_index, described
 from khot.distributions import SamplingDesign
 from khot.distributions.design import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
@@ -152,6 +152,7 @@ def subset_index(value: Tensor) -> Tensor:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"`value` must be a torch.Tensor, but got {type(value).__name__}")
+    check_strided("value", value)
     if value.is_complex():
         raise TypeError(f"`value` must be real, but got a tensor of dtype {value.dtype}")
     if value.dim() < 1 or value.shape[-1] < 1:
@@ -209,6 +210,7 @@ def _checked_dtype(dtype: Any) -> torch.dtype:
 def _checked_integers(name: str, value: Any) -> Tensor:
     """An int or an integer tensor, as int64."""
     if isinstance(value, Tensor):
+        check_strided(name, value)
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"`{name}` must be an int or an integer tensor, but got a tensor of dtype {value.dtype}")
         return value.long()

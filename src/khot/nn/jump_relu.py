@@ -87,6 +87,7 @@ class JumpReLU(Module):
 
 def checked_threshold(value: Any) -> Tensor:
     """A number, or a floating-point tensor, as a tensor; NaN is neither."""
+    check_strided("threshold", value)
     if not isinstance(value, Tensor):
         value = torch.tensor(float(checked_real("threshold", value, "a real number or a floating-point tensor")))
     elif not value.is_floating_point():

@@ -12,6 +12,7 @@ from khot._tracing import has_float64
 from khot._validation import check_function, check_strided, checked_count, checked_int, expanded
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
+from khot.estimators.wrapper import check_estimator
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import topk_mask
 
@@ -56,8 +57,8 @@ class KHotGate(Module):
         estimator: Callable[[Any], Any] = StraightThrough,
     ) -> None:
         super().__init__()
-        check_function("design", design, "logits and k, such as a class of sampling designs")
-        check_function("estimator", estimator, "a design")
+        _check_design(design)
+        check_estimator("estimator", estimator)
         self.n = checked_count("n", n)
         self.k, self.estimator = k, estimator
         self.design: Any = design  # a class, where the size is learned
@@ -142,6 +143,12 @@ class KHotGate(Module):
     def extra_repr(self) -> str:
         names = (getattr(part, "__name__", repr(part)) for part in (self.design, self.estimator))
         return f"n={self.n}, k={self.k}, design={next(names)}, estimator={next(names)}"
+
+
+def _check_design(design: Any) -> None:
+    check_function("design", design, "logits and k, such as a class of sampling designs")
+    if isinstance(design, type) and not issubclass(design, SamplingDesign):
+        raise TypeError(f"`design` must be a class of sampling designs, such as Pivotal, but got {design.__name__}")
 
 
 def log_binomial(n: int, k: Tensor) -> Tensor:

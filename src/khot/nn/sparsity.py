@@ -99,5 +99,6 @@ class NMSparsity(Masking):
 
 
 def _check_learned(scores: Any) -> None:
+    check_strided("scores", scores)
     if scores is not None and not (isinstance(scores, Tensor) and scores.is_floating_point()):
         raise TypeError(f"`scores` must be a floating-point tensor or None, but got {scores!r}")

@@ -1,14 +1,14 @@
 """The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
 
-import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from khot._validation import can_look, check_strided, checked_int, is_int
+from khot._validation import check_strided, checked_int, expanded, is_int, looks_at_contents, tensors_among
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_axes, checked_size, keep_largest, keep_masked
+from ._masking import Masking, Relaxation, check_axes, checked_size, has_parts, keep_largest, keep_masked
 
 
 class TopKMask(Masking):
@@ -162,27 +162,44 @@ class ExpertChoice(TopK):
         check_strided("x", x)
         if x.dim() < 2:
             raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
-        if k is None:
-            k = self.number("k")
-        elif not isinstance(k, Tensor):
-            k = self.checked("k", k)
-        if not isinstance(k, Tensor) and k > x.shape[-2]:
-            raise ValueError(
-                f"`capacity` must not exceed the number of tokens, but got capacity={k} with {x.shape[-2]} tokens "
-                f"(`x` of shape {tuple(x.shape)})"
-            )
-        try:
-            return super().forward(x, k)
-        except ValueError as error:
-            if not str(error).startswith("`k` must") or not can_look(x):
-                raise
-            open_tokens = int((x.detach() > -math.inf).sum(-2).min())
-            size = k if not isinstance(k, Tensor) else "at most " + str(k.max().item())
-            raise ValueError(
-                f"`capacity` must satisfy 0 <= capacity and not exceed the number of tokens above -inf of any expert, "
-                f"at least {open_tokens} of {x.shape[-2]} tokens, but got capacity={size}; experts with fewer tokens "
-                "take a capacity each, module(x, k) with k of shape (..., experts)"
-            ) from error
+        capacity = self.number("k") if k is None else k
+        if isinstance(capacity, Tensor):
+            self._check_each(capacity, x)
+        else:
+            capacity = self.checked("k", capacity)
+            if capacity > x.shape[-2]:
+                raise ValueError(
+                    f"`capacity` must satisfy 0 <= capacity <= tokens, but got capacity={capacity} with {x.shape[-2]} "
+                    f"tokens (`x` of shape {tuple(x.shape)}); a batch with fewer tokens takes one of its own, "
+                    f"module(x, {x.shape[-2]})"
+                )
+        if not has_parts(x) and looks_at_contents(*tensors_among(x, capacity)):
+            _check_open_tokens(x, capacity)
+        return super().forward(x, capacity)
+
+    def _check_each(self, capacity: Tensor, x: Tensor) -> None:
+        """One capacity for each expert, of an integer type where the mask is hard."""
+        if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
+            raise TypeError(f"`capacity` must be an int or an integer tensor for a hard mask, but got {capacity.dtype}")
+        expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
 
     def extra_repr(self) -> str:
         return f"capacity={self.k}{self.shown_softness()}"
+
+
+def _check_open_tokens(x: Tensor, capacity: float | Tensor) -> None:
+    """Every expert has as many tokens above ``-inf`` as it shall take; NaN is for later checks to find."""
+    tokens = (x != -torch.inf).sum(-2)
+    capacity = torch.as_tensor(capacity, device=x.device).expand(tokens.shape)
+    wrong = ~((capacity >= 0) & (capacity <= tokens))
+    if not bool(wrong.any()):
+        return
+    size, fewest = capacity[wrong][0].item(), tokens[wrong][0].item()
+    advice = ""
+    if size > fewest:
+        own = f"(x > -torch.inf).sum(-2).clamp(max={size:g})"
+        advice = f"; experts with fewer tokens take a capacity each, as in module(x, {own})"
+    raise ValueError(
+        f"`capacity` must satisfy 0 <= capacity <= tokens, but got capacity={size:g} for an expert with {fewest} of "
+        f"{x.shape[-2]} tokens above -inf{advice}"
+    )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._tracing import one_operation
-from khot._validation import check_function, check_positive_contents, check_scores, check_softness
+from khot._validation import check_function, check_positive_contents, check_scores, check_softness, check_strided
 from khot.kernels.autograd import with_derivatives_of
 
 from .axes import as_axes, as_rows
@@ -112,6 +112,7 @@ def straight_through_value(hard: Tensor, soft: Tensor) -> Tensor:
 
 
 def _check_floating(name: str, value: Any) -> None:
+    check_strided(name, value)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"`{name}` must be a floating-point tensor, but got {got}")

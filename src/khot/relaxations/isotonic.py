@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, check_softness, checked_count, checks_contents
+from khot._validation import check_choice, check_softness, check_strided, checked_count, checks_contents
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
@@ -60,6 +60,7 @@ def _checked(s: Tensor, w: Tensor, max_iter: int) -> tuple[Tensor, int]:
     for name, value in (("s", s), ("w", w)):
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a torch.Tensor, but got {type(value).__name__}")
+        check_strided(name, value)
         if not value.is_floating_point():
             raise TypeError(f"`{name}` must have a floating-point dtype, but got {value.dtype}")
     if s.dim() == 0:

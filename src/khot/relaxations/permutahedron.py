@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_scores, check_softness
+from khot._validation import check_scores, check_softness, check_strided
 from khot.kernels.isotonic.torch_backend import block_sums
 
 from .isotonic import column, find_blocks
@@ -70,6 +70,7 @@ def _project(x: Tensor, w: Tensor, strength: Tensor, names: str) -> Tensor:
 def _check_weights(w: Tensor, x: Tensor, dim: int) -> None:
     if not isinstance(w, Tensor):
         raise TypeError(f"`w` must be a torch.Tensor, but got {type(w).__name__}")
+    check_strided("w", w)
     if w.is_complex() or w.dtype == torch.bool:
         raise TypeError(f"`w` must be real, but got a tensor of dtype {w.dtype}")
     if w.shape not in (x.shape, (x.shape[dim],)):

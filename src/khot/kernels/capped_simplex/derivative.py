@@ -11,7 +11,7 @@ The torch versions here are the definition, and take what the kernels do not: li
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,13 +22,13 @@ from khot._torch_internals import is_transformed
 from khot._validation import has_contents
 
 from ..links.base import Link
+from ..registry import Operator
 from ..rows import Threshold, compute_dtype, distances, distances_of
 
 BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
 NEXT = 1.01  # a factor by which a distance is varied
-FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
 END_DENSITY = 2.0**-120  # what stands for a sum of slopes of 0 at k = 0 and k = n: its inverse is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
@@ -63,13 +63,34 @@ def far_shares(x: Tensor, scale: Tensor, at: Threshold, link: Link) -> Tensor:
     Float64 numbers are made of one block of a row at a time, so that a long row costs no more memory than its shares.
     """
     blocks = x.split(BLOCK, -1)
-    gap = Gap(*(torch.stack(ends).amax(0) for ends in zip(*(_gap(v, scale, at, link) for v in blocks), strict=True)))
-    sums = zip(*(_log_tails(v, scale, at, link, gap) for v in blocks), strict=True)
-    balance = [torch.stack(sides).logsumexp(0) for sides in sums]
+    gaps = [_gap(v, scale, at, link) for v in blocks]
+    gap = Gap(*[torch.stack(ends).amax(0) for ends in zip(*gaps, strict=True)])
+    tails = [_log_tails(v, scale, at, link, gap) for v in blocks]
+    balance = [torch.stack(sides).logsumexp(0) for sides in zip(*tails, strict=True)]
     total = torch.stack([_far_logits(v, scale, at, link, gap, balance).logsumexp(-1) for v in blocks]).logsumexp(0)
-    total = total.unsqueeze(-1)
-    parts = ((_far_logits(v, scale, at, link, gap, balance) - total).exp().nan_to_num(0.0) for v in blocks)
-    return torch.cat([part.to(compute_dtype(x)) for part in parts], -1)
+    parts = []
+    for v in blocks:
+        part = (_far_logits(v, scale, at, link, gap, balance) - total.unsqueeze(-1)).exp().nan_to_num(0.0)
+        parts.append(part.to(compute_dtype(x)))
+    return torch.cat(parts, -1)
+
+
+def far_shares_in_graph(x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, link: str) -> Tensor:
+    """:func:`far_shares`, and zeros in rows whose slopes do not underflow."""
+    at, found = Threshold(anchor, offset), Link.find(link)
+    far = _underflows(found.slope(bounded_distances(x.to(compute_dtype(x)), at, scale)).sum(-1))
+    share = torch.zeros_like(x, dtype=compute_dtype(x), memory_format=torch.contiguous_format)
+    if bool(far.any()):
+        share[far] = far_shares(x[far], scale[far], Threshold(anchor[far], offset[far]), found)
+    return share
+
+
+# A graph keeps it whole: a compiler would trace 200 operations more, and compute them for rows that have no need.
+_far_shares = Operator(
+    "capped_simplex_far_shares",
+    far_shares_in_graph,
+    fake=lambda x, *_: torch.empty_like(x, dtype=compute_dtype(x), memory_format=torch.contiguous_format),
+)
 
 
 def far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, shards: Shards) -> Tensor:
@@ -139,14 +160,29 @@ def mean_distance(share: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Thresh
     """
     share, z, x = share.double(), z.double(), x.double()
     mean = (share * levers(z, x)).sum(-1)
-    if type(link).limits_at_ends is Link.limits_at_ends or (_can_tell(far) and not bool(far.any())):
+    if type(link).limits_at_ends is Link.limits_at_ends:
         return mean
-    x, scale, place = x.detach(), scale.detach(), Threshold(at.anchor.detach(), at.offset.detach())
-    gap = _gap(x, scale, place, link)
+    find: Callable[..., Tensor] = _means_in_gaps if torch.compiler.is_compiling() else means_in_gaps
+    rows = [v.detach() for v in (mean, share, x, scale, at.anchor, at.offset, far)]
+    exact = find(*rows, link.key)
+    return mean + (exact - mean).detach()
+
+
+def means_in_gaps(
+    mean: Tensor, share: Tensor, x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, far: Tensor, link: str
+) -> Tensor:
+    """The ``mean``, but of ``far`` rows with a wide gap around t that from the gap."""
+    if _can_tell(far) and not bool(far.any()):
+        return mean.clone()
+    at, found = Threshold(anchor, offset), Link.find(link)
+    gap = _gap(x, scale, at, found)
     half = (-0.5 * gap.right - 0.5 * gap.left) / scale.unsqueeze(-1)
     wide = far.unsqueeze(-1) & (half > WIDE) & half.isfinite()
-    exact = _mean_in_gap(share.detach(), torch.where(wide, half, WIDE), x, scale, place, link, gap)
-    return torch.where(wide.squeeze(-1), mean + (exact - mean).detach(), mean)
+    exact = _mean_in_gap(share, torch.where(wide, half, WIDE), x, scale, at, found, gap)
+    return torch.where(wide.squeeze(-1), exact, mean)
+
+
+_means_in_gaps = Operator("capped_simplex_means_in_gaps", means_in_gaps, fake=lambda mean, *_: torch.empty_like(mean))
 
 
 def _mean_in_gap(share: Tensor, half: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap) -> Tensor:
@@ -171,7 +207,8 @@ def _mean_in_gap(share: Tensor, half: Tensor, x: Tensor, scale: Tensor, at: Thre
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
     """0, whose derivatives are those of log F'(z)."""
-    moves = (z.abs() < FARTHEST_MOVING) & ((z < 0) | (not link.compact))
+    near = z.abs() < torch.finfo(z.dtype).max ** 0.5 / 16  # whose square is finite, with room for a factor
+    moves = near & (z < 0) if link.compact else near
     rate = link.log_slope(torch.where(moves, z, -1.0))
     return rate - rate.detach()
 
@@ -274,7 +311,10 @@ def _exact_shares(
     if (link.compact and link.reaches_zero) or (_can_tell(far) and not bool(far.any())):
         return share
     place = Threshold(at.anchor.detach(), at.offset.detach())
-    exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
+    if torch.compiler.is_compiling():
+        exact = _far_shares(x.detach(), scale.detach(), *place, link.key).to(z.dtype)
+    else:
+        exact = far_shares(x.detach(), scale.detach(), place, link).to(z.dtype)
     far = far & (exact.sum(-1, keepdim=True) > 0)
     moving = torch.softmax(torch.where(far, exact, 1.0).log() + rate_of_slopes(z, link), -1)
     return torch.where(far, moving, share)
