@@ -57,6 +57,22 @@ def threshold_gradient() -> tuple[Any, ...]:
     return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link
 
 
+def wide_gap() -> tuple[Tensor, ...]:
+    """Two rows with a wide gap around the threshold and one without: x, scales, anchors and offsets."""
+    x, _, scale = rows()
+    x[:2, :30] -= 1e4
+    k = torch.tensor([10.0, 10.0, 30.0], dtype=DOUBLE)
+    return x, scale, *simplex.threshold(x, k, scale, LOGISTIC.key, "scale", True)
+
+
+def gap_mean() -> tuple[Any, ...]:
+    x, scale, anchor, offset = wide_gap()
+    z = (x - anchor.unsqueeze(-1)) / scale.unsqueeze(-1) - offset.unsqueeze(-1)
+    share = LOGISTIC.normalised_slope(z)
+    far = torch.tensor([True, True, False])
+    return (share * z).sum(-1), share, x, scale, anchor, offset, far, LOGISTIC.key
+
+
 def odd_gradient(magnitude: bool, with_strength: bool = True) -> tuple[Any, ...]:
     x, k, strength = rows()
     at = OPERATORS["odd_threshold"].reference(x, k, strength, SPARSE.key, magnitude, True)
@@ -218,6 +234,8 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     ],
     "capped_simplex_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
     "capped_simplex_threshold_derivative": [threshold_gradient],
+    "capped_simplex_far_shares": [lambda: (*wide_gap(), LOGISTIC.key)],
+    "capped_simplex_means_in_gaps": [gap_mean],
     "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map_derivative": [

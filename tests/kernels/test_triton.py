@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,11 +13,23 @@ from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
 pytestmark = kernel_marks()
 
 import khot.kernels
-from khot import lapsum_topk, normal_topk, sigmoid_topk, sorted_transport_topk, sparse_topk
-from khot.kernels.capped_simplex import solve_threshold
+from khot import (
+    StudentT,
+    capped_simplex_map,
+    capped_softmax,
+    lapsum_topk,
+    log_lapsum_topk,
+    log_sigmoid_topk,
+    normal_topk,
+    sigmoid_topk,
+    sorted_transport_topk,
+    sparse_topk,
+)
+from khot.kernels.capped_simplex import solve_threshold, triton_backward
 from khot.kernels.capped_simplex.triton_forward import launch_forward
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.tiles import Plan
 from tests.fuzz.rows import make_rows
 from tests.fuzz.test_masks import CASES, TIER, run
 from tests.kernels.kernel_case import KernelCase
@@ -208,6 +221,42 @@ def test_gap_and_kink():
     assert 1 < t < 4.5
     k = torch.tensor([2.0], device=DEVICE, requires_grad=True)
     assert torch.autograd.grad(sparse_topk(x, k, 0.5).square().sum(), k)[0] == 0
+
+
+STUDENT = [partial(capped_simplex_map, link=StudentT(df)) for df in (1, 2, 4)]
+WIDE_GAPS = [*MAPS[:3], capped_softmax, log_sigmoid_topk, log_lapsum_topk, *STUDENT]
+LAYOUTS = {"registers": None, "tiles": Plan(32, 1, False, 1), "split": Plan(32, 1, False, 2)}
+
+
+@pytest.mark.parametrize(
+    ("relaxation", "layout"),
+    [
+        *((function, "registers") for function in WIDE_GAPS),
+        *product((normal_topk, log_sigmoid_topk), ("tiles", "split")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "student"),
+)
+def test_gradients_in_wide_gaps(relaxation, layout, monkeypatch):
+    """Shares of slopes that underflow, in a gap that takes the digits of the scores from z; with masked entries."""
+    if LAYOUTS[layout] is not None:
+        monkeypatch.setattr(triton_backward, "plan", lambda *_: LAYOUTS[layout])
+    far = torch.tensor([-1e9, 0.0637, 0.9967, -0.7975]).repeat_interleave(10)
+    x = torch.stack([far, -far, far, far.clamp(min=-2.0)])
+    x[0, :8] -= torch.arange(8) * 64  # not all at the edge of the gap
+    x[2, 7:9] = -torch.inf
+    sizes = torch.tensor([30.0, 10.0, 30.0, 12.0], dtype=torch.float64)
+    g = torch.linspace(-1, 2, 40).masked_fill(x == -torch.inf, 0)
+
+    def gradients(device):
+        at = x.to(device).requires_grad_(), *(v.to(device).requires_grad_() for v in (sizes, torch.ones_like(sizes)))
+        y = relaxation(*at).masked_fill(x.to(device) == -torch.inf, 0)
+        return [v.cpu() for v in torch.autograd.grad((y * g.to(device)).sum(), at)]
+
+    found = gradients(DEVICE)
+    with khot.kernels.backend("torch"):
+        expected = gradients("cpu")
+    for value, known in zip(found, expected, strict=True):  # d log y / dk below a gap is as good as infinite
+        torch.testing.assert_close(value.clamp(-1e20, 1e20), known.clamp(-1e20, 1e20), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("relaxation", MAPS, ids=lambda function: function.__name__)

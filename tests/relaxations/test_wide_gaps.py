@@ -1,9 +1,14 @@
 """First derivatives where k is the number of items above a gap that takes the digits of the scores from z."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 
 from khot import (
+    StudentT,
+    capped_simplex_map,
     capped_softmax,
     lapsum_topk,
     log_lapsum_topk,
@@ -96,6 +101,39 @@ def test_lighter_tails_leave_the_nearest_item_alone(dtype, far):
 
 
 @each_dtype
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize(("function", "rate"), [(sigmoid_topk, 1.0), (lapsum_topk, 1.0), (transport_topk, 2.0)])
+@pytest.mark.parametrize("softness", [1.0, 3.0])
+def test_thresholds_by_the_softness(dtype, far, mirrored, function, rate, softness):
+    """t is the middle of the far item and -c log sum exp(-x / c) of the near ones, c the scale of the tails."""
+    x = masked_row(dtype, far, mirrored)
+    near = torch.tensor(NEAR, dtype=dtype).double()
+    s = torch.tensor(softness, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(topk_threshold(x, 1 if mirrored else 3, s, relaxation=function), s)
+    middle = -0.5 * (s / rate) * torch.logsumexp(-near * rate / s, -1)
+    (expected,) = torch.autograd.grad(-middle if mirrored else middle, s)
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+
+
+@each_dtype
+@pytest.mark.parametrize("far", [-1e4, -1e9, -1e18, "min"])
+def test_thresholds_of_lighter_tails_by_the_softness(dtype, far):
+    """In the middle of the gap with the normal law but for ties, whose number counts; at its end in capped softmax."""
+    s = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    x = masked_row(dtype, far)
+    gap = NEAR[2] - x[0].double().item()
+    for row, expected in ((x, 0.0), (torch.cat((x, x[3:])), -2 * math.log(2) / gap)):
+        k = len(row) - 1
+        (found,) = torch.autograd.grad(topk_threshold(row, k, s, relaxation=normal_topk), s)
+        assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+        (found,) = torch.autograd.grad(topk_threshold(row, k, s, relaxation=capped_softmax), s)
+        assert found.item() == pytest.approx(0, abs=1e-6)
+
+
+@each_dtype
 @pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk, capped_softmax])
 def test_rows_in_one_batch_do_not_touch_each_other(dtype, function):
     """A row in a wide gap, one without, and one that is all chosen."""
@@ -121,6 +159,89 @@ def test_shares_where_everything_is_masked_or_chosen(dtype):
         (of_k,) = torch.autograd.grad((sigmoid_topk(x, k) * torch.tensor(COTANGENT, dtype=dtype)).sum(), k)
         expected = (torch.softmax(sign * x.double(), -1) * torch.tensor(COTANGENT, dtype=torch.float64)).sum().item()
         torch.testing.assert_close(of_k.item(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+def second_derivatives(function, x, size, dtype=torch.float64):
+    """Of <g, y>, by the derivative that is taken first and the one that is taken of it, among x, k and the scale."""
+    dtypes = (dtype, torch.float64, torch.float64)
+    leaves = [torch.tensor(v, dtype=t, requires_grad=True) for v, t in zip((x, size, 1.0), dtypes, strict=True)]
+    loss = (function(*leaves) * torch.tensor(COTANGENT, dtype=dtype)).sum()
+    first = torch.autograd.grad(loss, leaves, create_graph=True)
+    second = {}
+    for one, value in zip("xks", first, strict=True):
+        for number in value.reshape(-1).unbind():
+            found = torch.autograd.grad(number, leaves, retain_graph=True, materialize_grads=True)
+            for other, part in zip("xks", found, strict=True):
+                second.setdefault(one + other, []).append(part.reshape(-1).double())
+    return {key: torch.stack(value).squeeze() for key, value in second.items()}
+
+
+STUDENT = {df: partial(capped_simplex_map, link=StudentT(df)) for df in (1, 2, 4)}
+WITH_LIMITS = {
+    "sigmoid": sigmoid_topk,
+    "log_sigmoid": log_sigmoid_topk,
+    "transport": transport_topk,
+    "lapsum": lapsum_topk,
+    "log_lapsum": log_lapsum_topk,
+    "capped_softmax": capped_softmax,
+    "cauchy": STUDENT[1],
+}
+ENDS = {"none": (0.0, 1e-6), "all": (3.0, 3.0 - 1e-6)}  # and a k next to it
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("name", WITH_LIMITS)
+@pytest.mark.parametrize("x", [NEAR, [0.0637, 0.0637, -0.7975]], ids=["distinct", "tied"])
+@pytest.mark.parametrize("end", ENDS)
+@each_dtype
+def test_second_derivatives_of_nothing_and_of_all(name, x, end, dtype):
+    """The limits of those at other k, in every order of differentiation."""
+    function, (size, near) = WITH_LIMITS[name], ENDS[end]
+    found, expected = second_derivatives(function, x, size, dtype), second_derivatives(function, x, near)
+    if name == "capped_softmax" and end == "all":  # not smooth there: k moves nothing
+        assert all(bool((value == 0).all()) for value in found.values())
+        return
+    if name.startswith("log") and end == "none":  # d log y / dk is 1 / k
+        of_k = found.pop("kk").item()
+        assert abs(of_k) > 1e70
+        assert of_k * expected.pop("kk").item() > 0
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=3e-5, msg=lambda m, key=key: f"{key}: {m}")
+    for one, other in ("x", "k"), ("k", "s"), ("x", "s"):
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(found[one + other], found[other + one], rtol=0, atol=tolerance)
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("function", [normal_topk, STUDENT[2], STUDENT[4]], ids=["normal", "student_2", "student_4"])
+@pytest.mark.parametrize("end", ENDS)
+@each_dtype
+def test_second_derivatives_in_k_that_are_infinite(function, end, dtype):
+    """Where shares have no limit but for ties: of the sign that they have nearby, and 0 of tied items."""
+    size, near = ENDS[end]
+    found, expected = second_derivatives(function, NEAR, size, dtype), second_derivatives(function, NEAR, near)
+    assert found["kk"].abs() > 1e12
+    assert found["kk"].sign() == expected["kk"].sign()
+    for key in ("xk", "kx", "sk", "ks"):  # these tend to 0
+        torch.testing.assert_close(found[key], torch.zeros_like(found[key]), rtol=0, atol=1e-12)
+    assert second_derivatives(function, [0.5] * 3, size, dtype)["kk"].abs() < 1e-12
+
+
+@each_dtype
+@pytest.mark.parametrize("function", [sigmoid_topk, log_sigmoid_topk, normal_topk])
+def test_second_derivatives_of_rows_at_either_end_and_between(function, dtype):
+    """Each as if it were alone, with masked items and in forward mode, too."""
+    x = torch.tensor([[*NEAR, -torch.inf]] * 3, dtype=dtype)
+    k, g = torch.tensor([0.0, 1.3, 3.0], dtype=torch.float64), torch.tensor([*COTANGENT, 0.0], dtype=dtype)
+
+    def loss(x, k):
+        return (function(x, k, 1.0) * g).masked_fill(x == -torch.inf, 0).sum()
+
+    together = torch.func.jacfwd(torch.func.grad(lambda k: loss(x, k)))(k).diagonal()
+    for row, size, value in zip(x, k, together, strict=True):
+        (first,) = torch.autograd.grad(loss(row, size.requires_grad_()), size, create_graph=True)
+        torch.testing.assert_close(value, torch.autograd.grad(first, size)[0])
+        assert value.isfinite()
 
 
 @pytest.mark.parametrize("p", [1.05, 1.2, 4 / 3, 1.5, 1.9, 2.0])

@@ -10,6 +10,9 @@ What holds for all of them, unless a docstring says otherwise:
   this order; unlike in ``torch.topk`` the axis ``dim`` is passed by keyword.
 * Rows in which fewer than k entries are left unmasked are an error. Rows of different length take a k each,
   ``(x > -torch.inf).sum(-1).clamp(max=k)``; in causal attention this is ``torch.arange(1, n + 1).clamp(max=k)``.
+* First and second derivatives at k = 0 and k = n are the limits of those nearby. A large finite number of the same sign
+  stands for a limit that is infinite: that of the derivative of a logarithm in k at k = 0, or of the second derivative
+  of :func:`normal_topk` in k.
 * The result has the dtype of ``x``. Masks of float16 and bfloat16 are computed in float32; the maps of sorted entries
   (ranks, sorting, isotonic regression, sorted transport) are computed in float64.
 * ``torch.distributed.tensor.DTensor``s are taken and returned, with the placements of ``x``. Rows that are whole on

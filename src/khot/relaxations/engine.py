@@ -34,7 +34,6 @@ from khot.kernels.capped_simplex.derivative import (
     levers,
     local_shape,
     mask_values,
-    per_share,
     shares,
     sum_moves_threshold,
 )
@@ -73,15 +72,15 @@ class _CappedSimplexMap(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, _, scale, ctx.link, ctx.log, *_ = inputs
+        x, k, scale, ctx.link, ctx.log, *_ = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, scale, *output[1:])
-        ctx.save_for_forward(x, scale, *output[1:])
+        ctx.save_for_backward(x, k, scale, *output[1:])
+        ctx.save_for_forward(x, k, scale, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, _: None, grad_offset: Tensor | None) -> _Grads:
-        x, scale, anchor, offset = ctx.saved_tensors
+        x, k, scale, anchor, offset = ctx.saved_tensors
         needs_x, needs_k, needs_scale = ctx.needs_input_grad[:3]
         link, log = ctx.link, ctx.log
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
@@ -90,7 +89,9 @@ class _CappedSimplexMap(Function):
             if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
                 return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
-        grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, grad_y, grad_offset, link, log)
+        grad_x, grad_k, grad_scale = derivative(
+            x, scale.to(x.device), at, grad_y, grad_offset, link, log, k, needs_scale
+        )
         return (
             grad_x.to(x.dtype) if needs_x else None,
             grad_k if needs_k else None,
@@ -108,9 +109,10 @@ class _CappedSimplexMap(Function):
 def _jvp(
     ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, dscale: Tensor | None, *_: Any
 ) -> tuple[Tensor, None, Tensor]:
-    x, scale, anchor, offset = saved
+    x, k, scale, anchor, offset = saved
     scale, link = scale.to(x.device), ctx.link
-    z, share, slope, density = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log)
+    shape = local_shape(link, x, scale, Threshold(anchor, offset), ctx.log, k)
+    z, share, slope, density = shape[:4]
     moved = torch.zeros_like(z) if dx is None else dx.to(z.dtype)
     if dscale is not None:
         moved = moved - levers(z, x) * dscale.to(z.dtype).unsqueeze(-1)
@@ -119,10 +121,10 @@ def _jvp(
     by_k = None if dk is None else dk * sum_moves_threshold(density, z, link)
     shift = mean.double() if by_k is None else mean.double() - by_k
     if ctx.log:
-        slope = link.log_derivative(z)
+        slope = shape.log_derivative(link)
         dy = slope * rest
         if dk is not None and by_k is not None:  # above the threshold by the share, which knows underflowing slopes
-            above = per_share(z, share, link) * dk.to(z.dtype).unsqueeze(-1)
+            above = shape.per_share(share, link) * dk.to(z.dtype).unsqueeze(-1)
             dy = dy + torch.where(z > 0, above, slope * by_k.to(z.dtype).unsqueeze(-1))
         dy = dy.masked_fill(x == -torch.inf, 0)
     else:

@@ -10,7 +10,8 @@ and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d
 The torch versions here are the definition, and take what the kernels do not: links of a user's own, no Triton.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ from ..rows import Threshold, compute_dtype, distances, distances_of
 
 BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
+WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
+NEXT = 1.01  # a factor by which a distance is varied
+END_DENSITY = 2.0**-120  # what stands for a sum of slopes of 0 at k = 0 and k = n: its inverse is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
 
 
@@ -148,6 +152,59 @@ def _far_logits(x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap, b
     return logits.masked_fill(~x.isfinite(), -torch.inf)
 
 
+def mean_distance(share: Tensor, z: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, far: Tensor) -> Tensor:
+    """sum omega z in float64, which is -dt/ds; its derivatives are those of this sum.
+
+    This is the difference of what lies above t and below. Where t lies in a wide gap and slopes underflow, in ``far``
+    rows, both are as large as the gap, and the difference is found from scores relative to its edges.
+    """
+    share, z, x = share.double(), z.double(), x.double()
+    mean = (share * levers(z, x)).sum(-1)
+    if type(link).limits_at_ends is Link.limits_at_ends:
+        return mean
+    find: Callable[..., Tensor] = _means_in_gaps if torch.compiler.is_compiling() else means_in_gaps
+    rows = [v.detach() for v in (mean, share, x, scale, at.anchor, at.offset, far)]
+    exact = find(*rows, link.key)
+    return mean + (exact - mean).detach()
+
+
+def means_in_gaps(
+    mean: Tensor, share: Tensor, x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, far: Tensor, link: str
+) -> Tensor:
+    """The ``mean``, but of ``far`` rows with a wide gap around t that from the gap."""
+    if _can_tell(far) and not bool(far.any()):
+        return mean.clone()
+    at, found = Threshold(anchor, offset), Link.find(link)
+    gap = _gap(x, scale, at, found)
+    half = (-0.5 * gap.right - 0.5 * gap.left) / scale.unsqueeze(-1)
+    wide = far.unsqueeze(-1) & (half > WIDE) & half.isfinite()
+    exact = _mean_in_gap(share, torch.where(wide, half, WIDE), x, scale, at, found, gap)
+    return torch.where(wide.squeeze(-1), exact, mean)
+
+
+_means_in_gaps = Operator("capped_simplex_means_in_gaps", means_in_gaps, fake=lambda mean, *_: torch.empty_like(mean))
+
+
+def _mean_in_gap(share: Tensor, half: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap) -> Tensor:
+    """sum omega z in a gap that is twice ``half`` wide.
+
+    With Z and -Z' the distances of the nearest items above and below, and b those of the others from them, this is
+    sum omega b + (Omega Z - Omega' Z'). The slopes F'(Z) and F'(Z') differ by what the tails on the two sides differ
+    relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as their mean hazards, of which
+    ``power`` is the exponent, 0 of exponential tails and 1 of the normal ones.
+    """
+    _, above = _sides(x, scale, at, link)
+    edge = torch.where(above, -gap.right, gap.left)
+    beyond = torch.where(share > 0, x - edge, 0.0) / scale.unsqueeze(-1)
+    spread = (share * beyond).sum(-1)
+    if link.compact:  # t stays at the cap of the nearest item above
+        return spread
+    of_above, of_below = _log_tails(x, scale, at, link, gap)
+    rate, _ = link.limits_at_ends(half, torch.zeros_like(half), torch.ones_like(half))
+    power = (link.log_hazard(NEXT * half) - link.log_hazard(half / NEXT)) / (2 * math.log(NEXT))
+    return (1 + power.squeeze(-1)) * (0.5 * (of_above - of_below) / rate.abs().squeeze(-1) + spread)
+
+
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
     """0, whose derivatives are those of log F'(z)."""
     near = z.abs() < torch.finfo(z.dtype).max ** 0.5 / 16  # whose square is finite, with room for a factor
@@ -161,16 +218,89 @@ def levers(z: Tensor, x: Tensor) -> Tensor:
     return z.masked_fill(x.isinf(), 0.0)
 
 
-def local_shape(
-    link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What every derivative is made of: z, the shares omega, the slopes F' (..., n) and their sum (...), not 0."""
+class LocalShape(NamedTuple):
+    """What every derivative is made of; the last two are there if k = 0 or k = n in some row.
+
+    Attributes:
+        z: The distances (..., n).
+        share: The shares omega.
+        slope: The slopes F'.
+        density: The sum of the slopes (...), not 0.
+        value_growth: 0 with the derivative of F in k.
+        log_slope_growth: 0 with the derivatives of F' / F in x, k and the scale.
+    """
+
+    z: Tensor
+    share: Tensor
+    slope: Tensor
+    density: Tensor
+    value_growth: Tensor | None = None
+    log_slope_growth: Tensor | None = None
+
+    def log_derivative(self, link: Link) -> Tensor:
+        """F' / F."""
+        found = link.log_derivative(self.z)
+        return found if self.log_slope_growth is None else found + self.log_slope_growth
+
+    def per_share(self, share: Tensor, link: Link) -> Tensor:
+        """``share / F`` above the threshold, where F is no less than 1/2, else 0."""
+        found = per_share(self.z, share, link)
+        return found if self.value_growth is None else found * (1 - self.value_growth)  # F is 1 at k = n
+
+
+def local_shape(link: Link, x: Tensor, scale: Tensor, at: Threshold, log: bool, k: Tensor | None = None) -> LocalShape:
+    """The :class:`LocalShape` of rows, differentiable to any order; in k at k = 0 and k = n once, and only given k."""
+    ends = None if k is None else _ends(at, link)
+    if ends is not None:  # whose distance from the threshold is arbitrary
+        at = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
     z = bounded_distances(x.to(compute_dtype(x)), at, scale)
     slope, tiny = link.slope(z), torch.finfo(z.dtype).tiny
     share = _exact_shares(link.normalised_slope(z), slope.detach().sum(-1), z, x, scale, at, link)
     # The derivative of log y in k is the larger, the smaller their sum is: no digit of it is lost to underflow.
     density = link.log_slope(z).logsumexp(-1).double().exp() if log else slope.sum(-1).double()
-    return z, share, slope, density.clamp(min=tiny)
+    shape = LocalShape(z, share, slope, density.clamp(min=tiny))
+    return shape if ends is None or k is None else _next_to_ends(shape, link, x, scale, k.to(x.device), ends)
+
+
+def _ends(at: Threshold, link: Link) -> Tensor | None:
+    """The rows with k = 0 or k = n, whose offset is ``link.reach``, if the limits of their derivatives are known."""
+    if torch.compiler.is_compiling() or type(link).limits_at_ends is Link.limits_at_ends:
+        return None  # compiled graphs have first derivatives alone
+    ends = at.offset.detach().abs() == link.reach
+    return None if _can_tell(ends) and not bool(ends.any()) else ends
+
+
+def _next_to_ends(shape: LocalShape, link: Link, x: Tensor, scale: Tensor, k: Tensor, ends: Tensor) -> LocalShape:
+    r"""The shape of rows, of which ``ends`` have k = 0 or k = n, with limits as the derivatives there.
+
+    The slopes w and their sum W vanish there, so that k moves the threshold infinitely far. With r_i = (log F')'(z_i),
+
+        dF_i/dk = omega_i,  dw_i/dk = r_i omega_i,  dW/dk = <omega, r>,  domega_i/dk = omega_i (q_i - <omega, q>),
+
+    q_i = r_i / W, and the link knows the limits of their differences. For exponential tails, F' / F moves by q / 2.
+    The derivatives of log y in k are divided by W, so that those of F' / F and W in x count, too, although they vanish.
+    """
+    share = shape.share.detach().double()
+    counts = share > 0
+    z = shape.z.double().masked_fill(~counts, 0.0)
+    nearest = z.detach().abs().masked_fill(~counts, torch.inf).argmin(-1, keepdim=True)
+    items = torch.where(counts, x.detach().double(), 0.0)
+    beyond = (0.5 * items - 0.5 * items.gather(-1, nearest)) * (2 / scale.detach()).unsqueeze(-1)
+    rate, bend = link.limits_at_ends(z.detach(), beyond.masked_fill(~counts, 0.0), share)
+    of_share = share * (bend - (share * bend).sum(-1, keepdim=True))
+    of_slope, by_k = share * rate, torch.where(ends, k - k.detach(), 0.0).unsqueeze(-1)
+    by_x = END_DENSITY * torch.where(ends.unsqueeze(-1), z - z.detach(), 0.0)
+    moved = by_k + by_x - (share * by_x).sum(-1, keepdim=True)
+    density = END_DENSITY + (of_slope * by_k + END_DENSITY * of_share * by_x).sum(-1)
+    dtype = shape.z.dtype
+    return LocalShape(
+        shape.z,
+        shape.share + (of_share * by_k).to(dtype),
+        shape.slope + (of_slope * by_k).to(dtype),
+        torch.where(ends, density, shape.density),
+        (share * by_k).to(dtype),
+        torch.where(z < 0, 0.5 * bend * moved, of_slope * by_k).to(dtype),
+    )
 
 
 def _exact_shares(
@@ -242,14 +372,15 @@ def centred(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return rest - left.unsqueeze(-1), mean + left
 
 
-def pull_on_k(grad: Tensor, direct: Tensor, z: Tensor, share: Tensor, density: Tensor, link: Link) -> Tensor:
+def pull_on_k(grad: Tensor, direct: Tensor, shape: LocalShape, link: Link) -> Tensor:
     """dL/dk from dL/d log y, ``sum g_i omega_i / F(z_i)``; ``direct`` are the d.
 
     The share knows the slope of an item above the threshold where F' underflows; below, omega and F may both underflow,
     and d_i / sum w is the same.
     """
-    above, below = per_share(z, grad * share, link).sum(-1), direct.masked_fill(z > 0, 0.0).sum(-1)
-    return above.double() + below.double() / density
+    above = shape.per_share(grad * shape.share, link).sum(-1)
+    below = direct.masked_fill(shape.z > 0, 0.0).sum(-1)
+    return above.double() + below.double() / shape.density
 
 
 def per_share(z: Tensor, share: Tensor, link: Link) -> Tensor:
@@ -364,25 +495,32 @@ def derivative(
     grad_offset: Tensor | None,
     link: Link,
     log: bool,
+    k: Tensor | None = None,
+    needs_scale: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable."""
-    z, share, slope, density = local_shape(link, x, scale, at, log)
+    """dL/dx in the computing dtype, dL/dk and dL/ds from dL/dy (or dL/d log y) and dL/d offset; differentiable.
+
+    In k at k = 0 and k = n, too, if that is given.
+    """
+    shape = local_shape(link, x, scale, at, log, k)
+    z, share, slope, density = shape[:4]
     grad_z, grad_k = torch.zeros_like(z), torch.zeros_like(at.offset)
     if grad_y is not None and log:
         grad = grad_y.to(z.dtype).masked_fill(x == -torch.inf, 0)
-        direct = grad * link.log_derivative(z)
+        direct = grad * shape.log_derivative(link)
         grad_z = balanced(direct - share * direct.sum(-1, keepdim=True), share)
-        grad_k = pull_on_k(grad, direct, z, share, density, link)
+        grad_k = pull_on_k(grad, direct, shape, link)
     elif grad_y is not None:
         rest, mean = centred(grad_y, share)
         grad_z, grad_k = balanced(slope * rest, share), mean.double()
-    if grad_offset is not None:
-        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
-        grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
-    grad_x = grad_z / scale.to(z.dtype).unsqueeze(-1)  # the derivative of 1 / scale may underflow
     grad_scale = _lever(grad_z, levers(z, x), scale)
     if grad_offset is not None:  # which is (t - anchor) / s
-        grad_scale = grad_scale - grad_offset * (at.offset / scale)
+        grad_z = grad_z + share * grad_offset.to(z.dtype).unsqueeze(-1)
+        grad_k = grad_k - grad_offset * sum_moves_threshold(density, z, link)
+        if needs_scale:
+            mean = mean_distance(share, z, x, scale, at, link, _underflows(slope.detach().sum(-1)))
+            grad_scale = grad_scale - grad_offset * ((mean + at.offset) / scale)
+    grad_x = grad_z / scale.to(z.dtype).unsqueeze(-1)  # the derivative of 1 / scale may underflow
     return grad_x, grad_k, grad_scale
 
 

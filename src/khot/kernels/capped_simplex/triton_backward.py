@@ -8,6 +8,9 @@ count relative to those at the smallest abs(z), so that they never underflow all
 
 with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -sum_i z_i dL/dx_i. Above the threshold
 dL/dk is the sum of g_i w_i / (W F(z_i)), where relative slopes will do.
+
+Where all slopes underflow, t lies in a gap that takes digits of x from z. Such rows are read once more: their shares
+w_i / W come from differences of scores, as in :func:`khot.kernels.capped_simplex.derivative.far_shares`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,13 +25,16 @@ from ..links.base_triton import bounded, limit_of, log_derivative, nearest_of, s
 from ..rows import Threshold
 from ..tiles import DOUBLE, Plan, Table, plan
 from ..triton_tools import RowNumbers, add3, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
-from .triton_root import TINY_32, TINY_64, distances, load_shrunk, load_threshold
+from .triton_root import EPS_32, EPS_64, TINY_32, TINY_64, distances, load_shrunk, load_threshold
 
 # Three or four values of each entry at a time.
 BACKWARD: Table = {torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)), torch.float64: DOUBLE}
 SUMS = tl.constexpr(4)  # numbers of a chunk: the smallest abs(z) and three sums
 FARTHEST_LEVER = tl.constexpr(1e307)  # where a z of a logarithm all but overflows
 SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)  # what such a lever is shrunk by on the way
+
+UNDERFLOWING_32 = tl.constexpr(TINY_32.value / EPS_32.value)  # sums of slopes below which rows are :func:`_far_row`
+UNDERFLOWING_64 = tl.constexpr(TINY_64.value / EPS_64.value)
 
 
 @triton.jit
@@ -167,6 +173,115 @@ def _load_cotangent(g_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _is_far(weight, nearest, LINK: tl.constexpr):
+    """Whether the slopes of a row, whose relative ones sum to ``weight``, underflow; never those of heavy tails."""
+    if LINK.heavy or (LINK.compact and LINK.reaches_zero):
+        return False
+    elif weight.dtype == tl.float64:
+        return weight * _common_factor(nearest, LINK) < UNDERFLOWING_64
+    else:
+        return weight * _common_factor(nearest, LINK) < UNDERFLOWING_32
+
+
+@triton.jit
+def _far_side(x, z, LINK: tl.constexpr):
+    """Which entries lie above the gap, and which below."""
+    finite = tl.abs(x) < float("inf")
+    if LINK.compact:
+        return finite & (z >= LINK.cap), finite & (z < LINK.cap)
+    else:
+        return finite & (z > 0), finite & (z <= 0)
+
+
+@triton.jit
+def _far_decay(x, z, left, right, first, last, inv_scale, LINK: tl.constexpr):
+    """Slopes and tails above and below the gap, relative to the slope of the nearest entry on the same side.
+
+    That entry is ``right`` above and ``left`` below, with the distances ``first`` and ``last`` from t.
+    """
+    above, below = _far_side(x, z, LINK)
+    beyond = tl.where(above, x - right, left - x) * inv_scale
+    if LINK.compact:  # of capped entries only those next to the cap reach it when t rises
+        slope = tl.where(z >= LINK.cap, tl.where(beyond > 0, 0.0, 1.0), LINK.decay(beyond, 0.0 * beyond, LINK))
+        tail = slope
+    else:
+        start = tl.where(above, first, last)
+        slope = LINK.decay_beyond(start, beyond, LINK)
+        a = bounded(start + beyond, LINK)
+        own_tail, own_slope = LINK.shifted_tails(a, a, LINK)
+        tail = slope * (own_tail / own_slope)
+    return (
+        tl.where(above, slope, 0.0),
+        tl.where(below, slope, 0.0),
+        tl.where(above, tail, 0.0),
+        tl.where(below, tail, 0.0),
+    )
+
+
+@triton.jit
+def _far_row(
+    x_ptr, g_ptr, out_ptr, n, begin, end, high, off, factor, inv_scale, unit, q, nearest, weight, direct,
+    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Writes dL/dx of the entries from ``begin`` to ``end`` of a row whose slopes underflow.
+
+    Returns dL/dk of the row and sum_i z_i dL/dz_i of these entries. Reads few entries at a time, so that rows of this
+    kind, which are rare, cost the others no registers.
+    """
+    SHARE: tl.constexpr = 4 if DTYPE == tl.float64 else 8
+    PART: tl.constexpr = BLOCK // SHARE if BLOCK >= 256 else 32
+    left, right = tl.full((), -float("inf"), DTYPE), tl.full((), float("inf"), DTYPE)
+    for start in range(0, n, PART):
+        x = load_shrunk(x_ptr, start, n, factor, PART, DTYPE)
+        above, below = _far_side(x, distances(x, high, off, inv_scale), LINK)
+        right = tl.minimum(right, tl.min(tl.where(above, x, float("inf")), 0))
+        left = tl.maximum(left, tl.max(tl.where(below, x, -float("inf")), 0))
+    first = bounded(distances(right, high, off, inv_scale), LINK)
+    last = -bounded(distances(left, high, off, inv_scale), LINK)
+
+    zero = tl.zeros((), DTYPE)
+    slope_above, slope_below, tail_above, tail_below, pull_above, pull_below = zero, zero, zero, zero, zero, zero
+    for start in range(0, n, PART):
+        x, g = load_shrunk(x_ptr, start, n, factor, PART, DTYPE), _load_cotangent(g_ptr, start, n, PART, DTYPE)
+        z = distances(x, high, off, inv_scale)
+        w_above, w_below, u_above, u_below = _far_decay(x, z, left, right, first, last, inv_scale, LINK)
+        slope_above += tl.sum(w_above, 0)
+        slope_below += tl.sum(w_below, 0)
+        tail_above += tl.sum(u_above, 0)
+        tail_below += tl.sum(u_below, 0)
+        pull_above += tl.sum(g * w_above, 0)
+        pull_below += tl.sum(g * w_below, 0)
+
+    # The tails on both sides have the same sum; those of a side without entries are nothing.
+    of_above = tl.where(tail_above > 0, 1.0 / tail_above, 0.0)
+    of_below = tl.where(tail_below > 0, 1.0 / tail_below, 0.0)
+    if LINK.compact:  # t is next to the cap of the nearest entry above; without entries below nothing holds it
+        of_below = tl.where(tail_above > 0, 0.0, of_below)
+        of_above = tl.where(tail_below > 0, of_above, 0.0)
+    total = slope_above * of_above + slope_below * of_below
+    of_above = tl.where(total > 0, of_above / total, 0.0)
+    of_below = tl.where(total > 0, of_below / total, 0.0)
+    if LOG:
+        grad_k = pull_above * of_above + _means(weight, direct, zero, nearest, LINK, LOG)[1]
+        mean = direct
+    else:
+        grad_k = pull_above * of_above + pull_below * of_below
+        mean = grad_k
+
+    lever = tl.zeros((), tl.float64)
+    for start in range(begin, end, PART):
+        x, g = load_shrunk(x_ptr, start, end, factor, PART, DTYPE), _load_cotangent(g_ptr, start, end, PART, DTYPE)
+        z = distances(x, high, off, inv_scale)
+        w, d = _tile_terms(x, bounded(z, LINK), g, start, end, nearest, q, LINK, LOG, PART)
+        if LOG:
+            w_above, w_below, _, _ = _far_decay(x, z, left, right, first, last, inv_scale, LINK)
+            w = w_above * of_above + w_below * of_below
+        store_tile(out_ptr, _grad(w, d, g, mean, nearest, unit, LINK, LOG), start, end, PART)
+        lever += _lever(_grad(w, d, g, mean, nearest, 1.0, LINK, LOG), z, LINK, LOG)
+    return grad_k, lever
+
+
+@triton.jit
 def _capped_simplex_bwd(
     x_ptr, g_ptr, anchor_ptr, offset_ptr, grad_x_ptr, grad_k_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64,
     stride_scale, q_number: tl.float64, stride_x, stride_g, stride_out, n,
@@ -202,6 +317,11 @@ def _capped_simplex_bwd(
         lever = _chunk_grad(
             x_ptr, g_ptr, grad_x_ptr, n, high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE
         )
+    if _is_far(weight, nearest, LINK):
+        grad_k, lever = _far_row(
+            x_ptr, g_ptr, grad_x_ptr, n, 0, n, high, off, factor, inv_scale, unit, q, nearest, weight, direct,
+            LINK, LOG, BLOCK, DTYPE,
+        )  # fmt: skip
     tl.store(grad_k_ptr + row, grad_k.to(tl.float64))
     tl.store(grad_scale_ptr + row, _grad_scale(lever, scale, LOG))
 
@@ -260,6 +380,12 @@ def _split_bwd(
         x_ptr + row * stride_x + begin, g_ptr + row * stride_g + begin, grad_x_ptr + row * stride_out + begin,
         tl.minimum(n - begin, chunk), high, off, factor, inv_scale, unit, q, nearest, mean, LINK, LOG, BLOCK, DTYPE,
     )  # fmt: skip
+    if _is_far(weight, nearest, LINK):
+        grad_k, lever = _far_row(
+            x_ptr + row * stride_x, g_ptr + row * stride_g, grad_x_ptr + row * stride_out, n, begin,
+            tl.minimum(n, begin + chunk), high, off, factor, inv_scale, unit, q, nearest, weight, direct,
+            LINK, LOG, BLOCK, DTYPE,
+        )  # fmt: skip
     tl.store(lever_ptr + row * splits + part, _grad_scale(lever, scale, LOG))
     if part == 0:
         tl.store(grad_k_ptr + row, grad_k.to(tl.float64))

@@ -17,6 +17,7 @@ from torch import Tensor
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
+INFINITE = 1e30  # as good as, and finite in float32: what stands for a limit that is infinite
 ONE_DEVIATION = tuple(0.5 * math.erfc(-d / math.sqrt(2)) for d in (-1, 0, 1))  # of the normal law, as probabilities
 
 
@@ -205,6 +206,15 @@ class Link(ABC):
     def log_hazard(self, z: Tensor) -> Tensor:
         """log of F' over the short tail, F below 0 and 1 - F above, for z far from 0."""
         return self.log_slope(z) - self.log_tail(z)
+
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """r = (log F')' and the limit of (r - r_0) / sum F' as all z tend to -inf or to inf together.
+
+        Second derivatives in k at k = 0 and k = n are made of these. ``beyond`` are the differences to the nearest
+        item, whose r is r_0, and ``share`` are the shares of the slopes. In place of an infinite limit stands
+        ``INFINITE`` with its sign. A link without this method gets what autograd finds at ``reach``.
+        """
+        raise NotImplementedError
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         """F'(z) divided by its sum over the last axis; zero where all of them are zero."""

@@ -38,6 +38,12 @@ def exponential_decay(a, b, LINK: tl.constexpr):
     return tl.exp(b - a)
 
 
+@triton.jit
+def exponential_decay_beyond(start, beyond, LINK: tl.constexpr):
+    """The ``decay_beyond`` of such a link, which is the same at every start."""
+    return LINK.decay(beyond, 0.0 * beyond, LINK)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TritonLink:
     """What the kernels know of a link.
@@ -85,6 +91,7 @@ class SmoothLink(TritonLink):
         tails: ``(a, LINK)``: F(-a) and F'(a) for a >= 0.
         shifted_tails: ``(a, nearest, LINK)``: the same divided by ``decay(nearest, 0)``; arguments up to
             :func:`limit_of`.
+        decay_beyond: ``(start, beyond, LINK)``: F'(start + beyond) / F'(start), also where both underflow.
         slope_is_tail: Whether F'(a) = F(-a), which saves a sum.
         log_tail: ``(a, tail, LINK)``: log F(-a), from a and F(-a); None if the link has no logarithms.
         log_derivative: ``(z, LINK)``: F'(z) / F(z), likewise.
@@ -93,6 +100,7 @@ class SmoothLink(TritonLink):
 
     tails: Device
     shifted_tails: Device
+    decay_beyond: Device = exponential_decay_beyond
     slope_is_tail: bool = False
     log_tail: Device | None = None
     log_derivative: Device | None = None

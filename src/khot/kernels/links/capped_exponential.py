@@ -43,6 +43,9 @@ class CappedExponential(Link, name="capped_exponential"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
 
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        return (z < 0).to(z.dtype), torch.zeros_like(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         uncapped = z < 0
         return torch.softmax(z.masked_fill(~uncapped, torch.finfo(z.dtype).min), -1) * uncapped

@@ -55,6 +55,9 @@ class Laplace(Link, name="laplace"):
     def log_hazard(self, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
 
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        return -z.sign(), torch.zeros_like(z)
+
     def normalised_slope(self, z: Tensor) -> Tensor:
         return torch.softmax(-z.abs(), -1)
 

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import Link, Moments, TailSums, _exp_
+from .base import INFINITE, Link, Moments, TailSums, _exp_
 
 SQRT_HALF = math.sqrt(0.5)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -52,6 +52,9 @@ class Normal(Link, name="normal"):
 
     def log_hazard(self, z: Tensor) -> Tensor:
         return 0.5 * math.log(2 / math.pi) - torch.special.erfcx(SQRT_HALF * z.abs()).log()
+
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        return -z, (-INFINITE * beyond).clamp(-INFINITE, INFINITE)  # r = -z; items that are not tied have no limit
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         # Relative to the largest, where |z| = m: exp((m^2 - z^2) / 2), factored so that no square overflows first.

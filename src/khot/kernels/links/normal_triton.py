@@ -42,6 +42,11 @@ def _decay(a, b, LINK: tl.constexpr):
 
 
 @triton.jit
+def _decay_beyond(start, beyond, LINK: tl.constexpr):
+    return tl.exp(-(start + 0.5 * beyond) * beyond)
+
+
+@triton.jit
 def _tails(a, LINK: tl.constexpr):
     density = tl.exp(-0.5 * a * a)
     return density * _mills(a), density * DENSITY_AT_0
@@ -67,6 +72,12 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
 
 
 NORMAL = SmoothLink(
-    name="normal", of=Normal, quantile=_quantile, decay=_decay, tails=_tails, shifted_tails=_shifted_tails
+    name="normal",
+    of=Normal,
+    quantile=_quantile,
+    decay=_decay,
+    tails=_tails,
+    shifted_tails=_shifted_tails,
+    decay_beyond=_decay_beyond,
 )
 KERNELS = {NORMAL.name: NORMAL}

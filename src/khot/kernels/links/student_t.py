@@ -28,7 +28,7 @@ from torch import Tensor
 
 from khot._validation import checked_int
 
-from .base import LOG_2, Link, TailSums, _step
+from .base import INFINITE, LOG_2, Link, TailSums, _step
 
 DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), by the degrees of freedom that have an elementary F
 
@@ -103,6 +103,11 @@ class StudentT(Link, name="student_t"):
 
     def log_tail(self, z: Tensor) -> Tensor:
         return self._log_tail(z.abs())
+
+    def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        rate = -(self.df + 1) / torch.where(z == 0, 1.0, z)
+        factor = 2 * torch.pi if self.df == 1 else INFINITE  # z^(df - 1) (df + 1) / DENSITY
+        return rate, (factor * beyond / (share > 0).sum(-1, keepdim=True)).clamp(-INFINITE, INFINITE)
 
     def normalised_slope(self, z: Tensor) -> Tensor:
         # Relative to the largest, that at the smallest r, so that not all underflow.
