@@ -16,7 +16,20 @@ from ..links.base import Link
 from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
-from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, distance, doubles_at, highest, look, lowest, of_row
+from ..numba_rows import (
+    CHUNK,
+    REALS_AT,
+    bytes_at,
+    difference,
+    distance,
+    doubles_at,
+    gather_finite,
+    highest,
+    look,
+    lowest,
+    of_row,
+    scatter,
+)
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
@@ -24,10 +37,13 @@ from .search import SHORT
 
 Compiled = Any  # a function that numba has compiled
 
-LOST, FOUND, KINK = range(3)  # how a search ends: KINK where the mask seems to consist of zeros and ones
+# How a search ends: KINK where the mask seems to consist of zeros and ones, INFINITE before it begins if an item is.
+LOST, FOUND, KINK, INFINITE = range(4)
 
 STEPS = 16  # usual are 2 to 5; rows that take more are left to others
 NO_QUANTILES = math.nan, math.nan, math.nan
+SMALL = 0.5  # a sum that no entry reaches which may be made larger
+FEW, EPS, SLIGHT = 2**9, float(np.finfo(np.float32).eps), 2.0**-10
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
 
 
@@ -56,18 +72,13 @@ def loops_of(link: Link, real: Real, log: bool) -> Loops:
 def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
     with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
         link = numba_link(module, variant, real)
-        return Loops(kernel(_mask(link, shape, real, log)), kernel(_derivative(link, shape, real, log)))
+        return Loops(kernel(_mask(module, variant, shape, real, log)), kernel(_derivative(link, shape, real, log)))
 
 
-def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
-    solve, value = _solver(link, shape, real), link.log_value if log else link.value
-
-    @per_row
-    def fill(x, anchor, inverse, offset, q, y):
-        for i in range(x.shape[0]):
-            y[i] = value(distance(x[i], anchor, inverse, offset), q)
-
-    reals_at = REALS_AT[real]
+def _mask(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Any:
+    solve = _solver(numba_link(module, variant, real), shape, real)
+    fill = _filler(module, variant, shape, real, log)
+    reals_at, ends = REALS_AT[real], (real(-np.inf), real(0)) if log else (real(0), real(1))
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n)
@@ -77,16 +88,73 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
             bytes_at(left, 1, last)[0],
         )
         sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
+        kept = np.empty(0, real)
         for r in range(first, last):
-            row, s = xs[r], of_row(scale, one_scale, r)
-            a, c, done, known = solve(row, of_row(k, one_k, r), s, q, centre, spread, sample, known)
-            anchors[r], offsets[r], is_left[r] = a, c, not done
-            count += not done
-            if done and y != 0:
-                fill(row, real(a), real(1 / s), real(c), q, ys[r])
+            row, size, s = xs[r], of_row(k, one_k, r), of_row(scale, one_scale, r)
+            a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+            if how == INFINITE:  # infinite items are left out, and change nothing of the others
+                if kept.shape[0] == 0:
+                    kept = np.empty(n, real)
+                finite, selected = gather_finite(row, kept)
+                items, size = kept[:finite], size - selected
+                a, c, how, known = solve(items, size, s, q, centre, spread, sample, known)
+                if how != LOST and y != 0:
+                    fill(items, size, a, s, c, q, items)
+                    scatter(row, items, ends, ys[r])
+            elif how != LOST and y != 0:
+                fill(row, size, a, s, c, q, ys[r])
+            anchors[r], offsets[r], is_left[r] = a, c, how == LOST
+            count += how == LOST
         return count
 
     return mask
+
+
+def _filler(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Compiled:
+    """``(x, k, anchor, scale, offset, q, y)``: the mask of finite items, which sums to k as exactly as it rounds.
+
+    Powers multiply the rounding of z by their exponent, and far below the threshold all values share theirs.
+    """
+    exact = np.float64 if shape.compact and shape.reaches_zero else real
+    link = numba_link(module, variant, exact)
+    value, compact = link.log_value if log else link.value, shape.compact
+    settles = real is np.float32 and not log
+
+    @per_row
+    def fill(x, k, anchor, scale, offset, q, y):
+        a, inverse, c = exact(anchor), exact(1 / scale), exact(offset)
+        for i in range(x.shape[0]):
+            y[i] = value(distance(exact(x[i]), a, inverse, c), q)
+        if settles and (compact or k < SMALL):
+            _settle(y, k)
+
+    return fill
+
+
+@summed
+def _sums_of_mask(y):
+    capped = total = np.float32(0)
+    for i in range(y.shape[0]):
+        below = y[i] < np.float32(1)
+        capped += np.float32(0) if below else np.float32(1)
+        total += y[i] if below else np.float32(0)
+    return capped, total
+
+
+@per_row
+def _settle(y, k):
+    """Multiplies the entries of a float32 mask that are below 1 by what makes the sum k, if it is off by an eps."""
+    capped = total = 0.0
+    for i in range(0, y.shape[0], FEW):
+        c, t = _sums_of_mask(y[i : i + FEW])
+        capped += c
+        total += t
+    lack = (k - capped) - total
+    if abs(lack) > EPS * k and abs(lack) < SLIGHT * total:
+        rate = np.float32(lack / total)
+        for i in range(y.shape[0]):
+            if y[i] < np.float32(1):
+                y[i] = min(y[i] + rate * y[i], np.float32(1))
 
 
 def tail_sums(link: NumbaLink, real: Real) -> Compiled:
@@ -211,7 +279,7 @@ def _leave_kink(x, k, scale, anchor, offset):
 
 
 def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, whether they are the threshold, ``known``.
+    """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, how the search ends, ``known``.
 
     ``known`` is a share k / n with the quantiles there of the link and the normal law, often those of the row before.
     """
@@ -233,21 +301,23 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 
     @per_row
     def solve(x, k, scale, q, centre, spread, sample, known):
-        span = look(x, compact)
+        span, n = look(x, compact), x.shape[0]
         selected, finite, low, high, _, variance = span
-        # Not with a NaN, or so far apart that squares overflow, nor what is to become an error.
-        if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and selected <= k <= selected + finite):
-            return 0.0, 0.0, False, known
-        if k == selected or k == selected + finite:  # beyond the last item, as far as F needs
+        if finite < n:
+            return 0.0, 0.0, INFINITE if finite > 0 else LOST, known  # none is finite either if there is a NaN
+        # Not so far apart that squares overflow, nor what is to become an error.
+        if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and 0 <= k <= n):
+            return 0.0, 0.0, LOST, known
+        if k == 0 or k == n:  # beyond the last item, as far as F needs
             low, high = look(x, True)[2:4]
-            return high if k == selected else low, reach if k == selected else -reach, True, known
-        share = min(max((k - selected) / finite, 1e-300), 1 - 2.0**-53)
+            return high if k == 0 else low, reach if k == 0 else -reach, FOUND, known
+        share = min(max(k / n, 1e-300), 1 - 2.0**-53)
         if share != known[0]:
             known = share, quantile_of(share, q), normal_quantile(share)
         start = np.nan
-        if x.shape[0] >= 4 * SAMPLE_SIZE and finite == x.shape[0]:
-            stride = x.shape[0] // SAMPLE_SIZE
-            part = sample[: (x.shape[0] + stride - 1) // stride]
+        if n >= 4 * SAMPLE_SIZE:
+            stride = n // SAMPLE_SIZE
+            part = sample[: (n + stride - 1) // stride]
             for i in range(part.shape[0]):  # a slice assigned to a slice would compile numba's strings, for its error
                 part[i] = x[i * stride]
             size = share * part.shape[0]
@@ -257,7 +327,7 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         offset = ((t - anchor) + rest) / scale
         if how == KINK:
             anchor, offset = _leave_kink(x, k, scale, anchor, offset)
-        return anchor, offset, how != LOST, known
+        return anchor, offset, how, known
 
     return solve
 
