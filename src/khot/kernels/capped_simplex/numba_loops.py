@@ -29,6 +29,7 @@ from ..numba_rows import (
     lowest,
     of_row,
     scatter,
+    total_of,
 )
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
@@ -40,10 +41,10 @@ Compiled = Any  # a function that numba has compiled
 # How a search ends: KINK where the mask seems to consist of zeros and ones, INFINITE before it begins if an item is.
 LOST, FOUND, KINK, INFINITE = range(4)
 
-STEPS = 16  # usual are 2 to 5; rows that take more are left to others
+STEPS, GUARDED_STEPS = 16, 32  # usual are 2 to 5; rows that take more are left to others
 NO_QUANTILES = math.nan, math.nan, math.nan
 SMALL = 0.5  # a sum that no entry reaches which may be made larger
-FEW, EPS, SLIGHT = 2**9, float(np.finfo(np.float32).eps), 2.0**-10
+EPS, SLIGHT = float(np.finfo(np.float32).eps), 2.0**-10
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
 
 
@@ -72,12 +73,11 @@ def loops_of(link: Link, real: Real, log: bool) -> Loops:
 def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Loops:
     with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
         link = numba_link(module, variant, real)
-        return Loops(kernel(_mask(module, variant, shape, real, log)), kernel(_derivative(link, shape, real, log)))
+        return Loops(kernel(_mask(link, shape, real, log)), kernel(_derivative(link, shape, real, log)))
 
 
-def _mask(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Any:
-    solve = _solver(numba_link(module, variant, real), shape, real)
-    fill = _filler(module, variant, shape, real, log)
+def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
+    solve, fill = _solver(link, shape, real), _filler(link, real, log)
     reals_at, ends = REALS_AT[real], (real(-np.inf), real(0)) if log else (real(0), real(1))
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
@@ -110,62 +110,43 @@ def _mask(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Any
     return mask
 
 
-def _filler(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Compiled:
-    """``(x, k, anchor, scale, offset, q, y)``: the mask of finite items, which sums to k as exactly as it rounds.
-
-    Powers multiply the rounding of z by their exponent, and far below the threshold all values share theirs.
-    """
-    exact = np.float64 if shape.compact and shape.reaches_zero else real
-    link = numba_link(module, variant, exact)
-    value, compact = link.log_value if log else link.value, shape.compact
-    settles = real is np.float32 and not log
+def _filler(link: NumbaLink, real: Real, log: bool) -> Compiled:
+    """``(x, k, anchor, scale, offset, q, y)``: the mask of finite items."""
+    value, wide, settles = link.log_value if log else link.value, link.distances or real, real is np.float32 and not log
 
     @per_row
     def fill(x, k, anchor, scale, offset, q, y):
-        a, inverse, c = exact(anchor), exact(1 / scale), exact(offset)
+        a, inverse, c = wide(anchor), wide(1 / scale), wide(offset)
         for i in range(x.shape[0]):
-            y[i] = value(distance(exact(x[i]), a, inverse, c), q)
-        if settles and (compact or k < SMALL):
+            y[i] = value(distance(wide(x[i]), a, inverse, c), q)
+        if settles and k < SMALL:
             _settle(y, k)
 
     return fill
 
 
-@summed
-def _sums_of_mask(y):
-    capped = total = np.float32(0)
-    for i in range(y.shape[0]):
-        below = y[i] < np.float32(1)
-        capped += np.float32(0) if below else np.float32(1)
-        total += y[i] if below else np.float32(0)
-    return capped, total
-
-
 @per_row
 def _settle(y, k):
-    """Multiplies the entries of a float32 mask that are below 1 by what makes the sum k, if it is off by an eps."""
-    capped = total = 0.0
-    for i in range(0, y.shape[0], FEW):
-        c, t = _sums_of_mask(y[i : i + FEW])
-        capped += c
-        total += t
-    lack = (k - capped) - total
-    if abs(lack) > EPS * k and abs(lack) < SLIGHT * total:
-        rate = np.float32(lack / total)
+    """Scales a mask so small that no entry can reach its cap, and far out in a tail, where all share the rounding of z.
+
+    There a change of the threshold multiplies the entries of one tail by about the same.
+    """
+    rate = np.float32(k / total_of(y) - 1)
+    if EPS < abs(rate) < SLIGHT:
         for i in range(y.shape[0]):
-            if y[i] < np.float32(1):
-                y[i] = min(y[i] + rate * y[i], np.float32(1))
+            y[i] += rate * y[i]
 
 
 def tail_sums(link: NumbaLink, real: Real) -> Compiled:
     """``(x, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at t."""
-    terms, two = link.terms, real(2)
+    terms, wide = link.terms, link.distances or real
+    two = wide(2)
 
     @summed
     def of_chunk(x, anchor, inverse, offset, q):
-        above = signed = total = slope = real(0)
+        above = signed = total = slope = wide(0)
         for i in range(x.shape[0]):
-            is_above, tail, rate = terms(distance(x[i], anchor, inverse, offset), q)
+            is_above, tail, rate = terms(distance(wide(x[i]), anchor, inverse, offset), q)
             above += is_above
             signed += tail - two * is_above * tail
             total += tail
@@ -174,11 +155,11 @@ def tail_sums(link: NumbaLink, real: Real) -> Compiled:
 
     @per_row
     def sums(x, t, inverse, q):
-        anchor = real(t)
-        offset = real((t - np.float64(anchor)) * inverse)
+        anchor = wide(t)
+        offset = wide((t - np.float64(anchor)) * inverse)
         above = signed = total = slope = 0.0
         for i in range(0, x.shape[0], CHUNK):
-            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, real(inverse), offset, q)
+            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, wide(inverse), offset, q)
             above += a
             signed += s
             total += u
@@ -214,7 +195,7 @@ def _smooth_search(link: NumbaLink, real: Real) -> Compiled:
 def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """The same inside a bracket, for a link with kinks."""
     sums, newton_step, reaches_zero = tail_sums(link, real), link.newton_step, shape.reaches_zero
-    eps = float(np.finfo(real).eps)
+    eps, magnified = float(np.finfo(real).eps), link.distances is None or link.distances is real
 
     @per_row
     def at_kink(signed, total, slope, excess, q):
@@ -225,16 +206,20 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         return leaving or reaching
 
     @per_row
+    def is_end(t, low, high, room):
+        return low - room < t <= low or high <= t < high + room
+
+    @per_row
     def search(x, k, scale, q, t, low, high):
         inverse, older, last = 1 / scale, high - low, high - low
         r_low, r_high = x.shape[0] - k, -k
-        for i in range(STEPS):
+        for i in range(GUARDED_STEPS):
             above, signed, total, slope = sums(x, t, inverse, q)
             excess = above - k
             residual = signed + excess
             found = KINK if at_kink(signed, total, slope, excess, q) else FOUND
             move = newton_step(signed, total, slope, excess, k, q) * scale
-            if abs(residual) <= (1 + q) * eps * (total + abs(excess)):
+            if abs(residual) <= (1 + magnified * q) * eps * (total + abs(excess)):
                 rest = move if excess < 0 else 0.0  # else what is left is nothing, and the step may cross a kink
                 return t + rest, (t - (t + rest)) + rest, found
             between = min(RESOLUTION * abs(t), COARSEST * scale)
@@ -245,6 +230,8 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             else:
                 high, r_high = t, residual
             proposal, size = t + move, abs(move)
+            if is_end(proposal, low, high, between):  # which rounding has put there
+                proposal = low + between if proposal <= low else high - between
             if low < proposal < high and size <= 0.5 * older:
                 older, last, t = last, size, proposal
             else:
@@ -302,7 +289,7 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     @per_row
     def solve(x, k, scale, q, centre, spread, sample, known):
         span, n = look(x, compact), x.shape[0]
-        selected, finite, low, high, _, variance = span
+        _, finite, low, high, _, variance = span
         if finite < n:
             return 0.0, 0.0, INFINITE if finite > 0 else LOST, known  # none is finite either if there is a NaN
         # Not so far apart that squares overflow, nor what is to become an error.

@@ -21,6 +21,7 @@ from .base import Link
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
+LARGEST_PRODUCT = 100  # exponent of a power that is taken by multiplications
 
 
 class NumbaLink(NamedTuple):
@@ -35,6 +36,7 @@ class NumbaLink(NamedTuple):
         newton_step: ``(signed, total, slope, excess, k, q)``: as of the torch link.
         log_value: ``(z, q)``: log F(z), also where F underflows; None if the link has no logarithms here.
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
+        distances: The dtype of z for the terms and the value, if it is not that of the loop.
     """
 
     terms: Compiled
@@ -44,13 +46,14 @@ class NumbaLink(NamedTuple):
     newton_step: Compiled
     log_value: Compiled = None
     log_derivative: Compiled = None
+    distances: Real = None
 
 
 def variant_of(link: Link) -> str:
-    """The name of the loops for a link: of its piece, and where few exponents have loops of their own, of q."""
+    """The name of the loops for a link: of its piece, and if q is an integer, which has loops of its own, of q."""
     q = link.q
-    small_power = link.kernel == "clip_power" and q in (2, 3, 4)
-    return f"clip_power_{q:g}" if small_power else str(link.kernel)
+    is_product = link.kernel == "clip_power" and q <= LARGEST_PRODUCT and q == int(q)
+    return f"clip_power_{q:g}" if is_product else str(link.kernel)
 
 
 @functools.cache

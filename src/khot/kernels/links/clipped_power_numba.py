@@ -1,10 +1,16 @@
-"""The clipped powers in numba: loops of their own for the exponents 1 to 4, one pair of loops for all others."""
+"""The clipped powers in numba: loops of their own for integer exponents, one pair of loops for all others."""
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
+
+import numpy as np
+
 from ..numba_math import EXP, LOG, Real
-from ..numba_tools import inlined, per_row
+from ..numba_tools import inlined, per_row, specialised
 from .base_numba import Compiled, NumbaLink
+
+FEW = "clip", "clip_power_2", "clip_power_3", "clip_power_4"  # variants with small exponents
 
 
 @per_row
@@ -22,38 +28,66 @@ def _newton_step(signed, total, slope, excess, k, q):
     return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else residual) / slope
 
 
+@functools.cache
+def _product(m: int) -> Compiled:
+    """``(z)``: z^m for an integer m > 0, by squaring."""
+    root = _product(m // 2) if m > 1 else None
+    with specialised(str(m)):
+        if m == 1:
+            return inlined(lambda z: z)
+        return inlined(lambda z: root(z) * root(z) * z) if m % 2 else inlined(lambda z: root(z) * root(z))
+
+
 def power_below(variant: str, real: Real) -> Compiled:
     """z^(q - 1) for 0 < z < 1."""
     exp, log, one = EXP[real], LOG[real], real(1)
+    if variant == "clip":
+        return inlined(lambda z, q: one)
     if variant == "clip_power":
         return inlined(lambda z, q: exp((real(q) - one) * log(z)))
-    powers = {
-        "clip": lambda z, q: one,
-        "clip_power_2": lambda z, q: z,
-        "clip_power_3": lambda z, q: z * z,
-        "clip_power_4": lambda z, q: z * z * z,
-    }
-    return inlined(powers[variant])
+    product = _product(int(variant.removeprefix("clip_power_")) - 1)
+    return inlined(lambda z, q: product(z))
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    power, zero, one = power_below(variant, real), real(0), real(1)
+    """Exponents above :data:`FEW`, and those by logarithms, have z in float64.
+
+    Its rounding in float32, multiplied by the exponent, would show.
+    """
+    zero, one = real(0), real(1)
+    is_product = variant != "clip_power"
+    exact = real if variant in FEW else np.float64
+    power = power_below(variant, exact if is_product else real)
+
+    @inlined
+    def powers(z, q):
+        """z^(q - 1) and z^q."""
+        if is_product:
+            below = power(z, q)
+            return below, below * z
+        high = real(z)
+        below = power(high, q)
+        return below, below * (high + real(q) * real(z - high))
 
     @inlined
     def terms(z, q):
-        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
-        rate = power(z if inside else one, q)
-        rate = rate if inside else zero
-        return zero if z < one else one, rate * z if inside else zero, real(q) * rate
+        inside = (z > exact(0)) & (z < exact(1))  # not `and`, a branch that keeps a loop from being vectorised
+        rate, tail = powers(z if inside else exact(1), q)
+        return (
+            exact(0) if z < exact(1) else exact(1),
+            tail if inside else exact(0),
+            exact(q) * rate if inside else exact(0),
+        )
 
     @inlined
     def value(z, q):
-        z = min(max(z, zero), one)
-        return power(z, q) * z
+        return powers(min(max(z, exact(0)), exact(1)), q)[1]
+
+    slope_power = power_below(variant, real)
 
     @inlined
     def slope(z, q):
-        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
-        return real(q) * power(z, q) if inside else zero
+        inside = (z > zero) & (z < one)
+        return real(q) * slope_power(z, q) if inside else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step)
+    return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=exact)
