@@ -80,27 +80,31 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
     solve, fill = _solver(link, shape, real), _filler(link, real, log)
     reals_at, ends = REALS_AT[real], (real(-np.inf), real(0)) if log else (real(0), real(1))
 
+    @per_row
+    def without_infinite(x, k, scale, q, centre, spread, sample, known, y):
+        """The same of the finite items, of which the others change nothing."""
+        items = np.empty(x.shape[0], real)
+        finite, selected = gather_finite(x, items)
+        items, k = items[:finite], k - selected
+        a, c, how, known = solve(items, k, scale, q, centre, spread, sample, known)
+        if how != LOST and y.shape[0] > 0:
+            fill(items, k, a, scale, c, q, items)
+            scatter(x, items, ends, y)
+        return a, c, how, known
+
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
-        xs, ys = reals_at(x, last, n), reals_at(y, last, n)
+        xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
         anchors, offsets, is_left = (
             doubles_at(anchor, 1, last)[0],
             doubles_at(offset, 1, last)[0],
             bytes_at(left, 1, last)[0],
         )
         sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
-        kept = np.empty(0, real)
         for r in range(first, last):
             row, size, s = xs[r], of_row(k, one_k, r), of_row(scale, one_scale, r)
             a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
-            if how == INFINITE:  # infinite items are left out, and change nothing of the others
-                if kept.shape[0] == 0:
-                    kept = np.empty(n, real)
-                finite, selected = gather_finite(row, kept)
-                items, size = kept[:finite], size - selected
-                a, c, how, known = solve(items, size, s, q, centre, spread, sample, known)
-                if how != LOST and y != 0:
-                    fill(items, size, a, s, c, q, items)
-                    scatter(row, items, ends, ys[r])
+            if how == INFINITE:
+                a, c, how, known = without_infinite(row, size, s, q, centre, spread, sample, known, ys[r])
             elif how != LOST and y != 0:
                 fill(row, size, a, s, c, q, ys[r])
             anchors[r], offsets[r], is_left[r] = a, c, how == LOST

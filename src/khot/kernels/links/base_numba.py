@@ -21,6 +21,7 @@ from .base import Link
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
+STEEP = 5  # exponent from which the rounding of z in float32 shows
 LARGEST_PRODUCT = 100  # exponent of a power that is taken by multiplications
 
 
@@ -50,10 +51,11 @@ class NumbaLink(NamedTuple):
 
 
 def variant_of(link: Link) -> str:
-    """The name of the loops for a link: of its piece, and if q is an integer, which has loops of its own, of q."""
+    """The name of the loops for a link: of its piece, and for powers of what kind the exponent is."""
     q = link.q
-    is_product = link.kernel == "clip_power" and q <= LARGEST_PRODUCT and q == int(q)
-    return f"clip_power_{q:g}" if is_product else str(link.kernel)
+    if link.kernel != "clip_power" or (q < STEEP and q != int(q)):
+        return str(link.kernel)
+    return f"clip_power_{q:g}" if q <= LARGEST_PRODUCT and q == int(q) else "clip_power_steep"
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from ..numba_math import EXP, LOG, Real
 from ..numba_tools import inlined, per_row, specialised
 from .base_numba import Compiled, NumbaLink
 
-FEW = "clip", "clip_power_2", "clip_power_3", "clip_power_4"  # variants with small exponents
+GENERAL = "clip_power", "clip_power_steep"  # variants with exponents that are no integers, by logarithms
+FLAT = "clip", "clip_power", "clip_power_2", "clip_power_3", "clip_power_4"
 
 
 @per_row
@@ -43,51 +44,40 @@ def power_below(variant: str, real: Real) -> Compiled:
     exp, log, one = EXP[real], LOG[real], real(1)
     if variant == "clip":
         return inlined(lambda z, q: one)
-    if variant == "clip_power":
+    if variant in GENERAL:
         return inlined(lambda z, q: exp((real(q) - one) * log(z)))
     product = _product(int(variant.removeprefix("clip_power_")) - 1)
     return inlined(lambda z, q: product(z))
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    """Exponents above :data:`FEW`, and those by logarithms, have z in float64.
-
-    Its rounding in float32, multiplied by the exponent, would show.
-    """
+    """Steep powers have z in float64: they multiply its rounding by their exponent."""
     zero, one = real(0), real(1)
-    is_product = variant != "clip_power"
-    exact = real if variant in FEW else np.float64
-    power = power_below(variant, exact if is_product else real)
+    wide = real if variant in FLAT else np.float64
+    slope_power = power_below(variant, real)
+    power = slope_power if variant in GENERAL else power_below(variant, wide)
 
     @inlined
     def powers(z, q):
         """z^(q - 1) and z^q."""
-        if is_product:
-            below = power(z, q)
-            return below, below * z
-        high = real(z)
+        high = z if variant != "clip_power_steep" else real(z)
         below = power(high, q)
-        return below, below * (high + real(q) * real(z - high))
+        return below, below * (z if variant != "clip_power_steep" else high + real(q) * real(z - high))
 
     @inlined
     def terms(z, q):
-        inside = (z > exact(0)) & (z < exact(1))  # not `and`, a branch that keeps a loop from being vectorised
-        rate, tail = powers(z if inside else exact(1), q)
-        return (
-            exact(0) if z < exact(1) else exact(1),
-            tail if inside else exact(0),
-            exact(q) * rate if inside else exact(0),
-        )
+        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that keeps a loop from being vectorised
+        rate, tail = powers(z if inside else wide(1), q)
+        rate = rate if inside else wide(0)
+        return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * rate
 
     @inlined
     def value(z, q):
-        return powers(min(max(z, exact(0)), exact(1)), q)[1]
-
-    slope_power = power_below(variant, real)
+        return powers(min(max(z, wide(0)), wide(1)), q)[1]
 
     @inlined
     def slope(z, q):
-        inside = (z > zero) & (z < one)
+        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
         return real(q) * slope_power(z, q) if inside else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=exact)
+    return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)
