@@ -60,9 +60,17 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     @inlined
     def powers(z, q):
         """z^(q - 1) and z^q."""
-        high = z if variant != "clip_power_steep" else real(z)
+        below = power(z, q)
+        return below, below * z
+
+    @inlined
+    def steep_powers(z, q):
+        high = real(z)
         below = power(high, q)
-        return below, below * (z if variant != "clip_power_steep" else high + real(q) * real(z - high))
+        return below, below * (high + real(q) * real(z - high))
+
+    if variant == "clip_power_steep":
+        powers = steep_powers
 
     @inlined
     def terms(z, q):
