@@ -21,9 +21,8 @@ from khot._torch_internals import is_transformed
 from khot._validation import has_contents
 
 from ..links.base import Link
-from ..rows import Threshold, compute_dtype, distances, distances_of
+from ..rows import BLOCK, Threshold, compute_dtype, distances, distances_of, double_distances
 
-BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 FARTHEST_MOVING = 1e18  # distance up to which the square of one is finite in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
@@ -363,5 +362,10 @@ def derivative(
 
 def mask_values(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> Tensor:
     """y or log y at the threshold, in x's dtype; not differentiable."""
+    if link.is_steep and x.dtype != torch.float64 and x.numel() > 0 and not log:
+        rows, *numbers = (v.reshape(-1) for v in (x, *at, scale.expand_as(at.anchor)))
+        parts = double_distances(rows.view(-1, x.shape[-1]), Threshold(*numbers[:2]), numbers[2])
+        y = torch.cat([torch.cat([link.value(z).to(x.dtype) for z in block], -1) for block in parts])
+        return y.view(x.shape)
     z = distances_of(x.to(compute_dtype(x)), at, scale)
     return (link.log_value(z) if log else link.value(z)).to(x.dtype)

@@ -18,11 +18,10 @@ import numpy as np
 from ..numba_math import Real
 from ..numba_tools import inlined, per_row, specialised
 from .base import Link
+from .clipped_power import LARGEST_PRODUCT
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
-STEEP = 5  # exponent from which the rounding of z in float32 shows
-LARGEST_PRODUCT = 100  # exponent of a power that is taken by multiplications
 
 
 class NumbaLink(NamedTuple):
@@ -53,7 +52,7 @@ class NumbaLink(NamedTuple):
 def variant_of(link: Link) -> str:
     """The name of the loops for a link: of its piece, and for powers of what kind the exponent is."""
     q = link.q
-    if link.kernel != "clip_power" or (q < STEEP and q != int(q)):
+    if link.kernel != "clip_power" or (not link.is_steep and q != int(q)):
         return str(link.kernel)
     return f"clip_power_{q:g}" if q <= LARGEST_PRODUCT and q == int(q) else "clip_power_steep"
 
