@@ -101,7 +101,8 @@ def _polished(rows: "_Rows", at: Threshold) -> Threshold:
         parts = [[sum(v) for v in zip(*map(rows.link.tail_sums, block), strict=True)] for block in blocks]
         sums = TailSums(*(torch.cat(v).double() for v in zip(*parts, strict=True)))
         excess = sums.above - rows.k
-        off = (sums.signed + excess).abs() > NOTHING * rows.k
+        size = sums.total + torch.where(excess == 0, 1.0, excess.abs())  # of the entries that are free, or of one
+        off = (sums.signed + excess).abs() > NOTHING * size
         if not bool(off.any()):
             break
         step = rows.link.newton_step(sums, excess).clamp(-SLIGHT, SLIGHT)
