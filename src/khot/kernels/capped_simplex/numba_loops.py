@@ -34,7 +34,7 @@ from ..numba_rows import (
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
-from .search import SHORT
+from .search import SHORT, SLIGHT, SMALL
 
 Compiled = Any  # a function that numba has compiled
 
@@ -43,8 +43,6 @@ LOST, FOUND, KINK, INFINITE = range(4)
 
 STEPS, GUARDED_STEPS = 16, 32  # usual are 2 to 5; rows that take more are left to others
 NO_QUANTILES = math.nan, math.nan, math.nan
-SMALL = 0.5  # a sum that no entry reaches which may be made larger
-EPS, SLIGHT = float(np.finfo(np.float32).eps), 2.0**-10
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
 
 
@@ -136,7 +134,7 @@ def _settle(y, k):
     There a change of the threshold multiplies the entries of one tail by about the same.
     """
     rate = np.float32(k / total_of(y) - 1)
-    if EPS < abs(rate) < SLIGHT:
+    if 0 < abs(rate) < SLIGHT:
         for i in range(y.shape[0]):
             y[i] += rate * y[i]
 

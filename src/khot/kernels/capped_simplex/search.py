@@ -53,7 +53,9 @@ COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
 SHORT = 2**-30  # of a step of that kind, relative to the distance from t of the items that make up the sum
 POLISHING_STEPS = 4  # at most; usual are one or two
-SLIGHT, NOTHING = 2**-16, 2**-27  # a step of that kind at most, in scales, and what a sum may be off, relative
+LARGEST_STEP, NOTHING = 2**-16, 2**-27  # of that kind, in scales, and what a sum may be off, relative
+SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT = 2**-10  # relative, at most, what is made up for
 LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
@@ -105,7 +107,7 @@ def _polished(rows: "_Rows", at: Threshold) -> Threshold:
         off = (sums.signed + excess).abs() > NOTHING * size
         if not bool(off.any()):
             break
-        step = rows.link.newton_step(sums, excess).clamp(-SLIGHT, SLIGHT)
+        step = rows.link.newton_step(sums, excess).clamp(-LARGEST_STEP, LARGEST_STEP)
         at = Threshold(at.anchor, at.offset + torch.where(off & step.isfinite(), step, 0.0))
     return at
 
