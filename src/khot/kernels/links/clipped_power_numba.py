@@ -32,10 +32,11 @@ def _newton_step(signed, total, slope, excess, k, q):
 @functools.cache
 def _product(m: int) -> Compiled:
     """``(z)``: z^m for an integer m > 0, by squaring."""
-    root = _product(m // 2) if m > 1 else None
-    with specialised(str(m)):
-        if m == 1:
+    if m == 1:
+        with specialised("1"):
             return inlined(lambda z: z)
+    root = _product(m // 2)
+    with specialised(str(m)):  # the same names, whichever loop asks first
         return inlined(lambda z: root(z) * root(z) * z) if m % 2 else inlined(lambda z: root(z) * root(z))
 
 
