@@ -75,7 +75,7 @@ def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Lo
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
-    solve, fill = _solver(link, shape, real), _filler(link, real, log)
+    solve, fill = _solver(link, shape, real), _filler(link, shape, real, log)
     reals_at, ends = REALS_AT[real], (real(-np.inf), real(0)) if log else (real(0), real(1))
 
     @per_row
@@ -112,9 +112,10 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
     return mask
 
 
-def _filler(link: NumbaLink, real: Real, log: bool) -> Compiled:
+def _filler(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Compiled:
     """``(x, k, anchor, scale, offset, q, y)``: the mask of finite items."""
-    value, wide, settles = link.log_value if log else link.value, link.distances or real, real is np.float32 and not log
+    value, wide = link.log_value if log else link.value, link.distances or real
+    settles = real is np.float32 and not log and not (shape.compact and shape.reaches_zero)
 
     @per_row
     def fill(x, k, anchor, scale, offset, q, y):

@@ -77,8 +77,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     def terms(z, q):
         inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that keeps a loop from being vectorised
         rate, tail = powers(z if inside else wide(1), q)
-        rate = rate if inside else wide(0)
-        return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * rate
+        return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * (rate if inside else wide(0))
 
     @inlined
     def value(z, q):
