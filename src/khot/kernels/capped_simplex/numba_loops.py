@@ -80,7 +80,7 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
 
     @per_row
     def without_infinite(x, k, scale, q, centre, spread, sample, known, y):
-        """The same of the finite items, of which the others change nothing."""
+        """Solves and fills a row by its finite items alone, so that the others change no bit of their values."""
         items = np.empty(x.shape[0], real)
         finite, selected = gather_finite(x, items)
         items, k = items[:finite], k - selected

@@ -48,8 +48,9 @@ def mask(
 ) -> tuple[Tensor, Tensor, Tensor]:
     k, scale = k.to(x.device), scale.to(x.device)
     at = Threshold(*threshold(x, k, scale, link, softness, check))
-    y = mask_values(x, scale, at, Link.find(link), log).contiguous()
-    return y if log or x.dtype != torch.float32 or x.numel() == 0 else _settled(y, k), *at
+    y = mask_values(x.to(compute_dtype(x)), scale, at, Link.find(link), log)
+    y = y if log or y.dtype != torch.float32 or y.numel() == 0 else _settled(y, k)
+    return y.to(x.dtype).contiguous(), *at
 
 
 def _settled(y: Tensor, k: Tensor) -> Tensor:
