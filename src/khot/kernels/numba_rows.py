@@ -169,3 +169,28 @@ def _look_around_infinities(x):
         return selected, 0, 0.0, 0.0, 0.0, 0.0
     mean = total / finite
     return selected, finite, low, high, centre + mean, max(squares / finite - mean * mean, 0.0)
+
+
+@per_row
+def gather_finite(x, kept):
+    """Copies the finite items to the start of ``kept``; returns their number and that of +inf."""
+    finite = selected = 0
+    for v in x:
+        if math.isfinite(v):
+            kept[finite] = v
+            finite += 1
+        elif v > 0:
+            selected += 1
+    return finite, selected
+
+
+@per_row
+def scatter(x, values, ends, y):
+    """Gives the finite items of x the values, in their order, and -inf and +inf the two ``ends``."""
+    finite = 0
+    for i in range(x.shape[0]):
+        if math.isfinite(x[i]):
+            y[i] = values[finite]
+            finite += 1
+        else:
+            y[i] = ends[1] if x[i] > 0 else ends[0]

@@ -4,6 +4,7 @@ A threshold is t = anchor + offset * scale in two float64 numbers, the anchor a 
 x - anchor is exact for the items near t, and z = (x - anchor) / scale - offset accurate relative to itself.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from khot._distributed.shards import Shards
 
 SAMPLE_SIZE = 1024  # rows of more than four times this many items start from the root of a sample of about this size
+BLOCK = 2**14  # items that are taken in float64 at a time
 FARTHEST = {torch.float32: 1e37, torch.float64: 1e306}  # in scales, as good as infinite
 
 
@@ -38,6 +40,17 @@ def distances_of(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     """:func:`distances`, not differentiable, in one fresh buffer: on a CPU these cost more than the arithmetic."""
     z = torch.add((-0.5 * at.anchor).to(x.dtype).unsqueeze(-1), x, alpha=0.5)
     return z.mul_((2 / scale).to(x.dtype).unsqueeze(-1)).sub_(at.offset.to(x.dtype).unsqueeze(-1))
+
+
+def double_distances(x: Tensor, at: Threshold, scale: Tensor) -> Iterator[Iterator[Tensor]]:
+    """:func:`distances_of` rows of x (rows, n) in float64, for blocks of rows the parts of each.
+
+    Blocks keep small what is made of them, which counts on a CPU.
+    """
+    n, size = x.shape[-1], x.numel() if x.is_cuda or torch.compiler.is_compiling() else BLOCK
+    for items, *numbers in zip(*(v.split(max(1, size // n)) for v in (x, *at, scale)), strict=True):
+        anchor, offset, s = numbers
+        yield (distances_of(part.double(), Threshold(anchor, offset), s) for part in items.split(min(n, size), -1))
 
 
 def fill_distances(out: Tensor, x: Tensor, t: Tensor, inverse: Tensor, twice: Tensor) -> Tensor:

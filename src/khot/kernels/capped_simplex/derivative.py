@@ -23,9 +23,8 @@ from khot._validation import has_contents
 
 from ..links.base import Link
 from ..registry import Operator
-from ..rows import Threshold, compute_dtype, distances, distances_of
+from ..rows import BLOCK, Threshold, compute_dtype, distances, distances_of, double_distances
 
-BLOCK = 2**14  # items of a row that are taken in float64 at a time
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
 NEXT = 1.01  # a factor by which a distance is varied
@@ -526,5 +525,10 @@ def derivative(
 
 def mask_values(x: Tensor, scale: Tensor, at: Threshold, link: Link, log: bool) -> Tensor:
     """y or log y at the threshold, in x's dtype; not differentiable."""
+    if link.is_steep and x.dtype != torch.float64 and x.numel() > 0 and not log:
+        rows, *numbers = (v.reshape(-1) for v in (x, *at, scale.expand_as(at.anchor)))
+        parts = double_distances(rows.view(-1, x.shape[-1]), Threshold(*numbers[:2]), numbers[2])
+        y = torch.cat([torch.cat([link.value(z).to(compute_dtype(x)) for z in block], -1) for block in parts])
+        return y.view(x.shape).to(x.dtype)
     z = distances_of(x.to(compute_dtype(x)), at, scale)
     return (link.log_value(z) if log else link.value(z)).to(x.dtype)

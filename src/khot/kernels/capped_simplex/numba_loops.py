@@ -16,17 +16,32 @@ from ..links.base import Link
 from ..links.base_numba import NumbaLink, normal_quantile, numba_link, variant_of
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
-from ..numba_rows import CHUNK, REALS_AT, bytes_at, difference, distance, doubles_at, highest, look, lowest, of_row
+from ..numba_rows import (
+    CHUNK,
+    REALS_AT,
+    bytes_at,
+    difference,
+    distance,
+    doubles_at,
+    gather_finite,
+    highest,
+    look,
+    lowest,
+    of_row,
+    scatter,
+    total_of,
+)
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
 from .derivative import CANCELLED, DOMINANT
-from .search import SHORT
+from .search import SHORT, SLIGHT, SMALL
 
 Compiled = Any  # a function that numba has compiled
 
-LOST, FOUND, KINK = range(3)  # how a search ends: KINK where the mask seems to consist of zeros and ones
+# How a search ends: KINK where the mask seems to consist of zeros and ones, INFINITE before it begins if an item is.
+LOST, FOUND, KINK, INFINITE = range(4)
 
-STEPS = 16  # usual are 2 to 5; rows that take more are left to others
+STEPS, GUARDED_STEPS = 16, 32  # usual are 2 to 5; rows that take more are left to others
 NO_QUANTILES = math.nan, math.nan, math.nan
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
 
@@ -60,17 +75,23 @@ def _loops(module: str, variant: str, shape: Shape, real: Real, log: bool) -> Lo
 
 
 def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
-    solve, value = _solver(link, shape, real), link.log_value if log else link.value
+    solve, fill = _solver(link, shape, real), _filler(link, shape, real, log)
+    reals_at, ends = REALS_AT[real], (real(-np.inf), real(0)) if log else (real(0), real(1))
 
     @per_row
-    def fill(x, anchor, inverse, offset, q, y):
-        for i in range(x.shape[0]):
-            y[i] = value(distance(x[i], anchor, inverse, offset), q)
-
-    reals_at = REALS_AT[real]
+    def without_infinite(x, k, scale, q, centre, spread, sample, known, y):
+        """Solves and fills a row by its finite items alone, so that the others change no bit of their values."""
+        items = np.empty(x.shape[0], real)
+        finite, selected = gather_finite(x, items)
+        items, k = items[:finite], k - selected
+        a, c, how, known = solve(items, k, scale, q, centre, spread, sample, known)
+        if how != LOST and y.shape[0] > 0:
+            fill(items, k, a, scale, c, q, items)
+            scatter(x, items, ends, y)
+        return a, c, how, known
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
-        xs, ys = reals_at(x, last, n), reals_at(y, last, n)
+        xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
         anchors, offsets, is_left = (
             doubles_at(anchor, 1, last)[0],
             doubles_at(offset, 1, last)[0],
@@ -78,26 +99,57 @@ def _mask(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Any:
         )
         sample, count, known = np.empty(2 * SAMPLE_SIZE if n >= 4 * SAMPLE_SIZE else 0, real), 0, NO_QUANTILES
         for r in range(first, last):
-            row, s = xs[r], of_row(scale, one_scale, r)
-            a, c, done, known = solve(row, of_row(k, one_k, r), s, q, centre, spread, sample, known)
-            anchors[r], offsets[r], is_left[r] = a, c, not done
-            count += not done
-            if done and y != 0:
-                fill(row, real(a), real(1 / s), real(c), q, ys[r])
+            row, size, s = xs[r], of_row(k, one_k, r), of_row(scale, one_scale, r)
+            a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+            if how == INFINITE:
+                a, c, how, known = without_infinite(row, size, s, q, centre, spread, sample, known, ys[r])
+            elif how != LOST and y != 0:
+                fill(row, size, a, s, c, q, ys[r])
+            anchors[r], offsets[r], is_left[r] = a, c, how == LOST
+            count += how == LOST
         return count
 
     return mask
 
 
+def _filler(link: NumbaLink, shape: Shape, real: Real, log: bool) -> Compiled:
+    """``(x, k, anchor, scale, offset, q, y)``: the mask of finite items."""
+    value, wide = link.log_value if log else link.value, link.distances or real
+    settles = real is np.float32 and not log and not (shape.compact and shape.reaches_zero)
+
+    @per_row
+    def fill(x, k, anchor, scale, offset, q, y):
+        a, inverse, c = wide(anchor), wide(1 / scale), wide(offset)
+        for i in range(x.shape[0]):
+            y[i] = value(distance(wide(x[i]), a, inverse, c), q)
+        if settles and k < SMALL:
+            _settle(y, k)
+
+    return fill
+
+
+@per_row
+def _settle(y, k):
+    """Scales a mask so small that no entry can reach its cap, and far out in a tail, where all share the rounding of z.
+
+    There a change of the threshold multiplies the entries of one tail by about the same.
+    """
+    rate = np.float32(k / total_of(y) - 1)
+    if 0 < abs(rate) < SLIGHT:
+        for i in range(y.shape[0]):
+            y[i] += rate * y[i]
+
+
 def tail_sums(link: NumbaLink, real: Real) -> Compiled:
     """``(x, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at t."""
-    terms, two = link.terms, real(2)
+    terms, wide = link.terms, link.distances or real
+    two = wide(2)
 
     @summed
     def of_chunk(x, anchor, inverse, offset, q):
-        above = signed = total = slope = real(0)
+        above = signed = total = slope = wide(0)
         for i in range(x.shape[0]):
-            is_above, tail, rate = terms(distance(x[i], anchor, inverse, offset), q)
+            is_above, tail, rate = terms(distance(wide(x[i]), anchor, inverse, offset), q)
             above += is_above
             signed += tail - two * is_above * tail
             total += tail
@@ -106,11 +158,11 @@ def tail_sums(link: NumbaLink, real: Real) -> Compiled:
 
     @per_row
     def sums(x, t, inverse, q):
-        anchor = real(t)
-        offset = real((t - np.float64(anchor)) * inverse)
+        anchor = wide(t)
+        offset = wide((t - np.float64(anchor)) * inverse)
         above = signed = total = slope = 0.0
         for i in range(0, x.shape[0], CHUNK):
-            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, real(inverse), offset, q)
+            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, wide(inverse), offset, q)
             above += a
             signed += s
             total += u
@@ -146,7 +198,7 @@ def _smooth_search(link: NumbaLink, real: Real) -> Compiled:
 def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """The same inside a bracket, for a link with kinks."""
     sums, newton_step, reaches_zero = tail_sums(link, real), link.newton_step, shape.reaches_zero
-    eps = float(np.finfo(real).eps)
+    eps, magnified = float(np.finfo(real).eps), link.distances is None or link.distances is real
 
     @per_row
     def at_kink(signed, total, slope, excess, q):
@@ -157,16 +209,20 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         return leaving or reaching
 
     @per_row
+    def is_end(t, low, high, room):
+        return low - room < t <= low or high <= t < high + room
+
+    @per_row
     def search(x, k, scale, q, t, low, high):
         inverse, older, last = 1 / scale, high - low, high - low
         r_low, r_high = x.shape[0] - k, -k
-        for i in range(STEPS):
+        for i in range(GUARDED_STEPS):
             above, signed, total, slope = sums(x, t, inverse, q)
             excess = above - k
             residual = signed + excess
             found = KINK if at_kink(signed, total, slope, excess, q) else FOUND
             move = newton_step(signed, total, slope, excess, k, q) * scale
-            if abs(residual) <= (1 + q) * eps * (total + abs(excess)):
+            if abs(residual) <= (1 + magnified * q) * eps * (total + abs(excess)):
                 rest = move if excess < 0 else 0.0  # else what is left is nothing, and the step may cross a kink
                 return t + rest, (t - (t + rest)) + rest, found
             between = min(RESOLUTION * abs(t), COARSEST * scale)
@@ -177,6 +233,8 @@ def _compact_search(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             else:
                 high, r_high = t, residual
             proposal, size = t + move, abs(move)
+            if is_end(proposal, low, high, between):  # which rounding has put there
+                proposal = low + between if proposal <= low else high - between
             if low < proposal < high and size <= 0.5 * older:
                 older, last, t = last, size, proposal
             else:
@@ -211,7 +269,7 @@ def _leave_kink(x, k, scale, anchor, offset):
 
 
 def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, whether they are the threshold, ``known``.
+    """``(x, k, scale, q, centre, spread, sample, known)``: anchor, offset, how the search ends, ``known``.
 
     ``known`` is a share k / n with the quantiles there of the link and the normal law, often those of the row before.
     """
@@ -233,21 +291,23 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
 
     @per_row
     def solve(x, k, scale, q, centre, spread, sample, known):
-        span = look(x, compact)
-        selected, finite, low, high, _, variance = span
-        # Not with a NaN, or so far apart that squares overflow, nor what is to become an error.
-        if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and selected <= k <= selected + finite):
-            return 0.0, 0.0, False, known
-        if k == selected or k == selected + finite:  # beyond the last item, as far as F needs
+        span, n = look(x, compact), x.shape[0]
+        _, finite, low, high, _, variance = span
+        if finite < n:
+            return 0.0, 0.0, INFINITE if finite > 0 else LOST, known  # none is finite either if there is a NaN
+        # Not so far apart that squares overflow, nor what is to become an error.
+        if not (math.isfinite(variance) and NARROWEST < scale < WIDEST and 0 <= k <= n):
+            return 0.0, 0.0, LOST, known
+        if k == 0 or k == n:  # beyond the last item, as far as F needs
             low, high = look(x, True)[2:4]
-            return high if k == selected else low, reach if k == selected else -reach, True, known
-        share = min(max((k - selected) / finite, 1e-300), 1 - 2.0**-53)
+            return high if k == 0 else low, reach if k == 0 else -reach, FOUND, known
+        share = min(max(k / n, 1e-300), 1 - 2.0**-53)
         if share != known[0]:
             known = share, quantile_of(share, q), normal_quantile(share)
         start = np.nan
-        if x.shape[0] >= 4 * SAMPLE_SIZE and finite == x.shape[0]:
-            stride = x.shape[0] // SAMPLE_SIZE
-            part = sample[: (x.shape[0] + stride - 1) // stride]
+        if n >= 4 * SAMPLE_SIZE:
+            stride = n // SAMPLE_SIZE
+            part = sample[: (n + stride - 1) // stride]
             for i in range(part.shape[0]):  # a slice assigned to a slice would compile numba's strings, for its error
                 part[i] = x[i * stride]
             size = share * part.shape[0]
@@ -257,7 +317,7 @@ def _solver(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         offset = ((t - anchor) + rest) / scale
         if how == KINK:
             anchor, offset = _leave_kink(x, k, scale, anchor, offset)
-        return anchor, offset, how != LOST, known
+        return anchor, offset, how, known
 
     return solve
 

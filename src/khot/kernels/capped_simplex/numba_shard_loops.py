@@ -97,14 +97,14 @@ def _values(module: str, variant: str, real: Real, log: bool) -> Compiled:
         for p in range(first, last):
             r = row_of(n, p)
             items, out = piece(reals_at, x, n, p), piece(reals_at, y, n, p)
-            a, inverse, c = real(number(anchor, r)), real(1 / number(scale, r)), real(number(offset, r))
+            a, inverse, c = wide(number(anchor, r)), wide(1 / number(scale, r)), wide(number(offset, r))
             for i in range(items.shape[0]):
-                out[i] = value(distance(items[i], a, inverse, c), q)
+                out[i] = value(distance(wide(items[i]), a, inverse, c), q)
         return 0
 
     with specialised(f"{variant} {real.__name__}{' log' if log else ''}"):
         link = numba_link(module, variant, real)
-        value = link.log_value if log else link.value
+        value, wide = link.log_value if log else link.value, link.distances or real
         return kernel(values)
 
 

@@ -32,7 +32,17 @@ from khot._distributed.shards import Shards
 
 from ..links.base import Link, TailSums
 from ..newton import COARSEST, MAX_STEPS, NEAR, RESOLUTION, Evaluation, Root, guarded_newton
-from ..rows import FARTHEST, SAMPLE_SIZE, Span, Threshold, distances_of, fill_distances, row_range, twice_inverse
+from ..rows import (
+    FARTHEST,
+    SAMPLE_SIZE,
+    Span,
+    Threshold,
+    distances_of,
+    double_distances,
+    fill_distances,
+    row_range,
+    twice_inverse,
+)
 from .local_loops import LocalSums
 
 FIRST_STEPS = 5  # steps on all rows before those that are left get some by themselves
@@ -42,6 +52,10 @@ WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^102
 COARSE = 2**-50  # relative, a few doubles
 REANCHORINGS = 4  # at most so many searches in the offset; one or two are usual
 SHORT = 2**-30  # of a step of that kind, relative to the distance from t of the items that make up the sum
+POLISHING_STEPS = 4  # at most; usual are one or two
+LARGEST_STEP, NOTHING = 2**-16, 2**-27  # of that kind, in scales, and what a sum may be off, relative
+SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT = 2**-10  # relative, at most, what is made up for
 LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
 SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
@@ -78,6 +92,23 @@ def solve_rows(
         hard = (~done).nonzero().squeeze(-1)
         again = _solve_hard_rows(rows.take(hard)._replace(local_sums=None), torch.where(t.isfinite(), t, start)[hard])
         at.anchor[hard], at.offset[hard] = again.anchor, again.offset
+    is_rounded = link.is_steep and x.dtype == torch.float32 and shards is None
+    return _polished(rows, at) if is_rounded else at
+
+
+def _polished(rows: "_Rows", at: Threshold) -> Threshold:
+    """The threshold after steps from sums over float64 distances, whose rounding in float32 a steep link multiplies."""
+    for _ in range(POLISHING_STEPS):
+        blocks = double_distances(rows.x, at, rows.scale)
+        parts = [[sum(v) for v in zip(*map(rows.link.tail_sums, block), strict=True)] for block in blocks]
+        sums = TailSums(*(torch.cat(v).double() for v in zip(*parts, strict=True)))
+        excess = sums.above - rows.k
+        size = sums.total + torch.where(excess == 0, 1.0, excess.abs())  # of the entries that are free, or of one
+        off = (sums.signed + excess).abs() > NOTHING * size
+        if not bool(off.any()):
+            break
+        step = rows.link.newton_step(sums, excess).clamp(-LARGEST_STEP, LARGEST_STEP)
+        at = Threshold(at.anchor, at.offset + torch.where(off & step.isfinite(), step, 0.0))
     return at
 
 

@@ -33,6 +33,7 @@ from ..triton_tools import (
     rows_of,
     store_tile,
 )
+from .search import SLIGHT, SMALL
 from .triton_root import (
     FIRST_STEPS,
     advance,
@@ -53,6 +54,7 @@ FORWARD: Table = {
     torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
 }
 WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}
+SMALL_K, SLIGHT_RATE = tl.constexpr(SMALL), tl.constexpr(SLIGHT)
 GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 
 
@@ -91,22 +93,40 @@ def _capped_simplex_fwd(
             tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)  # again, rather than to hold it through all that
     _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
     if HAS_Y:
-        _store_values(x_ptr, y_ptr, tile, n, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
+        _store_values(x_ptr, y_ptr, tile, n, k, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
 
 
 @triton.jit
 def _store_values(
-    x_ptr, y_ptr, tile, n, high, off, factor, scale, q,
+    x_ptr, y_ptr, tile, n, k, high, off, factor, scale, q,
     LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """y of a row: of the tile in registers, or of all tiles in memory."""
-    inv_scale = inverse_scale(scale, DTYPE)
+    inv_scale, rate = inverse_scale(scale, DTYPE), tl.zeros((), DTYPE)
     if IN_REGISTERS:
-        store_tile(y_ptr, value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0, n, BLOCK)
+        y = value(distances(tile, high, off, inv_scale), q, LINK, LOG)
+        if (not LOG) & (k < SMALL_K):
+            rate = _settling(k, tl.sum(y, 0), DTYPE)
+            y += rate * y
+        store_tile(y_ptr, y, 0, n, BLOCK)
     else:
+        if (not LOG) & (k < SMALL_K):
+            total = tl.zeros((), tl.float64)
+            for start in range(0, n, BLOCK):
+                x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
+                total += tl.sum(value(distances(x, high, off, inv_scale), q, LINK, LOG), 0).to(tl.float64)
+            rate = _settling(k, total, DTYPE)
         for start in range(0, n, BLOCK):
             x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-            store_tile(y_ptr, value(distances(x, high, off, inv_scale), q, LINK, LOG), start, n, BLOCK)
+            y = value(distances(x, high, off, inv_scale), q, LINK, LOG)
+            store_tile(y_ptr, y if LOG else y + rate * y, start, n, BLOCK)
+
+
+@triton.jit
+def _settling(k, total, DTYPE: tl.constexpr):
+    """What the entries of a mask with a small k, far out in a tail, are to grow by to sum to k."""
+    rate = k / total.to(tl.float64) - 1.0
+    return tl.where(tl.abs(rate) < SLIGHT_RATE, rate, 0.0).to(DTYPE)
 
 
 @triton.jit

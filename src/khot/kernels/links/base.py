@@ -38,6 +38,9 @@ class Moments(NamedTuple):
     variance: float
 
 
+STEEP = 5  # times that a link multiplies the rounding of z
+
+
 class TailSums(NamedTuple):
     """Row sums of the tails ``u_i = F(z_i)`` below and ``1 - F(z_i)`` above a cut, so that sum F = signed + above.
 
@@ -101,6 +104,11 @@ class Link(ABC):
     class_name: str
     exportable: bool
     has_slots: bool = False
+
+    @property
+    def is_steep(self) -> bool:
+        """Whether the rounding of a float32 z would show in F(z), so that z is taken in float64."""
+        return self.compact and self.condition >= STEEP
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -18,6 +18,7 @@ import numpy as np
 from ..numba_math import Real
 from ..numba_tools import inlined, per_row, specialised
 from .base import Link
+from .clipped_power import LARGEST_PRODUCT
 
 Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
@@ -35,6 +36,7 @@ class NumbaLink(NamedTuple):
         newton_step: ``(signed, total, slope, excess, k, q)``: as of the torch link.
         log_value: ``(z, q)``: log F(z), also where F underflows; None if the link has no logarithms here.
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
+        distances: The dtype of z for the terms and the value, if it is not that of the loop.
     """
 
     terms: Compiled
@@ -44,13 +46,15 @@ class NumbaLink(NamedTuple):
     newton_step: Compiled
     log_value: Compiled = None
     log_derivative: Compiled = None
+    distances: Real = None
 
 
 def variant_of(link: Link) -> str:
-    """The name of the loops for a link: of its piece, and where few exponents have loops of their own, of q."""
+    """The name of the loops for a link: of its piece, and for powers of what kind the exponent is."""
     q = link.q
-    small_power = link.kernel == "clip_power" and q in (2, 3, 4)
-    return f"clip_power_{q:g}" if small_power else str(link.kernel)
+    if link.kernel != "clip_power" or (not link.is_steep and q != int(q)):
+        return str(link.kernel)
+    return f"clip_power_{q:g}" if q <= LARGEST_PRODUCT and q == int(q) else "clip_power_steep"
 
 
 @functools.cache

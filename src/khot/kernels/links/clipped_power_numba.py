@@ -1,10 +1,17 @@
-"""The clipped powers in numba: loops of their own for the exponents 1 to 4, one pair of loops for all others."""
+"""The clipped powers in numba: loops of their own for integer exponents, one pair of loops for all others."""
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
+
+import numpy as np
+
 from ..numba_math import EXP, LOG, Real
-from ..numba_tools import inlined, per_row
+from ..numba_tools import inlined, per_row, specialised
 from .base_numba import Compiled, NumbaLink
+
+GENERAL = "clip_power", "clip_power_steep"  # variants with exponents that are no integers, by logarithms
+FLAT = "clip", "clip_power", "clip_power_2", "clip_power_3", "clip_power_4"
 
 
 @per_row
@@ -22,38 +29,63 @@ def _newton_step(signed, total, slope, excess, k, q):
     return (q * total * (1 - (-excess / total) ** (1 / q)) if excess <= 0 else residual) / slope
 
 
+@functools.cache
+def _product(m: int) -> Compiled:
+    """``(z)``: z^m for an integer m > 0, by squaring."""
+    if m == 1:
+        with specialised("1"):
+            return inlined(lambda z: z)
+    root = _product(m // 2)
+    with specialised(str(m)):  # the same names, whichever loop asks first
+        return inlined(lambda z: root(z) * root(z) * z) if m % 2 else inlined(lambda z: root(z) * root(z))
+
+
 def power_below(variant: str, real: Real) -> Compiled:
     """z^(q - 1) for 0 < z < 1."""
     exp, log, one = EXP[real], LOG[real], real(1)
-    if variant == "clip_power":
+    if variant == "clip":
+        return inlined(lambda z, q: one)
+    if variant in GENERAL:
         return inlined(lambda z, q: exp((real(q) - one) * log(z)))
-    powers = {
-        "clip": lambda z, q: one,
-        "clip_power_2": lambda z, q: z,
-        "clip_power_3": lambda z, q: z * z,
-        "clip_power_4": lambda z, q: z * z * z,
-    }
-    return inlined(powers[variant])
+    product = _product(int(variant.removeprefix("clip_power_")) - 1)
+    return inlined(lambda z, q: product(z))
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    power, zero, one = power_below(variant, real), real(0), real(1)
+    """Steep powers have z in float64: they multiply its rounding by their exponent."""
+    zero, one = real(0), real(1)
+    wide = real if variant in FLAT else np.float64
+    slope_power = power_below(variant, real)
+    power = slope_power if variant in GENERAL else power_below(variant, wide)
+
+    @inlined
+    def powers(z, q):
+        """z^(q - 1) and z^q."""
+        below = power(z, q)
+        return below, below * z
+
+    @inlined
+    def steep_powers(z, q):
+        high = real(z)
+        below = power(high, q)
+        return below, below * (high + real(q) * real(z - high))
+
+    if variant == "clip_power_steep":
+        powers = steep_powers
 
     @inlined
     def terms(z, q):
-        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
-        rate = power(z if inside else one, q)
-        rate = rate if inside else zero
-        return zero if z < one else one, rate * z if inside else zero, real(q) * rate
+        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that keeps a loop from being vectorised
+        rate, tail = powers(z if inside else wide(1), q)
+        return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * (rate if inside else wide(0))
 
     @inlined
     def value(z, q):
-        z = min(max(z, zero), one)
-        return power(z, q) * z
+        return powers(min(max(z, wide(0)), wide(1)), q)[1]
 
     @inlined
     def slope(z, q):
         inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
-        return real(q) * power(z, q) if inside else zero
+        return real(q) * slope_power(z, q) if inside else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step)
+    return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)

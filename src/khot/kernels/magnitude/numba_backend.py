@@ -119,7 +119,8 @@ def _signed_mask(
     idle = anchor + offset * strength <= 0
     if bool(idle.any()):
         anchor[idle] = offset[idle] = 0.0
-        y[idle] = Link.find(link).value(_free_distances(a, strength, idle)[0])
+        found = Link.find(link)
+        y[idle] = found.value(_free_distances(a.double() if found.is_steep else a, strength, idle)[0]).to(y.dtype)
     return (y * x.sign()).to(x.dtype), anchor, offset
 
 

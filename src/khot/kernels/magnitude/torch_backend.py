@@ -83,7 +83,7 @@ def map_at(x: Tensor, strength: Tensor, at: Threshold, link: ClippedPower, magni
     rows = x.reshape(-1, x.shape[-1])
     at, strength = Threshold(at.anchor.reshape(-1), at.offset.reshape(-1)), strength.reshape(-1)
     y = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dtype = _arithmetic(x, at, strength, magnitude)
+    dtype = torch.float64 if link.is_steep else _arithmetic(x, at, strength, magnitude)
     for which, columns in _tiles(rows):
         part = rows[which, columns].to(dtype)
         here = Threshold(at.anchor[which], at.offset[which])

@@ -1,0 +1,55 @@
+"""Entries of -inf change nothing of a mask: not a bit where loops leave them out, else no more than rounding."""
+
+import pytest
+import torch
+
+from khot import (
+    capped_simplex_map,
+    lapsum_topk,
+    log_lapsum_topk,
+    log_sigmoid_topk,
+    normal_topk,
+    sigmoid_topk,
+    sparse_topk,
+)
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from tests.inputs import normal
+
+MAPS = {
+    "sigmoid": sigmoid_topk,
+    "log_sigmoid": log_sigmoid_topk,
+    "lapsum": lapsum_topk,
+    "log_lapsum": log_lapsum_topk,
+    "normal": normal_topk,
+    "capped_exponential": lambda x, k, s: capped_simplex_map(x, k, s, link=CAPPED_EXPONENTIAL),
+    **{f"sparse_{p:.3g}": lambda x, k, s, p=p: sparse_topk(x, k, s, p=p) for p in (2.0, 1.9, 4 / 3, 1.15, 1.05)},
+}
+
+
+def among_infinite(x, low, high):
+    """The rows with entries of -inf and +inf between, and where their own are."""
+    n = x.shape[-1]
+    where = torch.randperm(n + low + high, generator=torch.Generator().manual_seed(0))
+    own = where[:n].sort().values
+    wide = torch.full((*x.shape[:-1], n + low + high), -torch.inf, dtype=x.dtype)
+    wide[..., where[n : n + high]] = torch.inf
+    wide[..., own] = x
+    return wide, own
+
+
+@pytest.mark.loops
+@pytest.mark.one_of(2)
+@pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("softness", [1.0, 0.3])
+def test_infinite_entries_change_nothing(relaxation, dtype, softness, cpu_backend):
+    for n, scale in ((50, 1.0), (50, 30.0), (5000, 1.0)):
+        x = normal(100 if n == 50 else 3, n, dtype=dtype, scale=scale)
+        y = relaxation(x, 5, softness)
+        for low, high in ((14, 0), (100, 3)):
+            wide, own = among_infinite(x, low, high)
+            found = relaxation(wide, 5 + high, softness)[..., own]
+            if cpu_backend == "numba" and scale == 1.0:  # rows that loops leave to others they leave as they are
+                assert torch.equal(found, y)
+            else:
+                torch.testing.assert_close(found, y, rtol=64 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)

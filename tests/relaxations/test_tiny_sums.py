@@ -1,0 +1,35 @@
+"""Float32 masks with a tiny k sum to it, though far out in a tail z is a rounded number that F magnifies."""
+
+import pytest
+import torch
+
+from khot import StudentT, capped_simplex_map
+from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.links.normal import NORMAL
+from tests.inputs import normal
+
+pytestmark = [pytest.mark.loops, pytest.mark.one_of(4), pytest.mark.usefixtures("cpu_backend")]
+
+LINKS = {
+    "logistic": LOGISTIC,
+    "laplace": LAPLACE,
+    "normal": NORMAL,
+    "capped_exponential": CAPPED_EXPONENTIAL,
+    **{f"student_t_{df}": StudentT(df) for df in (1, 2, 4)},
+    **{f"clipped_power_{q:g}": clipped_power(1 + 1 / q) for q in (1, 3, 3.3, 20)},
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+def test_sums_and_values(link, scale):
+    x = normal(64, 50, dtype=torch.float32, scale=scale) + 3.3
+    for k in (1e-9, 1e-6, 1e-3, 0.1):
+        y, exact = capped_simplex_map(x, k, link=link), capped_simplex_map(x.double(), k, link=link)
+        assert ((y.double().sum(-1) - k).abs() <= 1e-6 * k).all()
+        assert ((y - exact).abs() <= 1e-5 * k).all()
+        rest = capped_simplex_map(x, 50 - k, link=link).double().sum(-1)
+        assert ((rest - (50 - k)).abs() <= 1e-6 * 50).all()
