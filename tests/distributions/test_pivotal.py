@@ -175,7 +175,8 @@ def test_balance():
 
 def test_tournament_leaves_its_input_alone():
     probs = torch.full((3, 5), 0.4, dtype=torch.float64)
-    value = tournament(probs.expand(2, 3, 5))
+    value = tournament(probs, torch.full((3,), 2), 2)
+    assert (value.sum(-1) == 2).all()
     assert value.shape == (2, 3, 5) and value.dtype == torch.bool and (probs == 0.4).all()
 
 

@@ -95,7 +95,7 @@ def draw_in_random_order(
     probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
 ) -> Tensor:
     """Draws ``(draws, ..., n)``, each in an order of its own."""
-    return tournament(kept_if_constant(kept, balance, probs, k).expand(draws, *probs.shape), generator)
+    return tournament(probs, k, draws, generator)
 
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:

@@ -29,4 +29,4 @@ pivotal_draw.backend(
     module=".triton_backend",
     takes=lambda probs, draws: probs.shape[-1] <= LONGEST_TOURNAMENT and DrawOperator.fills_device(probs, draws),
 )
-pivotal_draw.backend("numba", module=".numba_backend", takes=lambda probs, draws: draws > 0)
+pivotal_draw.backend("numba", module=".numba_backend", takes=lambda probs, draws: draws > 0 and probs.shape[-1] < 2**31)
