@@ -17,9 +17,9 @@ References:
 
 from ..registry import DrawOperator
 from . import reference
-from .reference import balance, tournament
+from .reference import balance, missing_share, tournament
 
-__all__ = ["LONGEST_TOURNAMENT", "balance", "pivotal_draw", "tournament"]
+__all__ = ["LONGEST_TOURNAMENT", "balance", "missing_share", "pivotal_draw", "tournament"]
 
 LONGEST_TOURNAMENT = 4096  # units; longer rows would take too long to sort
 

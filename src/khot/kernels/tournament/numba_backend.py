@@ -1,7 +1,8 @@
 """Tournaments on a CPU, one after the other: a sort, and duels in place.
 
-A long row has 13 bytes a unit beside the result. Its keys first go to parts that fit into a cache, each of which is
-sorted; the keys' memory then holds the probabilities, and the random numbers of the duels are made again.
+A long row needs 13 bytes a unit beside the result. Its keys are first moved to parts that fit into a cache, and each
+part is sorted there. The probabilities then overwrite the keys, and the random numbers of the duels, which would be
+another 8 bytes a unit, are computed again when they are needed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,7 +25,7 @@ TINY = np.finfo(np.float64).tiny
 
 @per_row
 def _fill(seed, draw, row, first_unit, start, block, key, luck):
-    """Random bits with the number of a place in the last ones, and uniform numbers, for the places from ``start`` on."""
+    """Random bits that end in the number of a place, and uniform numbers, for the places from ``start`` on."""
     for i in range(key.shape[0]):
         place = start + i
         a, b, c, d = random_words(seed, draw, row, first_unit + place)

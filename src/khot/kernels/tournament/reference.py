@@ -17,18 +17,19 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
     The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 alone. Differentiable.
     """
-    return constant_if_tiny(_balanced(probs.double(), _share(probs.double(), k)))
+    return constant_if_tiny(_balanced(probs.double(), missing_share(probs, k)))
 
 
-def _share(probs: Tensor, k: Tensor) -> Tensor:
-    """How much of ``probs * (1 - probs)`` is missing, ``(..., 1)``."""
+def missing_share(probs: Tensor, k: Tensor) -> Tensor:
+    """How much of ``probs * (1 - probs)`` has to be added for rows to sum to ``k``, ``(..., 1)`` in float64."""
+    probs = probs.double()
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
     spread = (probs * (1 - probs)).sum(-1, keepdim=True)
     return (missing / spread.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
 
 
 def _balanced(probs: Tensor, share: Tensor) -> Tensor:
-    return probs + probs * (1 - probs) * share  # probs - spread and probs + spread lie in [0, 1]
+    return torch.addcmul(probs, probs * (1 - probs), share)  # probs - spread and probs + spread lie in [0, 1]
 
 
 def pivotal_draw(
@@ -54,21 +55,21 @@ def pivotal_draw(
     return torch.empty_like(drawn).scatter(-1, order, drawn).to(dtype)
 
 
-def tournament(probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None) -> Tensor:
+def tournament(
+    probs: Tensor, draws: int, generator: torch.Generator | None = None, share: Tensor | None = None
+) -> Tensor:
     """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, with torch's random numbers.
 
-    A long row takes much memory: before the order is known, no probabilities are made in float64, and the random
-    numbers of long rounds are gone when the others come.
+    A long row takes much memory, hence what is dropped here as soon as it has been used.
 
     Args:
-        probs: Inclusion probabilities ``(*batch, n)``, which are balanced here.
-        k: Number of ones, integers ``(*batch)``.
+        probs: Inclusion probabilities ``(*batch, n)``.
         draws: Draws of each row.
         generator: Source of randomness, torch's default one if None.
+        share: The :func:`missing_share` of probabilities that are not balanced yet, which takes the least memory here.
 
     Returns:
-        Boolean tensor with exactly ``k`` ones in each row; never a unit of probability 0, always those of
-        probability 1.
+        Boolean tensor with exactly k ones in each row; never a unit of probability 0, always those of probability 1.
     """
     shape, n, device = (draws, *probs.shape), probs.shape[-1], probs.device
     rest = None
@@ -81,10 +82,16 @@ def tournament(probs: Tensor, k: Tensor, draws: int, generator: torch.Generator 
             rest = random_numbers.uniform((*shape[:-1], last), torch.float64, device, generator)
         return rest[..., first:last]
 
-    share = _share(probs.double(), k)
     order = random_numbers.shuffled(shape, device, generator)
-    drawn = _play(_balanced(probs.expand(shape).gather(-1, order).double(), share), luck)
-    return torch.empty_like(drawn).scatter(-1, order, drawn)
+    units = [_lined_up(probs.expand(shape), order, share)]
+    order = order.to(torch.int32 if n < 2**31 else torch.int64)
+    drawn = _play(units.pop(), luck)  # which alone holds on to them, and drops them after the first round
+    return torch.empty_like(drawn).scatter(-1, order.long(), drawn)
+
+
+def _lined_up(probs: Tensor, order: Tensor, share: Tensor | None) -> Tensor:
+    probs = probs.gather(-1, order).double()
+    return probs if share is None else _balanced(probs, share)
 
 
 def _play(probs: Tensor, luck: Luck) -> Tensor:
