@@ -32,6 +32,7 @@ from .inverse_newton import (
     Family,
     centred,
     interior_of,
+    iterate_in_range,
     solve_scores,
     solve_system,
     without_mean,
@@ -125,9 +126,13 @@ class _RangeLogits(Function):
         if single.any():
             logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
         if not single.all():
+            rows = ~single
+            found, lost = iterate_in_range(target[rows], SizeRange(low[rows], high[rows]), RANGE._replace(goal=goal))
+            logits[rows] = found
+            lost = torch.zeros_like(single).masked_scatter(rows, lost)
             mean, largest = probs.sum(-1), target.masked_fill(target.isinf(), 0.0).abs().amax(-1)
-            tame = ~single & (largest <= TAME) & (mean >= low + INSIDE) & (mean <= high - INSIDE)
-            for family, rows in ((TAME_RANGE, tame), (RANGE, ~single & ~tame)):
+            tame = (largest <= TAME) & (mean >= low + INSIDE) & (mean <= high - INSIDE)
+            for family, rows in ((TAME_RANGE, lost & tame), (RANGE, lost & ~tame)):
                 if rows.any():
                     sizes = SizeRange(low[rows], high[rows])
                     logits[rows] = solve_scores(target[rows], sizes, family._replace(goal=goal))

@@ -20,10 +20,13 @@ The same holds for other families of designs whose Jacobian C of the inclusion p
 another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
 constant: all of this holds without the projections that take constants off.
 
-Rows of a range in which the factors of C keep their digits begin at log-odds shifted to the right mean of the size.
+Rows of a range begin at log-odds shifted to the right mean of the size. Most need nothing but the iteration, with an
+M that knows the variance of the size. The others take Newton's method, with the factors of C where these keep their
+digits.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -45,9 +48,10 @@ from .size_range import SizeRange
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 LONGEST = 32  # units of rows whose covariance is made: O(n^3) time
 LEAST_VARIANCE = 1e-6  # of a size, as a part of that of independent units, where C has the digits of its inverse
-MOST_SHIFT = 16.0  # of the logits, by which a guess makes up for the sizes that are left out
-SHIFT_STEPS = 20  # bisections, to about 3e-5
+MOST_SHIFT = 60.0  # of the logits, by which a guess makes up for the sizes that are left out
+SHIFT_STEPS = 22  # bisections, to about 3e-5
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+FAST_IN_RANGE = 0.3  # the same where a step of Newton's method costs as much as some ten of the iteration's
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
@@ -149,14 +153,11 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     """
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
-
-    def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
-        r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
-        return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
-
+    residual = partial(_residual, target, k, family)
     short = family.factors is not None and target.shape[-1] <= LONGEST
     sized = isinstance(k, SizeRange) and family.factors is not None
-    logits = _of_mean_size(target, cast(SizeRange, k)) if sized else family.guess(target)
+    guess = guess_in_range(target, cast(SizeRange, k)) if sized else family.guess
+    logits = guess(target)
     aim, fixed_point = target, not short and not sized
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
@@ -193,20 +194,65 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     return torch.where(interior, family.centre(logits, interior), target)
 
 
-def _of_mean_size(log_odds: Tensor, sizes: SizeRange) -> Tensor:
-    """These log-odds but for a common shift, with which the size has the mean that they give to independent units.
+def _residual(target: Tensor, k: Size, family: Family, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What the scores lack to the target, and the largest of it in each row, relative to the largest logit."""
+    interior = target.isfinite()
+    r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
+    return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
-    The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by bisection
-    to a few digits, as it is to begin with only.
+
+def iterate_in_range(target: Tensor, sizes: SizeRange, family: Family) -> tuple[Tensor, Tensor]:
+    """Logits ``(rows, n)`` of laws of several sizes by the iteration alone, and which rows have to be solved otherwise.
+
+    Each row goes on for as long as it gains enough.
     """
-    law, mean = size_probabilities(log_odds, sizes), torch.sigmoid(log_odds).sum(-1)
+    residual, guess = partial(_residual, target, sizes, family), guess_in_range(target, sizes)
+    aim = target
+    r, error = residual(guess(aim))
+    going = error > family.goal
+    for _ in range(MAX_STEPS):
+        if not going.any():
+            break
+        new_aim = aim + r
+        new_r, new_error = residual(guess(new_aim))
+        better = going & (new_error < error)
+        going = better & (new_error <= FAST_IN_RANGE * error) & (new_error > family.goal)
+        aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
+        error = torch.where(better, new_error, error)
+    return torch.where(target.isfinite(), guess(aim), target), ~(error <= max(ACCEPTED, family.goal))
+
+
+def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Tensor]:
+    r"""About the logits whose log-odds of inclusion are those given to the result, for such as are near ``log_odds``.
+
+    At ``log_odds`` themselves these are shifted in common, so that the size has the mean that they give to independent
+    units. The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by
+    bisection to a few digits, as it is to begin with only. From there on C is taken for
+    :math:`D + (V / S - 1) D 1 1^T D / S`, with V the variance of the size and S the trace of D, that of independent
+    units: its inverse adds :math:`(1 / V - 1 / S) \langle D, r \rangle` to a change r of the log-odds. What a fixed
+    size, of V = 0, adds to them by correlation counts in proportion.
+    """
+    p, interior = torch.sigmoid(log_odds), log_odds.isfinite()
+    weight, mean = p * torch.sigmoid(-log_odds), p.sum(-1)
+    law = size_probabilities(log_odds, sizes)
     size = torch.arange(law.shape[-1], dtype=law.dtype, device=law.device)
     low, high = torch.full_like(mean, -MOST_SHIFT), torch.full_like(mean, MOST_SHIFT)
     for _ in range(SHIFT_STEPS):
         middle = (low + high) / 2
-        less = ((law.log() + middle[..., None] * size).softmax(-1) * size).sum(-1) < mean
+        shifted = (law.log() + middle[..., None] * size).softmax(-1)
+        less = (shifted * size).sum(-1) < mean
         low, high = torch.where(less, middle, low), torch.where(less, high, middle)
-    return log_odds + low[..., None]
+    tiny = torch.finfo(law.dtype).tiny  # where all units are certain
+    variance = (shifted * (size - mean[..., None]).square()).sum(-1, keepdim=True).clamp(min=tiny)
+    trace = weight.sum(-1, keepdim=True).clamp(min=tiny)
+
+    def guess(scores: Tensor) -> Tensor:
+        change = torch.where(interior, scores - log_odds, 0.0)
+        of_sizes = (1 / variance - 1 / trace) * (weight * change).sum(-1, keepdim=True)
+        correlation = centred(_without_correlation(scores) - scores, interior, weight) * (1 - variance / trace)
+        return log_odds + low[..., None] + change + of_sizes + correlation
+
+    return guess
 
 
 def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
