@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from khot.distributions import Pivotal
-from khot.kernels.tournament import balance, tournament
+from khot.kernels.tournament import balance, missing_share, tournament
 from tests import gof
 from tests.kernels.device import mark_interpreted
 
@@ -175,7 +175,8 @@ def test_balance():
 
 def test_tournament_leaves_its_input_alone():
     probs = torch.full((3, 5), 0.4, dtype=torch.float64)
-    value = tournament(probs.expand(2, 3, 5))
+    value = tournament(probs, 2, share=missing_share(probs, torch.full((3,), 2)))
+    assert (value.sum(-1) == 2).all()
     assert value.shape == (2, 3, 5) and value.dtype == torch.bool and (probs == 0.4).all()
 
 

@@ -286,13 +286,23 @@ def test_reinmax_makes_few_trees(monkeypatch, n, sizes):
         evaluations.append(k)
         return RANGE.scores(logits, k)
 
-    for family in ("RANGE", "TAME_RANGE"):
-        changed = getattr(inverse, family)._replace(scores=scores)
-        monkeypatch.setattr(inverse, family, changed)
-    logits = normal(8, n).requires_grad_()
+    monkeypatch.setattr(inverse, "RANGE", RANGE._replace(scores=scores))
+    monkeypatch.setattr(inverse, "solve_scores", None)  # by Newton's method, whose systems take longer
+    logits = normal(8, n, dtype=torch.float32).requires_grad_()
     torch.manual_seed(0)
     ReinMax(ConditionalPoisson(logits=logits, k=sizes)).rsample()[..., 0].sum().backward()
     assert 0 < len(evaluations) <= 6
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.0, 15.0])
+@pytest.mark.parametrize(("n", "sizes"), [(5, (0, 1)), (33, (0, 3)), (64, (3, 9)), (64, (0, 64))], ids=str)
+def test_logits_at_every_scale(n, sizes, scale):
+    """Rows whose size hardly varies, or is near an end of the range, among ordinary ones."""
+    design = ConditionalPoisson(logits=scale * normal(8, n) + torch.linspace(-3, 3, 8).double()[:, None], k=sizes)
+    probs, around = design.mean, sizes_around(design.mean, design.k, design.largest_k)
+    found = inclusion_probabilities(solve_range_logits(probs, around), around)
+    tolerance = 1e-7 * probs * (1 - probs) + 1e-15
+    assert ((found - probs).abs() <= tolerance).all()
 
 
 def test_logits_of_given_means():

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import pyro
@@ -10,6 +11,7 @@ import pytest
 import torch
 from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc.rwkernel import RandomWalkKernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from khot import Brewer, ConditionalPoisson, KHotSwap, ParetoSampling, PhantomUnit, Pivotal, StraightThrough, Systematic
 from khot.infer.swaps import Proposals
@@ -388,3 +390,45 @@ def test_weights_are_made_once_for_each_state(monkeypatch, sites):
         params = kernel.sample(params)
     assert counts["_evaluate"] == 20 * sites
     assert counts["of"] <= 20 * sites**2  # an accepted swap changes the slopes of all sites
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("k", "most"), [(3, 95), ((1, 4), 120)])
+def test_a_step_has_few_operations_beside_the_evaluation(k, most):
+    """On short rows the time of a step is that of its operations."""
+    kernel = KHotSwap(one_site(ConditionalPoisson(logits=normal(6), k=k)))
+    kernel.setup(0)
+    params = kernel.sample(kernel.initial_params)
+    with Counter() as evaluation:
+        kernel._evaluate(params)
+    with Counter() as step:
+        kernel.sample(params)
+    assert step.count - evaluation.count <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("plate", [False, True])
+def test_log_probabilities_in_half_types_are_not_rounded(dtype, plate):
+    """What decides about a swap has the digits of float32: at 200 units, logits differ by less than bfloat16 tells."""
+    design = ConditionalPoisson(logits=normal(3, 200).to(dtype), k=50)
+
+    def model():
+        with pyro.plate("rows", 3) if plate else nullcontext(), pyro.poutine.scale(scale=0.5):
+            pyro.sample("x", design if plate else design.to_event(1))
+
+    kernel = KHotSwap(model)
+    kernel.setup(0)
+    state = kernel._evaluate(kernel.initial_params)
+    expected = 0.5 * design.in_float32.log_prob(state.params["x"].float())
+    torch.testing.assert_close(state.log_joint["x"], expected if plate else expected.sum()[None])

@@ -105,6 +105,23 @@ def test_probabilities_add_up_by_themselves(noise, scale):
         assert (out.sum(-1) - (n - k)).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize("scale", [1.0, 8.0, 50.0])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 3), (16, 15), (31, 2), (32, 16)])
+def test_short_rows_of_uniform_noise_need_no_search(n, k, scale, monkeypatch):
+    """The rule that is exact for polynomials gives what pieces within the range of the integrand give."""
+    theta, value = random_positions(2, n, scale=scale), random_positions(5, 1, n).argsort(-1).lt(k).double()
+
+    def found():
+        log_prob = kernel.log_prob(noises.LOG_UNIFORM, theta, k, value)
+        return log_prob, kernel.inclusion_probabilities(noises.LOG_UNIFORM, theta, k)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "EXACT_UNITS", 0)
+        expected = found()
+    monkeypatch.setattr(kernel, "integration_range", None)
+    torch.testing.assert_close(found(), expected, rtol=1e-11, atol=1e-12)
+
+
 @smooth_noise
 @pytest.mark.parametrize(
     "k", [1, pytest.param(10, marks=pytest.mark.slow), 500, pytest.param(999, marks=pytest.mark.slow)]

@@ -24,8 +24,9 @@ class Pivotal(DesignInOrder):
     the probability of a vector is unknown. ``order="fixed"`` duels in the given order: neighbours exclude each other,
     so that draws spread over the order, and ``log_prob``, ``entropy`` (both O(n)) and ``pairwise_inclusion`` are exact.
     Many vectors then have probability 0; their gradient is 0. On CUDA and ROCm tensors a draw is one kernel, in random
-    order for up to 4096 units; on a CPU with numba it is one loop. On a CPU in plain torch a draw takes at most 14
-    times the memory of float32 parameters, many rows some at a time; one long row in the given order 25 times, and its
+    order for up to 4096 units; on a CPU with numba it is one loop. A step of :class:`~khot.StraightThrough` on one long
+    row takes at most 8 times the memory of its float32 parameters there, and 12 times in plain torch, which takes many
+    rows some at a time. In the given order, in plain torch, a draw of one long row takes 25 times that memory, and its
     ``log_prob`` 36 times: both hold about a dozen float64 numbers for each duel.
 
     ``mean`` is ``probs``. Everything computed is differentiable in ``probs``, along changes that keep the sum, and in

@@ -251,12 +251,14 @@ class KHotSwap(MCMCKernel):
         if not possible.any():
             return params
         swap = here.proposals.draw(self.uniform_share)
-        value = torch.where(possible[:, None, None], swap.of(here.value), here.value)
+        value = swap.of(here.value)
+        if not possible.all():
+            value = torch.where(possible[:, None, None], value, here.value)
         proposed = self._evaluate({**params, site.name: site.unblocked(value)})
-        ratio = log_ratio(swap, here, proposed.point(site), self.uniform_share)
-        ratio = ratio.masked_fill(~possible, -torch.inf)
-        accepted = torch.rand_like(ratio).log() < ratio
-        self._acceptance[site.name].add(ratio[possible].clamp(max=0).exp().mean().item())
+        log_probability = log_ratio(swap, here, proposed.point(site), self.uniform_share).clamp(max=0)
+        probability = log_probability.exp() * possible
+        accepted = torch.rand_like(probability) < probability
+        self._acceptance[site.name].add(probability.sum().item() / int(possible.sum()))
         if not accepted.any():
             return params
         if len(accepted) > 1:

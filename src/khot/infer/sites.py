@@ -1,20 +1,24 @@
 """The latent k-hot sites of a Pyro model: which there are, their independent blocks, where they start."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from pyro import poutine
 from pyro.distributions import MaskedDistribution
+from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor
 from torch.distributions import Independent
 
 from khot.distributions import PhantomUnit, SamplingDesign
+from khot.distributions.base import is_half
+from khot.estimators.wrapper import in_float32, wide
 
 from .swaps import Sizes
 
@@ -88,14 +92,13 @@ class KHotSite:
     def log_joint(self, trace: Any) -> Tensor:
         """For each block the sum of the terms that can depend on it: those from the site on, in all of its plates."""
         dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
-        total = torch.zeros(())
+        parts = []
         for term in _from(trace, self.name):
             if names <= {frame.name for frame in term["cond_indep_stack"]}:
-                log_prob = term["log_prob"]
+                log_prob = _log_prob(term)
                 others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
-                log_prob = log_prob.to(torch.promote_types(log_prob.dtype, total.dtype))
-                total = total + (log_prob.sum(others) if others else log_prob).reshape(-1)
-        return total
+                parts.append((log_prob.sum(others) if others else log_prob).reshape(-1))
+        return functools.reduce(operator.add, parts)
 
 
 class GivenKHot:
@@ -137,6 +140,14 @@ def _base(fn: Any) -> Any:
 
 def _is_khot(fn: Any) -> bool:
     return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
+
+
+def _log_prob(term: Any) -> Tensor:
+    """That of a site, in float32 at least: of a design whose results are in a half type before it is rounded to it."""
+    log_prob, fn = term["log_prob"], term["fn"]
+    if is_half(log_prob.dtype) and _is_khot(fn):
+        log_prob = scale_and_mask(in_float32(fn).log_prob(term["value"]), term["scale"], term["mask"])
+    return wide(log_prob)
 
 
 def _from(trace: Any, name: str) -> list[Any]:

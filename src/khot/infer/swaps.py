@@ -57,44 +57,66 @@ class Swap(NamedTuple):
         return value[..., :-1].contiguous()
 
 
-class Sizes(NamedTuple):
-    """The smallest and the largest number of ones that each row may have; integers."""
-
+class _Ends(NamedTuple):
     low: Tensor
     high: Tensor
 
+
+class Sizes(_Ends):
+    """The smallest and the largest number of ones that each row may have; integers."""
+
+    @cached_property
+    def vary(self) -> bool:
+        """Whether any row may have one of several sizes."""
+        return bool((self.low != self.high).any())
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """The sizes at which none cannot leave, and those at which none cannot enter."""
+        return torch.stack((self.high, self.low))
+
     def log_weight(self, n: int) -> Tensor:
         """log c: with it as many moves change the size as do not, where that is in the middle of its range."""
-        middle = (self.low + self.high).double() / 2
-        return (middle * (n - middle) / n).clamp(min=1.0).log()
+        if n not in self._log_weights:
+            middle = (self.low + self.high).double() / 2
+            self._log_weights[n] = (middle * (n - middle) / n).clamp(min=1.0).log()
+        return self._log_weights[n]
+
+    @cached_property
+    def _log_weights(self) -> dict[int, Tensor]:
+        return {}
 
 
 class Proposals(NamedTuple):
     """The swaps from a state under both parts of the mixture, uniform ones first: logarithms of their weights.
 
-    That of i for j is ``leaving[i] + entering[j]``, -inf where it is impossible. All are made once for each state.
+    That of i for j is ``units[0, ..., i] + units[1, ..., j]``, -inf where it is impossible. All are made once for each
+    state.
     """
 
-    leaving: Tensor  # (2, blocks, rows, n + 1)
-    entering: Tensor
+    units: Tensor  # (2, 2, blocks, rows, n): leaving and entering, under both parts; none is one more if sizes vary
     for_unit: Tensor  # (2, blocks, rows): of all that may enter for a unit
     for_none: Tensor  # and for none
     row: Tensor  # (2, blocks, rows): of all swaps of a row
     total: Tensor  # (2, blocks): log Z
+    sizes_vary: bool
 
     @classmethod
     def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "Proposals":
-        half = slope.double() / 2
-        half, ones = torch.stack((torch.zeros_like(half), half)), value == 1
-        size, none = ones.sum(-1), sizes.log_weight(value.shape[-1])
-        units_leave, units_enter = (-half).masked_fill(~ones, -torch.inf), half.masked_fill(ones, -torch.inf)
-        none_leaves = none.masked_fill(size >= sizes.high, -torch.inf).expand(half.shape[:-1]).unsqueeze(-1)
-        none_enters = none.masked_fill(size <= sizes.low, -torch.inf).expand(half.shape[:-1]).unsqueeze(-1)
-        entering, for_none = torch.cat((units_enter, none_enters), -1), units_enter.logsumexp(-1)
-        for_unit = entering.logsumexp(-1)
-        row = torch.logaddexp(units_leave.logsumexp(-1) + for_unit, none_leaves.squeeze(-1) + for_none)
-        leaving = torch.cat((units_leave, none_leaves), -1)
-        return cls(leaving, entering, for_unit, for_none, row, row.logsumexp(-1))
+        ones, half = value == 1, slope.double() / 2
+        zero = torch.zeros_like(half)
+        slopes = torch.stack((zero, -half, zero, half)).view(2, 2, *half.shape)
+        units = slopes.masked_fill(torch.stack((~ones, ones)).unsqueeze(1), -torch.inf)
+        leave, enter = units.logsumexp(-1)
+        for_unit, row = enter, leave + enter
+        if sizes.vary:
+            none = sizes.log_weight(value.shape[-1]).masked_fill(ones.sum(-1) == sizes.ends, -torch.inf).unsqueeze(1)
+            none_leaves, none_enters = none
+            for_unit = torch.logaddexp(enter, none_enters)
+            row = torch.logaddexp(leave + for_unit, none_leaves + enter)
+            units = torch.cat((units, none.expand(units.shape[:-1]).unsqueeze(-1)), -1)
+        total = row.logsumexp(-1) if row.shape[-1] > 1 else row.squeeze(-1)
+        return cls(units, for_unit, enter, row, total, sizes.vary)
 
     @property
     def possible(self) -> Tensor:
@@ -103,21 +125,24 @@ class Proposals(NamedTuple):
 
     def draw(self, uniform_share: float) -> Swap:
         """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
-        blocks, none = self.total.shape[1], self.leaving.shape[-1] - 1
-        block = torch.arange(blocks, device=self.total.device)
+        _, blocks, rows = self.row.shape
+        block = torch.arange(blocks, device=self.row.device)
         part = (torch.rand(blocks, device=block.device) >= uniform_share).long()
-        row = _pick(self.row[part, block])
-        at = part, block, row
-        first = self.leaving[at] + self.for_unit[at].unsqueeze(-1)
-        first[:, none] = self.leaving[at][:, none] + self.for_none[at]
-        leaving, entering = _pick(first), self.entering[at]
-        entering[:, none].masked_fill_(leaving == none, -torch.inf)
-        return Swap(row, leaving, _pick(entering))
+        row = _pick(self.row[part, block]) if rows > 1 else torch.zeros_like(block)
+        leaving, entering = self.units[:, part, block, row]
+        if not self.sizes_vary:
+            return Swap(row, _pick(leaving), _pick(entering))
+        weight = leaving + self.for_unit[part, block, row].unsqueeze(-1)
+        weight[:, -1] = leaving[:, -1] + self.for_none[part, block, row]
+        chosen = _pick(weight)
+        entering[:, -1].masked_fill_(chosen == weight.shape[-1] - 1, -torch.inf)
+        return Swap(row, chosen, _pick(entering))
 
     def log_prob(self, swap: Swap, uniform_share: float) -> Tensor:
         """Log-probability with which the mixture proposes these swaps."""
         block = torch.arange(len(swap.row), device=swap.row.device)
-        chosen = self.leaving[:, block, swap.row, swap.leaving] + self.entering[:, block, swap.row, swap.entering]
+        leaving, entering = self.units
+        chosen = leaving[:, block, swap.row, swap.leaving] + entering[:, block, swap.row, swap.entering]
         uniform, informed = chosen - self.total
         return torch.logaddexp(uniform + _log(uniform_share), informed + _log(1 - uniform_share))
 

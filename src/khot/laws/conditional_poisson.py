@@ -371,15 +371,15 @@ def covariance(logits: Tensor, k: Size) -> Tensor:
     return with_derivatives_of(value, found)
 
 
-def covariance_factors(logits: Tensor, k: Size, log_odds: Tensor | None = None) -> Factors:
-    """The covariance in another form, which takes O(n) numbers; ``log_odds`` are those of inclusion, where known."""
+def covariance_factors(logits: Tensor, k: Size) -> Factors:
+    """The covariance in another form, which takes O(n) numbers."""
     if isinstance(k, SizeRange):
-        log_odds = inclusion_log_odds(logits.detach(), k) if log_odds is None else log_odds
+        log_odds = inclusion_log_odds(logits.detach(), k)
         logits, low, high = _expand_range(logits, k)
         shift, size, low, high = centred(logits, low, high)
         return factors(logits + shift[..., None], size, log_odds, balanced=True, totals=Totals(low, high, -shift))
     logits, size = _expand(logits, k)
-    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size) if log_odds is None else log_odds
+    log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
     return factors(logits, size, log_odds)
 
 

@@ -28,10 +28,10 @@ from .inverse_newton import (
     FAMILIES,
     NO_SUM,
     RANGE,
-    TAME_RANGE,
     Family,
     centred,
     interior_of,
+    iterate_in_range,
     solve_scores,
     solve_system,
     without_mean,
@@ -44,8 +44,6 @@ CERTAIN = 1e-150  # one as near to 1 counts as that, before its products with wh
 SUM_ROUNDING = 1e-12  # of a sum of probabilities
 NO_VARIANCE = 1e-30  # a probability below this counts as 0 where the size varies: nothing else depends on its unit
 WIDE = 30.0  # log-odds of rows that loops do not take, whose small probabilities they have to fewer digits
-TAME = 12.0  # log-odds up to which the covariance has the digits that its inverse needs, if the size varies enough:
-INSIDE = 0.05  # its mean is that far from the ends of the range
 CG_TOLERANCE = 1e-13  # accuracy of derivatives
 ROUNDING = 0.01  # of the precision of given probabilities: more digits than they have need not be solved for
 
@@ -125,12 +123,12 @@ class _RangeLogits(Function):
         if single.any():
             logits[single] = _apply_solve(probs[single], low[single], CONDITIONAL_POISSON.name, goal, None)
         if not single.all():
-            mean, largest = probs.sum(-1), target.masked_fill(target.isinf(), 0.0).abs().amax(-1)
-            tame = ~single & (largest <= TAME) & (mean >= low + INSIDE) & (mean <= high - INSIDE)
-            for family, rows in ((TAME_RANGE, tame), (RANGE, ~single & ~tame)):
-                if rows.any():
-                    sizes = SizeRange(low[rows], high[rows])
-                    logits[rows] = solve_scores(target[rows], sizes, family._replace(goal=goal))
+            rows, family = ~single, RANGE._replace(goal=goal)
+            found, lost = iterate_in_range(target[rows], SizeRange(low[rows], high[rows]), family)
+            logits[rows] = found
+            rows = torch.zeros_like(single).masked_scatter(rows, lost)
+            if rows.any():
+                logits[rows] = solve_scores(target[rows], SizeRange(low[rows], high[rows]), family)
         return logits
 
     @staticmethod

@@ -20,10 +20,12 @@ The same holds for other families of designs whose Jacobian C of the inclusion p
 another scale in the place of the log-odds, and D its slope. Where the size may be anything in a range, C belongs to no
 constant: all of this holds without the projections that take constants off.
 
-Rows of a range in which the factors of C keep their digits begin at log-odds shifted to the right mean of the size.
+Most rows of a range need nothing but the iteration, with an M that knows the mean and the variance of the size. The
+others take Newton's method.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -34,7 +36,6 @@ from khot.kernels.inclusion_inverse import MOST_FACTORED, covariance_inverse
 from .characteristic import Factors, factors
 from .conditional_poisson import (
     Size,
-    covariance_factors,
     inclusion_log_odds,
     inclusion_probabilities,
     size_probabilities,
@@ -44,10 +45,11 @@ from .size_range import SizeRange
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, where rounding ends the progress
 LONGEST = 32  # units of rows whose covariance is made: O(n^3) time
-LEAST_VARIANCE = 1e-6  # of a size, as a part of that of independent units, where C has the digits of its inverse
-MOST_SHIFT = 16.0  # of the logits, by which a guess makes up for the sizes that are left out
-SHIFT_STEPS = 20  # bisections, to about 3e-5
+MOST_SHIFT = 60.0  # of the logits, by which a guess makes up for the sizes that are left out
+SHIFT_STEPS = 22  # bisections, to about 3e-5
 FAST = 0.1  # a fixed-point iteration that gains less than this per step gives way to Newton's method
+NEARLY = 10.0  # times the goal: an error that rounding may leave to an iteration
+FAST_IN_RANGE = 0.3  # the same where a step of Newton's method costs as much as some ten of the iteration's
 MARGIN = 100.0  # by which a predicted error has to be small enough
 MAX_STEPS = 100
 MAX_HALVINGS = 30
@@ -131,7 +133,6 @@ def interior_of(x: Tensor, interior: Tensor, weight: Tensor | None = None) -> Te
 
 
 RANGE = CONDITIONAL_POISSON._replace(guess=lambda scores: scores, factors=None, centre=interior_of)
-TAME_RANGE = RANGE._replace(factors=covariance_factors)  # of rows in which they keep their digits
 
 
 def _products(logits: Tensor, k: Size, family: Family) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -149,15 +150,9 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     """
     interior = target.isfinite()
     target = torch.where(interior, family.from_log_odds(target.masked_fill(~interior, 0.0)), target)
-
-    def residual(logits: Tensor) -> tuple[Tensor, Tensor]:
-        r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
-        return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
-
+    residual = partial(_residual, target, k, family)
     short = family.factors is not None and target.shape[-1] <= LONGEST
-    sized = isinstance(k, SizeRange) and family.factors is not None
-    logits = _of_mean_size(target, cast(SizeRange, k)) if sized else family.guess(target)
-    aim, fixed_point = target, not short and not sized
+    aim, logits, fixed_point = target, family.guess(target), not short
     r, error = residual(logits)
     for _ in range(MAX_STEPS):
         if (error <= family.goal).all():
@@ -193,20 +188,65 @@ def solve_scores(target: Tensor, k: Size, family: Family) -> Tensor:
     return torch.where(interior, family.centre(logits, interior), target)
 
 
-def _of_mean_size(log_odds: Tensor, sizes: SizeRange) -> Tensor:
-    """These log-odds but for a common shift, with which the size has the mean that they give to independent units.
+def _residual(target: Tensor, k: Size, family: Family, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What the scores lack to the target, and the largest of it in each row, relative to the largest logit."""
+    interior = target.isfinite()
+    r = (target - family.scores(logits, k)).masked_fill(~interior, 0.0)
+    return r, r.abs().amax(-1) / (1 + logits.masked_fill(~interior, 0.0).abs().amax(-1))
 
-    The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by bisection
-    to a few digits, as it is to begin with only.
+
+def iterate_in_range(target: Tensor, sizes: SizeRange, family: Family) -> tuple[Tensor, Tensor]:
+    """Logits ``(rows, n)`` of laws of several sizes by the iteration alone, and which rows have to be solved otherwise.
+
+    Each row goes on for as long as it gains enough.
     """
-    law, mean = size_probabilities(log_odds, sizes), torch.sigmoid(log_odds).sum(-1)
+    residual, guess = partial(_residual, target, sizes, family), guess_in_range(target, sizes)
+    aim = target
+    r, error = residual(guess(aim))
+    going = error > family.goal
+    for _ in range(MAX_STEPS):
+        if not going.any():
+            break
+        new_aim = aim + r
+        new_r, new_error = residual(guess(new_aim))
+        better = going & (new_error < error)
+        going = better & (new_error <= FAST_IN_RANGE * error) & (new_error > family.goal)
+        aim, r = (torch.where(better[..., None], new, old) for new, old in ((new_aim, aim), (new_r, r)))
+        error = torch.where(better, new_error, error)
+    return torch.where(target.isfinite(), guess(aim), target), ~(error <= NEARLY * family.goal)
+
+
+def guess_in_range(log_odds: Tensor, sizes: SizeRange) -> Callable[[Tensor], Tensor]:
+    r"""About the logits whose log-odds of inclusion are those given to the result, for such as are near ``log_odds``.
+
+    At ``log_odds`` themselves these are shifted in common, so that the size has the mean that they give to independent
+    units. The shift changes the probabilities of the sizes by :math:`e^{cs}`: c is the root of their mean, found by
+    bisection to a few digits, as it is to begin with only. From there on C is taken for
+    :math:`D + (V / S - 1) D 1 1^T D / S`, with V the variance of the size and S the trace of D, that of independent
+    units: its inverse adds :math:`(1 / V - 1 / S) \langle D, r \rangle` to a change r of the log-odds. What a fixed
+    size, of V = 0, adds to them by correlation counts in proportion.
+    """
+    p, interior = torch.sigmoid(log_odds), log_odds.isfinite()
+    weight, mean = p * torch.sigmoid(-log_odds), p.sum(-1)
+    law = size_probabilities(log_odds, sizes)
     size = torch.arange(law.shape[-1], dtype=law.dtype, device=law.device)
     low, high = torch.full_like(mean, -MOST_SHIFT), torch.full_like(mean, MOST_SHIFT)
     for _ in range(SHIFT_STEPS):
         middle = (low + high) / 2
-        less = ((law.log() + middle[..., None] * size).softmax(-1) * size).sum(-1) < mean
+        shifted = (law.log() + middle[..., None] * size).softmax(-1)
+        less = (shifted * size).sum(-1) < mean
         low, high = torch.where(less, middle, low), torch.where(less, high, middle)
-    return log_odds + low[..., None]
+    tiny = torch.finfo(law.dtype).tiny  # where all units are certain
+    variance = (shifted * (size - mean[..., None]).square()).sum(-1, keepdim=True).clamp(min=tiny)
+    trace = weight.sum(-1, keepdim=True).clamp(min=tiny)
+
+    def guess(scores: Tensor) -> Tensor:
+        change = torch.where(interior, scores - log_odds, 0.0)
+        of_sizes = (1 / variance - 1 / trace) * (weight * change).sum(-1, keepdim=True)
+        correlation = centred(_without_correlation(scores) - scores, interior, weight) * (1 - variance / trace)
+        return log_odds + low[..., None] + change + of_sizes + correlation
+
+    return guess
 
 
 def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: float, scores: Tensor | None) -> Tensor:
@@ -218,49 +258,40 @@ def solve_system(logits: Tensor, b: Tensor, k: Any, family: Family, tolerance: f
         v = _solve_factored(logits, b, k, family, tolerance, scores)
         lost = v.isnan().any(-1)
         if lost.any():
-            v[lost] = solve_system(logits[lost], b[lost], _of_rows(k, lost), family, tolerance, None)
+            size = k[lost] if isinstance(k, Tensor) else k
+            v[lost] = solve_system(logits[lost], b[lost], size, family, tolerance, None)
         return v
     weight, product = _products(logits, k, family)
     return _conjugate_gradients(product, b, weight, tolerance, family.centre)
 
 
-def _of_rows(k: Size, rows: Tensor) -> Size:
-    if isinstance(k, SizeRange):
-        return SizeRange(*(cast(Tensor, end)[rows] for end in k))
-    return k[rows] if isinstance(k, Tensor) else k
-
-
-def _solve_factored(logits: Tensor, b: Tensor, k: Size, family: Family, tolerance: float, scores: Tensor) -> Tensor:
+def _solve_factored(
+    logits: Tensor, b: Tensor, k: int | Tensor, family: Family, tolerance: float, scores: Tensor
+) -> Tensor:
     """:func:`solve_system` by the factors of C, in short rows directly; NaN in rows where they have lost digits."""
-    varies = isinstance(k, SizeRange)
-    size = k if isinstance(k, SizeRange) else torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
-    if isinstance(size, Tensor) and logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
+    size = torch.as_tensor(k, device=logits.device).expand(logits.shape[:-1])
+    if logits.shape[-1] > LONGEST and covariance_inverse.is_fused(logits):
         rows = (x.reshape(-1, x.shape[-1]) for x in (logits, b))
         return covariance_inverse(*rows, size.reshape(-1), tolerance, torch.inf).view(b.shape)
     weight = family.slope(scores)
     shift = centred(scores - logits, logits.isfinite(), weight)
     lost = (shift.abs().amax(-1) > RELIABLE_SHIFT)[..., None]
-    found = cast(Any, family.factors)(logits, size, scores)
-    if varies:  # rows of nearly one size, whose C takes constants to what rounding leaves
-        variance = found.times(torch.ones_like(b)).sum(-1, keepdim=True)
-        lost = lost | ~(variance > LEAST_VARIANCE * weight.sum(-1, keepdim=True))
-    b = b.masked_fill(lost, 0.0)
+    found, b = cast(Any, family.factors)(logits, size, scores), b.masked_fill(lost, 0.0)
     if logits.shape[-1] > LONGEST:
         # The diagonal of what C nearly is, but for a matrix of rank one: see the kernel.
         nearly = weight * (1 + weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(b.dtype).tiny))
-        v = _conjugate_gradients(found.times, b, nearly, tolerance, family.centre)
-        return family.centre(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
+        v = _conjugate_gradients(found.times, b, nearly, tolerance)
+        return centred(v, logits.isfinite(), weight).masked_fill(lost, torch.nan)
     interior, matrix = weight > 0, found.dense()
     root = torch.where(interior, weight, 1.0).sqrt()
     constant = torch.where(interior, root, 0.0)  # what this matrix of unit diagonal takes to 0
     scaled = matrix / (root[..., :, None] * root[..., None, :]) + torch.diag_embed((~interior).double())
     total = weight.sum(-1)[..., None, None].clamp(min=torch.finfo(b.dtype).tiny)
-    if not varies:
-        scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
+    scaled = scaled + constant[..., :, None] * constant[..., None, :] / total
     v = torch.cholesky_solve((b / root)[..., None], torch.linalg.cholesky_ex(scaled)[0]).squeeze(-1) / root
     # A sweep of Jacobi's method for units too improbable for a norm to see: no other unit depends on them.
     left = b - (matrix @ v[..., None]).squeeze(-1)
-    return family.centre(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
+    return centred(v + left / root.square(), interior, weight).masked_fill(lost, torch.nan)
 
 
 def _conjugate_gradients(

@@ -13,10 +13,10 @@ of the others; integrated by parts,
 
 all of whose terms are positive, and likewise :math:`1 - \pi_i` with 1 - F and 1 - m in the place of F and m.
 
-For smooth noise the rule is the trapezoidal one, which converges exponentially; for a uniform variable, whose integrand
-is a polynomial of :math:`t = e^s` between the times at which one more unit is sure to have come, Gauss' rule between
-those. The range of the integral is found by trial, a constant to autograd; the sum over the nodes is differentiable to
-any order.
+For smooth noise the rule is the trapezoidal one, which converges exponentially, over a range that is found by trial and
+is a constant to autograd. For a uniform variable the integrand is a polynomial of :math:`t = e^s`, of degree n at most,
+between the times at which one more unit is sure to have come: in short rows Gauss' rule between those times is exact,
+in long ones it is taken on smaller pieces of the range. The sum over the nodes is differentiable to any order.
 
 All functions take positions ``(*batch, n)`` and k, an int or an integer tensor that broadcasts with the batch shape,
 and return float64. A position of ``inf`` includes its unit, ``-inf`` excludes it. Arguments are not checked here.
@@ -51,6 +51,7 @@ from .inverse_newton import Family, register_family
 from .kept import is_plain
 from .quadrature import gauss, integration_range, trapezoidal
 
+EXACT_UNITS = 32  # of the longest row in which a uniform variable has a Gauss' rule without error
 MARGIN = 60.0  # further than this from all positions nothing happens
 MAX_ELEMENTS = 2**18  # positions times nodes treated at a time, which bounds the memory
 FAR = 1000.0  # e^-1000 is 0
@@ -93,6 +94,9 @@ def _nodes(
     noise: Noise, theta: Tensor, log_integrand: Callable[[Tensor], Tensor], around: _Range, slab: int
 ) -> tuple[Tensor, Tensor]:
     """Nodes and weights; both ``(nodes, *low.shape)``."""
+    n = theta.shape[-1]
+    if not noise.smooth and n <= EXACT_UNITS:
+        return gauss(-theta, around.low, around.high, around.end, points=n // 2 + 1)
     low, high = integration_range(log_integrand, around.low, around.high, slab, 1 if noise.smooth else 3)
     return trapezoidal(low, high) if noise.smooth else gauss(-theta, low, high, around.end)
 

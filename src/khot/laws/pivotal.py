@@ -33,9 +33,11 @@ from khot.kernels.ordered_duels import kinds, ordered_duels_draw
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY
-from khot.kernels.tournament import balance, tournament
+from khot.kernels.tournament import balance, missing_share, tournament
 
 from .kept import Kept, kept_if_constant
+
+KEPT_UNITS = 2**17  # of more, balanced probabilities, and a copy to see whether they change, are too much memory
 
 
 class Duels(NamedTuple):
@@ -95,7 +97,9 @@ def draw_in_random_order(
     probs: Tensor, k: Tensor, draws: int, generator: torch.Generator | None = None, kept: Kept | None = None
 ) -> Tensor:
     """Draws ``(draws, ..., n)``, each in an order of its own."""
-    return tournament(kept_if_constant(kept, balance, probs, k).expand(draws, *probs.shape), generator)
+    if probs.numel() <= KEPT_UNITS:
+        return tournament(kept_if_constant(kept, balance, probs, k), draws, generator)
+    return tournament(probs, draws, generator, missing_share(probs, k))
 
 
 def log_prob_in_order(probs: Tensor, k: Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:

@@ -75,21 +75,28 @@ def trapezoidal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return low + index * (width / count), (width / count).expand(count + 1, *width.shape)
 
 
-def gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces."""
+def gauss(kinks: Tensor, low: Tensor, high: Tensor, end: Tensor, points: int | None = None) -> tuple[Tensor, Tensor]:
+    """Gauss' rule in e^s between the kinks, differentiable where these are ends of pieces.
+
+    With ``points`` between any two it is exact if the integrand, by ds, is there a polynomial of degree
+    ``2 * points - 1`` in e^s, divided by e^s; without, pieces between kinks are cut into smaller ones.
+    """
     top = torch.where(end.detach() - high > ROUNDING * (high - low), high, end)
     ordered = kinks.sort(-1).values
     before = (ordered <= low[..., None]).sum(-1, keepdim=True)
     inside = (ordered < top[..., None]).sum(-1, keepdim=True) - before
     most = _largest(inside, kinks.shape[-1], kinks.shape[-1])
-    points, pieces = FINE if most < MANY_KINKS else COARSE
+    if points is None:
+        points, pieces = FINE if most < MANY_KINKS else COARSE
+    else:
+        pieces = 0
     index = torch.arange(most, device=low.device)
     cuts = ordered.expand(*low.shape, -1).gather(-1, (before + index).clamp(max=kinks.shape[-1] - 1))
     cuts = torch.where(index < inside, cuts, low[..., None])
-    fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[:-1]
+    fraction = torch.linspace(0, 1, pieces + 1, dtype=low.dtype, device=low.device)[1:-1]
     low, top, scale = low[..., None], top[..., None], top.detach()[..., None]
     even_in_t = (torch.lerp((low - scale).exp(), torch.ones_like(low), fraction).log() + scale).maximum(low)
-    cuts = torch.cat((cuts, even_in_t, torch.lerp(low, scale, fraction), top), -1).sort(-1).values
+    cuts = torch.cat((cuts, low, even_in_t, torch.lerp(low, scale, fraction), top), -1).sort(-1).values
     nodes, weights = (torch.from_numpy(a).to(low) for a in np.polynomial.legendre.leggauss(points))
     half = -torch.expm1(-cuts.diff(dim=-1))[..., None] / 2
     t = 1 - half * (1 - nodes)  # relative to the end of the piece

@@ -17,9 +17,9 @@ References:
 
 from ..registry import DrawOperator
 from . import reference
-from .reference import balance, tournament
+from .reference import balance, missing_share, tournament
 
-__all__ = ["LONGEST_TOURNAMENT", "balance", "pivotal_draw", "tournament"]
+__all__ = ["LONGEST_TOURNAMENT", "balance", "missing_share", "pivotal_draw", "tournament"]
 
 LONGEST_TOURNAMENT = 4096  # units; longer rows would take too long to sort
 
@@ -29,4 +29,4 @@ pivotal_draw.backend(
     module=".triton_backend",
     takes=lambda probs, draws: probs.shape[-1] <= LONGEST_TOURNAMENT and DrawOperator.fills_device(probs, draws),
 )
-pivotal_draw.backend("numba", module=".numba_backend", takes=lambda probs, draws: draws > 0)
+pivotal_draw.backend("numba", module=".numba_backend", takes=lambda probs, draws: draws > 0 and probs.shape[-1] < 2**31)

@@ -1,16 +1,15 @@
 """Tournaments of all rows and draws at once, round by round: the definition, in plain torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .. import random_numbers
 from ..philox import Place, random_words, uniform
 from ..small_numbers import constant_if_tiny
 
-SMALLEST_BLOCK = 32  # units, with those that fill a row up to a power of two
+Luck = Callable[[int, int], Tensor]  # uniform numbers for the places from the first to before the last one
 
 
 def balance(probs: Tensor, k: Tensor) -> Tensor:
@@ -18,12 +17,19 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
     The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 alone. Differentiable.
     """
+    return constant_if_tiny(_balanced(probs.double(), missing_share(probs, k)))
+
+
+def missing_share(probs: Tensor, k: Tensor) -> Tensor:
+    """How much of ``probs * (1 - probs)`` has to be added for rows to sum to ``k``, ``(..., 1)`` in float64."""
     probs = probs.double()
-    spread = probs * (1 - probs)
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
-    share = missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    balanced = probs + spread * share.clamp(-1, 1)  # probs - spread and probs + spread lie in [0, 1]
-    return constant_if_tiny(balanced)
+    spread = (probs * (1 - probs)).sum(-1, keepdim=True)
+    return (missing / spread.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
+
+
+def _balanced(probs: Tensor, share: Tensor) -> Tensor:
+    return torch.addcmul(probs, probs * (1 - probs), share)  # probs - spread and probs + spread lie in [0, 1]
 
 
 def pivotal_draw(
@@ -40,56 +46,79 @@ def pivotal_draw(
         dtype: Of the result.
     """
     n, start = probs.shape[-1], Place(*first)
-    block = max(SMALLEST_BLOCK, 1 << (n - 1).bit_length())
-    a, b, c, d = random_words(seed, draws, k.numel(), block, (start.draw, start.row, start.unit))
-    order = ((a << 31) | (b >> 1)) & -block | torch.arange(block, device=seed.device)
-    order = order.sort(-1).values & (block - 1)
-    units = pad(balance(probs, k), (0, block - n)).expand(draws, *k.shape, block)
-    return _play(units, order.view(units.shape), uniform(c, d).view(units.shape))[..., :n].to(dtype)
+    block = 1 << (n - 1).bit_length()
+    a, b, c, d = random_words(seed, draws, k.numel(), n, (start.draw, start.row, start.unit))
+    order = ((a << 31) | (b >> 1)) & -block | torch.arange(n, device=seed.device)
+    order = (order.sort(-1).values & (block - 1)).view(draws, *k.shape, n)
+    units, u = balance(probs, k).expand(order.shape).gather(-1, order), uniform(c, d).view(order.shape)
+    drawn = _play(units, lambda first, last: u[..., first:last])
+    return torch.empty_like(drawn).scatter(-1, order, drawn).to(dtype)
 
 
-def tournament(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draws one k-hot vector for each row of ``probs`` by a tournament in random order.
+def tournament(
+    probs: Tensor, draws: int, generator: torch.Generator | None = None, share: Tensor | None = None
+) -> Tensor:
+    """k-hot draws ``(draws, *batch, n)`` by tournaments in random order, with torch's random numbers.
+
+    A long row takes much memory, hence what is dropped here as soon as it has been used.
 
     Args:
-        probs: Inclusion probabilities ``(..., n)`` in [0, 1], float64; each row sums to an integer up to rounding.
+        probs: Inclusion probabilities ``(*batch, n)``.
+        draws: Draws of each row.
         generator: Source of randomness, torch's default one if None.
+        share: The :func:`missing_share` of probabilities that are not balanced yet, which takes the least memory here.
 
     Returns:
-        Boolean tensor like ``probs``, with exactly ``round(probs.sum(-1))`` ones in each row; never a unit of
-        probability 0, always those of probability 1.
+        Boolean tensor with exactly k ones in each row; never a unit of probability 0, always those of probability 1.
     """
-    shape, dtype, device = probs.shape, probs.dtype, probs.device
+    shape, n, device = (draws, *probs.shape), probs.shape[-1], probs.device
+    rest = None
+
+    def luck(first: int, last: int) -> Tensor:
+        nonlocal rest
+        if last > n // 2:
+            return random_numbers.uniform((*shape[:-1], last - first), torch.float64, device, generator)
+        if rest is None:
+            rest = random_numbers.uniform((*shape[:-1], last), torch.float64, device, generator)
+        return rest[..., first:last]
+
     order = random_numbers.shuffled(shape, device, generator)
-    probs = probs.gather(-1, order)  # in the place of the others: a long row is much memory
-    drawn = _play_in_places(probs, random_numbers.uniform(shape, dtype, device, generator))
-    return torch.empty_like(drawn).scatter(-1, order, drawn)
+    units = [_lined_up(probs.expand(shape), order, share)]
+    order = order.to(torch.int32 if n < 2**31 else torch.int64)
+    drawn = _play(units.pop(), luck)  # which alone holds on to them, and drops them after the first round
+    return torch.empty_like(drawn).scatter(-1, order.long(), drawn)
 
 
-def _play(probs: Tensor, order: Tensor, u: Tensor) -> Tensor:
-    """The fates of the units, which take places in this order; each duel uses up one of the random numbers."""
-    drawn = _play_in_places(probs.gather(-1, order), u)
-    return torch.empty_like(drawn).scatter(-1, order, drawn)
+def _lined_up(probs: Tensor, order: Tensor, share: Tensor | None) -> Tensor:
+    probs = probs.gather(-1, order).double()
+    return probs if share is None else _balanced(probs, share)
 
 
-def _play_in_places(probs: Tensor, u: Tensor) -> Tensor:
+def _play(probs: Tensor, luck: Luck) -> Tensor:
+    """The fates of the units, which stand at their places; a duel takes the random number of its second place."""
     duels = []
-    while (half := probs.shape[-1] // 2) > 0:
-        left, right, bye = probs.split([half, half, probs.shape[-1] - 2 * half], dim=-1)
-        excess = torch.maximum(left, right).sub_(1).add_(torch.minimum(left, right))  # a + b - 1, rounded once
-        chosen = excess >= 0  # the fate of the unit that is decided here
-        first = torch.where(chosen, 1 - left, right)
-        total = torch.where(chosen, 1 - right, left).add_(first)
-        u, luck = u.split([u.shape[-1] - half, half], dim=-1)
-        # The unit on the right is chosen with its part of u, or goes on with it: where a + b is 1 up to rounding either
-        # comes to the same.
-        right_goes_on = (luck * total < first) ^ chosen
+    while (count := probs.shape[-1]) > 1:
+        half = 1 << ((count - 1).bit_length() - 1)
+        left, bye, right = probs.split([count - half, 2 * half - count, count - half], dim=-1)
+        chosen, right_goes_on, winner = _duel(left, right, luck(half, count))
         duels.append((chosen, right_goes_on))
-        probs = torch.cat([torch.where(chosen, excess, total), bye], dim=-1)
+        probs = torch.cat([winner, bye], dim=-1)
     fate = probs > 0.5  # of the last unit standing: its probability is 0 or 1 up to the rounding of the whole sum
     for chosen, right_goes_on in reversed(duels):
         node, bye = fate.tensor_split([chosen.shape[-1]], dim=-1)
         left_fate = torch.where(right_goes_on, chosen, node)
         right_fate = torch.where(right_goes_on, node, chosen)
-        fate = torch.cat([left_fate, right_fate, bye], dim=-1)
+        fate = torch.cat([left_fate, bye, right_fate], dim=-1)
     return fate
+
+
+def _duel(left: Tensor, right: Tensor, luck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The fate of the unit that is decided, whether the other one is that on the right, and what that goes on with."""
+    excess = torch.maximum(left, right).sub_(1).add_(torch.minimum(left, right))  # a + b - 1, rounded once
+    chosen = excess >= 0
+    first = torch.where(chosen, 1 - left, right)
+    total = torch.where(chosen, 1 - right, left).add_(first)
+    # The unit on the right is chosen with its part of the total, or goes on with it: where a + b is 1 up to rounding
+    # either comes to the same.
+    right_goes_on = (luck * total < first) ^ chosen
+    return chosen, right_goes_on, torch.where(chosen, excess, total)

@@ -44,6 +44,7 @@ def _tournament(
     place = tl.arange(0, BLOCK)
     a, b, c, d = random_words(tl.load(seed_ptr), draw, number, first_unit + place)
     bits = ((a.to(tl.uint64) << 31) | (b >> 1).to(tl.uint64)).to(tl.int64)
+    bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # what fills the row up comes last
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
     p = tl.load(p_ptr + row * stride_p + unit, mask=unit < n, other=0.0).to(tl.float64)
     p = _balance(p, tl.load(k_ptr + row * stride_k))

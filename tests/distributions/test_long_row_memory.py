@@ -1,0 +1,52 @@
+"""A step of the pivotal method on one long row, in processes whose memory goes up and down with their tensors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends import BACKENDS
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KB on Linux")]
+
+MOST = {"torch": 12, "numba": 8}  # times the logits, which count, and so do all tensors but the cotangent
+ROOT = Path(__file__).parents[2]
+SCRIPT = r"""
+import os, resource, sys
+import torch
+from khot import Pivotal, StraightThrough
+
+torch.set_num_threads(1)
+
+
+def step(n):
+    logits, weight = torch.randn(n), torch.randn(n)
+    with open("/proc/self/statm") as file:
+        before = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    x = StraightThrough(Pivotal(logits=logits.requires_grad_(), k=n // 10), log_prob="none").rsample()
+    torch.autograd.grad(x, logits, weight)
+    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1 + (most - before) / logits.nbytes
+
+
+step(200_000)  # which compiles the loops
+print(step(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("n", [2**23 + 1])  # of the first round almost all units wait for the second
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pivotal(backend, n):
+    environment = {
+        **os.environ,
+        "KHOT_BACKEND": backend,
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back at once
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(n)], env=environment, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert 4 < float(result.stdout) <= MOST[backend], result.stdout  # 4 at least, or nothing was measured
