@@ -80,7 +80,7 @@ def test_enumeration_needs_sizes(case, given):
     """Entropies and pairs that are sums over all vectors: how many there are depends on the contents of k."""
     arguments = {"k": None} | GIVEN[given]()
     design = case.make(**{name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in arguments.items()})
-    message = "{} needs `k` as an int where contents of tensors cannot be looked at"
+    message = "{} needs `k` as an int under vmap and in compiled code"
     if not case.has_entropy_at_any_size:
         with pytest.raises(NotImplementedError, match=message.format("entropy")):
             design.entropy()

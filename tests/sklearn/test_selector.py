@@ -163,7 +163,7 @@ SMALL_AND_LARGE_SHARES = {  # features, how many of them have a coefficient, row
 @pytest.mark.parametrize(
     ("case", "classifies", "seed", "settings"),
     [
-        pytest.param("2_of_100", True, 0, {"max_iter": 100, "batch_size": 64}, id="small"),
+        pytest.param("2_of_100", True, 0, {"max_iter": 200, "batch_size": 64}, id="small"),
         pytest.param("97_of_100", False, 0, {"max_iter": 100}, id="large"),
         *(
             pytest.param(
