@@ -17,19 +17,21 @@ def balance(probs: Tensor, k: Tensor) -> Tensor:
 
     The difference is spread in proportion to ``probs * (1 - probs)``, which leaves 0 and 1 alone. Differentiable.
     """
-    return constant_if_tiny(_balanced(probs.double(), missing_share(probs, k)))
+    probs = probs.double()
+    spread = probs * (1 - probs)
+    balanced = probs + spread * _share(probs, spread, k)  # probs - spread and probs + spread lie in [0, 1]
+    return constant_if_tiny(balanced)
 
 
 def missing_share(probs: Tensor, k: Tensor) -> Tensor:
-    """How much of ``probs * (1 - probs)`` has to be added for rows to sum to ``k``, ``(..., 1)`` in float64."""
+    """How much of ``probs * (1 - probs)`` :func:`balance` adds to each unit of a row, ``(..., 1)`` in float64."""
     probs = probs.double()
+    return _share(probs, probs * (1 - probs), k)
+
+
+def _share(probs: Tensor, spread: Tensor, k: Tensor) -> Tensor:
     missing = k.unsqueeze(-1) - probs.sum(-1, keepdim=True)
-    spread = (probs * (1 - probs)).sum(-1, keepdim=True)
-    return (missing / spread.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
-
-
-def _balanced(probs: Tensor, share: Tensor) -> Tensor:
-    return torch.addcmul(probs, probs * (1 - probs), share)  # probs - spread and probs + spread lie in [0, 1]
+    return (missing / spread.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)).clamp(-1, 1)
 
 
 def pivotal_draw(
@@ -91,7 +93,7 @@ def tournament(
 
 def _lined_up(probs: Tensor, order: Tensor, share: Tensor | None) -> Tensor:
     probs = probs.gather(-1, order).double()
-    return probs if share is None else _balanced(probs, share)
+    return probs if share is None else torch.addcmul(probs, probs * (1 - probs), share)
 
 
 def _play(probs: Tensor, luck: Luck) -> Tensor:
