@@ -93,6 +93,7 @@ def _capped_simplex_fwd(
             tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)  # again, rather than to hold it through all that
     _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
     if HAS_Y:
+        k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)  # again, as the tile
         _store_values(x_ptr, y_ptr, tile, n, k, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
 
 
@@ -104,11 +105,10 @@ def _store_values(
     """y of a row: of the tile in registers, or of all tiles in memory."""
     inv_scale, rate = inverse_scale(scale, DTYPE), tl.zeros((), DTYPE)
     if IN_REGISTERS:
-        y = value(distances(tile, high, off, inv_scale), q, LINK, LOG)
         if (not LOG) & (k < SMALL_K):
-            rate = _settling(k, tl.sum(y, 0), DTYPE)
-            y += rate * y
-        store_tile(y_ptr, y, 0, n, BLOCK)
+            rate = _settling(k, tl.sum(value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0), DTYPE)
+        y = value(distances(tile, high, off, inv_scale), q, LINK, LOG)  # again, rather than to hold it beside the tile
+        store_tile(y_ptr, y if LOG else y + rate * y, 0, n, BLOCK)
     else:
         if (not LOG) & (k < SMALL_K):
             total = tl.zeros((), tl.float64)
