@@ -199,8 +199,7 @@ def test_second_derivatives_of_nothing_and_of_all(name, x, end, dtype):
     function, (size, near) = WITH_LIMITS[name], ENDS[end]
     found, expected = second_derivatives(function, x, size, dtype), second_derivatives(function, x, near)
     if name == "capped_softmax" and end == "all":  # not smooth there: k moves nothing
-        assert all(bool((value == 0).all()) for value in found.values())
-        return
+        expected = {key: torch.zeros_like(value) for key, value in found.items()}
     if name.startswith("log") and end == "none":  # d log y / dk is 1 / k
         of_k = found.pop("kk").item()
         assert abs(of_k) > 1e70
