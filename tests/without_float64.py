@@ -114,7 +114,7 @@ def main():
             before = mode.seen
             compare(name, lambda x, call=call: call(x, 1.5), x)
             assert mode.seen > before, name
-        with pytest.raises(NotImplementedError, match=r"give `logits` as `logits.cpu\(\)`"):
+        with pytest.raises(NotImplementedError, match=r"pass logits.cpu\(\)"):
             Pivotal(logits=on_device(x), k=2)
         with pytest.raises(AssertionError, match="float64 on a device that has none"):
             on_device(x.double())

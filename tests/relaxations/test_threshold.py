@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import khot
-from khot import capped_simplex_map, sigmoid_topk, sparse_topk, topk_mask, topk_threshold
+from khot import capped_simplex_map, lapsum_topk, normal_topk, sigmoid_topk, sparse_topk, topk_mask, topk_threshold
 from khot.relaxations.linked import link_of
 from tests.inputs import normal
 from tests.maps import LINKED, RELAXATIONS
@@ -141,3 +141,12 @@ def test_errors():
         topk_threshold(torch.tensor([1.0, math.nan]), 1, relaxation=topk_mask)
     with pytest.raises(ValueError, match="1 < p <= 2"):
         topk_threshold(normal(3), 1, relaxation=partial(sparse_topk, p=3.0))
+
+
+@pytest.mark.parametrize("others", [(lapsum_topk, normal_topk), (topk_mask, sigmoid_topk)], ids=["links", "hard"])
+def test_a_graph_is_made_for_each_relaxation(others):
+    x, now = normal(3, 7), {"relaxation": sigmoid_topk}
+    compiled = torch.compile(lambda x: topk_threshold(x, 3, relaxation=now["relaxation"]), backend="eager")
+    for relaxation in (sigmoid_topk, *others):
+        now["relaxation"] = relaxation
+        torch.testing.assert_close(compiled(x), topk_threshold(x, 3, relaxation=relaxation))

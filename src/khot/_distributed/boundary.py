@@ -132,6 +132,8 @@ def of_rows(
                 return traced(*args, **kwargs)
             return spread(*args, **kwargs)
 
+        # A code object of its own: Dynamo tells functions that a graph was made for by their code, not their closures.
+        call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
         return call
 
     return decorate if function is None else decorate(function)
