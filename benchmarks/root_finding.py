@@ -9,9 +9,9 @@ import torch
 from timing import arguments, write_csv
 from torch import Tensor
 
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.base import TailSums
 from khot.kernels.links.logistic import Logistic
+from khot.kernels.threshold import solve_threshold
 
 PROBLEMS = [(10, 5), (1000, 500), (1000, 10), (10_000, 1000)]
 TEMPERATURES = [10.0, 1.0, 0.1, 0.01]

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from khot.kernels.capped_simplex.derivative import derivative, mask_values
-from khot.kernels.capped_simplex.triton_backward import launch_backward
-from khot.kernels.capped_simplex.triton_forward import launch_forward
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.rows import Threshold
+from khot.kernels.threshold.derivative import derivative, mask_values
+from khot.kernels.threshold.triton_backward import launch_backward
+from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
 from tests.kernels.cases_transport import transports
@@ -39,7 +39,7 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
-    return Threshold(*torch.ops.khot.capped_simplex_threshold(x, k, scale, link.key, "scale", True))
+    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "scale", True))
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:

@@ -43,7 +43,7 @@ def calls_of(case, x):
 
 def test_the_calls_are_seen():
     seen = {func.name() for case in MAPS for func, _ in calls_of(case, normal(3, 6))}
-    thresholds = {"capped_simplex_threshold", "odd_map", "isotonic", "sorted_transport"}
+    thresholds = {"threshold", "odd_map", "isotonic", "sorted_transport"}
     others = {
         "odd_map_derivative",
         "sorted_transport_derivative",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from khot.kernels import backend, capped_simplex
+from khot.kernels import backend, threshold
 from khot.kernels.links.base import link_numbers
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.laplace import LAPLACE
@@ -18,9 +18,9 @@ from tests.kernels.kernel_links import LINKS
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels.capped_simplex import numba_backend  # noqa: E402 - skipped before it imports numba
 from khot.kernels.links.base_numba import numba_link, variant_of  # noqa: E402 - skipped before it imports numba
 from khot.kernels.numba_tools import kernel, specialised  # noqa: E402 - skipped before it imports numba
+from khot.kernels.threshold import numba_backend  # noqa: E402 - skipped before it imports numba
 
 pytestmark = [pytest.mark.loops, pytest.mark.one_of(7)]  # each link has loops of its own, which must be compiled
 
@@ -136,9 +136,9 @@ def left_of(x, k, scale, link, log=False):
     numba_backend.over_rows = counted
     try:
         leaf = rows.clone().requires_grad_()
-        y, *_ = capped_simplex.mask(rows, *numbers(rows, k, scale), link.key, log, "scale", True)
-        anchor, offset = capped_simplex.threshold(rows, *numbers(rows, k, scale), link.key, "scale", True)
-        capped_simplex.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, log, True)
+        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), link.key, log, "scale", True)
+        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), link.key, "scale", True)
+        threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, log, True)
     finally:
         numba_backend.over_rows = run
     return counts

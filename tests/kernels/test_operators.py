@@ -13,8 +13,6 @@ from torch import Tensor
 import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
-from khot.kernels.capped_simplex import reference as simplex
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.noises import NOISES
@@ -23,6 +21,8 @@ from khot.kernels.order_draw import rank_centre
 from khot.kernels.ordered_duels import kinds
 from khot.kernels.philox import FIRST
 from khot.kernels.registry import OPERATORS
+from khot.kernels.threshold import reference as simplex
+from khot.kernels.threshold import solve_threshold
 from khot.laws.conditional_poisson import inclusion_log_odds
 from tests.inputs import normal
 
@@ -223,19 +223,19 @@ def some_k_hot() -> Tensor:
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
-    "capped_simplex_threshold": [
+    "threshold": [
         lambda: (*rows(), LOGISTIC.key, "scale", True),
         lambda: (*rows(), SPARSE.key, "s", True),
     ],
-    "capped_simplex_mask": [
+    "threshold_mask": [
         lambda: (*rows(), LOGISTIC.key, False, "scale", True),
         lambda: (*rows(), LOGISTIC.key, True, "scale", True),
         lambda: (*rows(), SPARSE.key, False, "scale", True),
     ],
-    "capped_simplex_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
-    "capped_simplex_threshold_derivative": [threshold_gradient],
-    "capped_simplex_far_shares": [lambda: (*wide_gap(), LOGISTIC.key)],
-    "capped_simplex_means_in_gaps": [gap_mean],
+    "threshold_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
+    "threshold_derivative": [threshold_gradient],
+    "threshold_far_shares": [lambda: (*wide_gap(), LOGISTIC.key)],
+    "threshold_means_in_gaps": [gap_mean],
     "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
     "odd_map_derivative": [
@@ -343,10 +343,10 @@ def test_is_what_the_reference_defines(name, make, option):
     operator, arguments = OPERATORS[name], make()
     found = option.load()(*arguments)
     expected = operator.reference(*arguments)
-    if name == "capped_simplex_threshold" or name == "odd_threshold":  # t, however it is split
+    if name == "threshold" or name == "odd_threshold":  # t, however it is split
         scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("capped_simplex_mask", "odd_map", "order_inclusion"):
+    elif name in ("threshold_mask", "odd_map", "order_inclusion"):
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
-from khot.kernels.capped_simplex.parts import solve_threshold_of_parts
+from khot.kernels.threshold.parts import solve_threshold_of_parts
 
 from .characteristic import Complex, Nodes, nodes_of_count
 

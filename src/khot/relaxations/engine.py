@@ -1,7 +1,7 @@
 r"""The map behind every relaxed top-k mask, as a differentiable function of scores, sum and softness.
 
 Forward: :math:`y_i = F(z_i),\ z_i = (x_i - t)/s,\ t = a + cs` with the anchor a and the offset c from
-:mod:`khot.kernels.capped_simplex`.
+:mod:`khot.kernels.threshold`.
 
 Derivatives, by the implicit function theorem, with slopes :math:`w_i = F'(z_i)`, their shares
 :math:`\omega_i = w_i / \sum_j w_j` and :math:`v_i = (dx_i - z_i\,ds)/s`:
@@ -25,9 +25,12 @@ from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
 from khot._validation import check_k, check_scores, check_softness, checks_contents
-from khot.kernels import capped_simplex
+from khot.kernels import threshold
 from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.capped_simplex.derivative import (
+from khot.kernels.links.base import Link
+from khot.kernels.registry import is_eager
+from khot.kernels.rows import Threshold, distances, distances_of
+from khot.kernels.threshold.derivative import (
     balanced,
     centred,
     derivative,
@@ -37,9 +40,6 @@ from khot.kernels.capped_simplex.derivative import (
     shares,
     sum_moves_threshold,
 )
-from khot.kernels.links.base import Link
-from khot.kernels.registry import is_eager
-from khot.kernels.rows import Threshold, distances, distances_of
 
 from .axes import as_axes, as_rows
 from .in_graphs import mask_in_graph, threshold_in_graph
@@ -64,10 +64,10 @@ class _CappedSimplexMap(Function):
         x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, check: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         arguments = (x, k, scale, link.key, log, softness, check)
-        if is_eager(x, k, scale) or capped_simplex.mask.fuses(*arguments):
-            return capped_simplex.mask(*arguments)
+        if is_eager(x, k, scale) or threshold.mask.fuses(*arguments):
+            return threshold.mask(*arguments)
         k, scale = k.to(x.device), scale.to(x.device)
-        anchor, offset = capped_simplex.threshold(x, k, scale, link.key, softness, check)
+        anchor, offset = threshold.threshold(x, k, scale, link.key, softness, check)
         return mask_values(x, scale, Threshold(anchor, offset), link, log), anchor, offset
 
     @staticmethod
@@ -86,8 +86,8 @@ class _CappedSimplexMap(Function):
         # The common case, a plain first derivative, goes a short way; everything else needs differentiable operations.
         if grad_y is not None and grad_offset is None and _is_first():
             arguments = (x, scale, anchor, offset, grad_y, link.key, log, needs_scale)
-            if is_eager(x, scale, anchor, offset, grad_y) or capped_simplex.mask_derivative.fuses(*arguments):
-                return *capped_simplex.mask_derivative(*arguments), *(None,) * 4
+            if is_eager(x, scale, anchor, offset, grad_y) or threshold.mask_derivative.fuses(*arguments):
+                return *threshold.mask_derivative(*arguments), *(None,) * 4
         at = Threshold(anchor, offset)
         grad_x, grad_k, grad_scale = derivative(
             x, scale.to(x.device), at, grad_y, grad_offset, link, log, k, needs_scale
@@ -220,7 +220,7 @@ def _solved_plainly(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> _Pl
         return None
     if not (is_plain(x) and is_eager_everywhere()):
         return None
-    short = capped_simplex.plain.find(x, link, log)
+    short = threshold.plain.find(x, link, log)
     solved: Any = short and short.mask(x, float(k), float(scale), link, log)
     if solved is None:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._validation import checks_contents
-from khot.kernels import capped_simplex, magnitude
+from khot.kernels import magnitude, threshold
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
 
@@ -30,13 +30,13 @@ class _Mask(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         options = ctx.link.key, ctx.log, ctx.needs_input_grad[2]
-        return *capped_simplex.mask_derivative(*ctx.saved_tensors, grad, *options), *(None,) * 5
+        return *threshold.mask_derivative(*ctx.saved_tensors, grad, *options), *(None,) * 5
 
 
 def mask_in_graph(x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str) -> Tensor:
     """The mask, or its logarithm, of rows (..., n) of a DTensor, with float64 k and scale (...)."""
     arguments = x.detach(), k.detach(), scale.detach()
-    y, anchor, offset = capped_simplex.mask(*arguments, link.key, log, softness, checks_contents(x))
+    y, anchor, offset = threshold.mask(*arguments, link.key, log, softness, checks_contents(x))
     result: Tensor = _Mask.apply(x, k, scale, y, anchor, offset, link, log)
     return result
 
@@ -52,13 +52,13 @@ class _Threshold(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *capped_simplex.threshold_derivative(*ctx.saved_tensors, grad, ctx.link.key), *(None,) * 3
+        return *threshold.threshold_derivative(*ctx.saved_tensors, grad, ctx.link.key), *(None,) * 3
 
 
 def threshold_in_graph(x: Tensor, k: Tensor, scale: Tensor, link: Link, softness: str) -> Tensor:
     """The float64 threshold (...) of rows (..., n) of a DTensor, with float64 k and scale (...)."""
     arguments = x.detach(), k.detach(), scale.detach()
-    at = capped_simplex.threshold(*arguments, link.key, softness, checks_contents(x))
+    at = threshold.threshold(*arguments, link.key, softness, checks_contents(x))
     result: Tensor = _Threshold.apply(x, k, scale, *at, link)
     return result
 

@@ -1,9 +1,9 @@
 """Masks of rows of which each process holds a part of the items: thresholds and derivatives by sums over all parts.
 
-The root finder is that of :mod:`khot.kernels.capped_simplex.search`: one collective finds the range of the rows, one
+The root finder is that of :mod:`khot.kernels.threshold.search`: one collective finds the range of the rows, one
 their counts and moments, and each step adds four float64 numbers a row. What a process finds of its items between two
 collectives, it finds in one loop where a backend has one. Derivatives, of every order, are those of
-:mod:`khot.kernels.capped_simplex.parts`: one collective for the first.
+:mod:`khot.kernels.threshold.parts`: one collective for the first.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ from torch.nn.functional import pad
 from khot._distributed.differentiable import seen_by_parts
 from khot._distributed.shards import Shards
 from khot._validation import checks_contents
-from khot.kernels import capped_simplex, magnitude
-from khot.kernels.capped_simplex import parts
+from khot.kernels import magnitude, threshold
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import ClippedPower
 from khot.kernels.magnitude import parts as odd_parts
 from khot.kernels.magnitude.derivative import derivative as differentiable_odd_derivative
 from khot.kernels.rows import Threshold, compute_dtype, distances
+from khot.kernels.threshold import parts
 
 
 def _row_numbers(value: float | Tensor, x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class _MaskOfParts(Function):
     def forward(
         ctx: Any, x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool, softness: str, shards: Shards
     ) -> tuple[Tensor, Tensor, Tensor]:
-        check, loops = checks_contents(x), capped_simplex.shard_loops.find(x, link, log)
+        check, loops = checks_contents(x), threshold.shard_loops.find(x, link, log)
         y, anchor, offset = parts.mask_of_parts(x, k, scale, link, log, softness, check, shards, loops)
         ctx.save_for_backward(x, scale, anchor, offset)
         ctx.mark_non_differentiable(anchor)

@@ -1,6 +1,6 @@
 """Link functions: what distinguishes one relaxed top-k mask from another.
 
-A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.capped_simplex` finds
+A link is an increasing F from the reals onto (0, 1) or [0, 1]. The engine in :mod:`khot.kernels.threshold` finds
 the threshold ``t`` with sum F((x - t) / scale) = k, and every relaxed mask is that one map with its own link. F and
 1 - F come from separate branches, because 1 - F(z) computed by subtraction has no digits left where an item is almost
 certainly chosen.
@@ -244,7 +244,7 @@ class Link(ABC):
     def newton_step(self, sums: TailSums, excess: Tensor) -> Tensor:
         """The step of t, in scales, that the root finder takes at ``excess = above - k``; not finite where it has none.
 
-        Newton's method on log(A / B), for which see :mod:`khot.kernels.capped_simplex`. All tensors are float64.
+        Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold`. All tensors are float64.
         """
         size = sums.total + excess.abs()
         ratio = (sums.signed + excess) / size

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import capped_simplex
+from .. import threshold as masks
 from ..links.base import Link
 from ..numba_tools import over_rows
 from ..rows import Threshold, compute_dtype
@@ -115,7 +115,7 @@ def _signed_mask(
     a = x.detach().to(compute_dtype(x)).abs()
     if far_dtype(x, strength) != a.dtype or not math.isfinite(a.sum()):  # or so large that they seem to be infinite
         return torch_backend.odd_map(x, k, strength, link, False, check)
-    y, anchor, offset = capped_simplex.mask(a, k, strength, link, False, "strength", check)
+    y, anchor, offset = masks.mask(a, k, strength, link, False, "strength", check)
     idle = anchor + offset * strength <= 0
     if bool(idle.any()):
         anchor[idle] = offset[idle] = 0.0
@@ -137,7 +137,7 @@ def _signed_derivative(
         return torch_backend.odd_map_derivative(x, strength, *at, grad, link, False, with_strength)
     wide = x.detach().to(compute_dtype(x))
     sign, cotangents = wide.sign(), grad.to(wide.dtype)
-    found = capped_simplex.mask_derivative(wide.abs(), strength, *at, cotangents * sign, link, False, with_strength)
+    found = masks.mask_derivative(wide.abs(), strength, *at, cotangents * sign, link, False, with_strength)
     grad_x, grad_k, grad_strength = found
     grad_x = grad_x * sign
     idle = (at.anchor == 0) & (at.offset == 0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .. import capped_simplex
+from .. import threshold
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..numba_pieces import PIECE, addresses, flat, new_sums, over_pieces, real_of, rows_of
@@ -14,7 +14,7 @@ from .numba_shard_loops import ShardLoops, shard_loops
 from .search import far_dtype
 from .torch_backend import ORDINARY
 
-OF_MASKS = capped_simplex.shard_loops.named("numba")
+OF_MASKS = threshold.shard_loops.named("numba")
 
 
 def _all_ordinary(*numbers: Tensor) -> bool:

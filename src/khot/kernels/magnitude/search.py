@@ -26,7 +26,7 @@ from torch import Tensor
 
 from khot._distributed.shards import Shards
 
-from .. import capped_simplex
+from .. import threshold
 from ..links.base import TailSums
 from ..links.clipped_power import ClippedPower
 from ..newton import COARSEST, NEAR, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
@@ -96,7 +96,7 @@ def far_dtype(x: Tensor, strength: Tensor) -> torch.dtype:
 
 def solve_signed(a: Tensor, k: Tensor, strength: Tensor, link: ClippedPower) -> Threshold:
     """Thresholds of the signed mask for a = abs(x), not below 0."""
-    return _not_below_0(Threshold(*capped_simplex.threshold(a, k, strength, link.key, "strength", False)), strength)
+    return _not_below_0(Threshold(*threshold.threshold(a, k, strength, link.key, "strength", False)), strength)
 
 
 def solve_signed_parts(
@@ -109,9 +109,7 @@ def solve_signed_parts(
     local_sums: LocalSums | None,
 ) -> Threshold:
     """The same of rows of which a is the part of one process."""
-    return _not_below_0(
-        capped_simplex.solve_rows(a.contiguous(), k, strength, link, span, shards, local_sums), strength
-    )
+    return _not_below_0(threshold.solve_rows(a.contiguous(), k, strength, link, span, shards, local_sums), strength)
 
 
 def _not_below_0(at: Threshold, strength: Tensor) -> Threshold:

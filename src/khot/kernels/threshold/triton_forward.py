@@ -59,7 +59,7 @@ GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr
 
 
 @triton.jit
-def _capped_simplex_fwd(
+def _mask_fwd(
     x_ptr, y_ptr, anchor_ptr, offset_ptr, sound_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr,
     scale_number: tl.float64, stride_scale, q_number: tl.float64, centre: tl.float64, spread: tl.float64,
     stride_x, stride_y, n, sample_step,
@@ -293,7 +293,7 @@ def _launch_rows(
     log: bool, how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     n = x.shape[1]
-    _capped_simplex_fwd[(len(x),)](
+    _mask_fwd[(len(x),)](
         x, y, *at, at.anchor if sound is None else sound, *k.arguments(at.anchor), *scale.arguments(at.anchor),
         *link_numbers(link), x.stride(0), y.stride(0), n, max(1, n // how.block),
         K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,

@@ -1,4 +1,4 @@
-"""The root finder of :mod:`khot.kernels.capped_simplex` for one row, as functions of Triton kernels.
+"""The root finder of :mod:`khot.kernels.threshold` for one row, as functions of Triton kernels.
 
 As in the reference, the threshold is a pair, t = high + off * scale, ``high`` a number of the elements' dtype. Usual
 rows take a few unguarded Newton steps, all of whose arithmetic is that of the elements. What is left after them goes on

@@ -1,6 +1,6 @@
 r"""The relaxed top-k mask and its first derivative as one operator each, for which accelerators have fused kernels.
 
-Forward: y_i = F(z_i), z_i = (x_i - t) / s, with t from :mod:`khot.kernels.capped_simplex`. Derivatives, with slopes
+Forward: y_i = F(z_i), z_i = (x_i - t) / s, with t from :mod:`khot.kernels.threshold`. Derivatives, with slopes
 w_i = F'(z_i) / s and their shares omega_i = w_i / sum w: of y,
 
     dL/dx_i = w_i (g_i - <omega, g>),  dL/dk = <omega, g>,  dL/ds = -sum_i z_i dL/dx_i
@@ -86,7 +86,7 @@ def far_shares_in_graph(x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor
 
 # A graph keeps it whole: a compiler would trace 200 operations more, and compute them for rows that have no need.
 _far_shares = Operator(
-    "capped_simplex_far_shares",
+    "threshold_far_shares",
     far_shares_in_graph,
     fake=lambda x, *_: torch.empty_like(x, dtype=compute_dtype(x), memory_format=torch.contiguous_format),
 )
@@ -181,7 +181,7 @@ def means_in_gaps(
     return torch.where(wide.squeeze(-1), exact, mean)
 
 
-_means_in_gaps = Operator("capped_simplex_means_in_gaps", means_in_gaps, fake=lambda mean, *_: torch.empty_like(mean))
+_means_in_gaps = Operator("threshold_means_in_gaps", means_in_gaps, fake=lambda mean, *_: torch.empty_like(mean))
 
 
 def _mean_in_gap(share: Tensor, half: Tensor, x: Tensor, scale: Tensor, at: Threshold, link: Link, gap: Gap) -> Tensor:

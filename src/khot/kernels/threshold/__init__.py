@@ -7,7 +7,7 @@ w_i = F'(z_i) / s and their shares omega_i = w_i / sum w: of y,
 
 and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d,  dL/dk = sum d / sum w.
 
-The threshold is t = anchor + offset * s in two float64 numbers a row, see :mod:`khot.kernels.capped_simplex.search`.
+The threshold is t = anchor + offset * s in two float64 numbers a row, see :mod:`khot.kernels.threshold.search`.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def _has_kernel(link: str, log: bool) -> bool:
     return Link.find(link).has_kernel(log)
 
 
-threshold = Operator("capped_simplex_threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
+threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
 threshold.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
 )
@@ -61,7 +61,7 @@ threshold.backend(
 )
 threshold.backend("torch", module=".torch_backend")
 
-mask = Operator("capped_simplex_mask", reference.mask, fake=_like_x_and_rows)
+mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows)
 mask.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
 )
@@ -70,7 +70,7 @@ mask.backend(
 )
 mask.backend("torch", module=".torch_backend")
 
-mask_derivative = Operator("capped_simplex_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
+mask_derivative = Operator("threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
 mask_derivative.backend(
     "triton",
     module=".triton_backward",
@@ -84,9 +84,7 @@ mask_derivative.backend(
 mask_derivative.backend("torch", module=".torch_backend")
 
 # In graphs of DTensors, which hand over what they know how to place; elsewhere its operations are differentiable ones.
-threshold_derivative = Operator(
-    "capped_simplex_threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows
-)
+threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
 threshold_derivative.backend("torch", module=".torch_backend")
 
 

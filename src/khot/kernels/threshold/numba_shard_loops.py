@@ -1,6 +1,6 @@
 """The loops for rows of which this process holds a part, one for each step between two reductions.
 
-Arithmetic is that of :mod:`khot.kernels.capped_simplex.numba_loops` forward. Backward it is float64, as no process can
+Arithmetic is that of :mod:`khot.kernels.threshold.numba_loops` forward. Backward it is float64, as no process can
 centre cotangents a second time without one more reduction.
 """
 

@@ -1,7 +1,7 @@
 """The loops of the numba backend, compiled for one link, one dtype, and values or logarithms.
 
-Forward: Newton's method of :mod:`khot.kernels.capped_simplex.search` from the same start, row by row. Backward: as
-:mod:`khot.kernels.capped_simplex.derivative`. A loop marks the rows that it has ``left`` to others.
+Forward: Newton's method of :mod:`khot.kernels.threshold.search` from the same start, row by row. Backward: as
+:mod:`khot.kernels.threshold.derivative`. A loop marks the rows that it has ``left`` to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"

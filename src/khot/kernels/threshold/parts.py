@@ -1,7 +1,7 @@
 r"""Masks of rows of which each process holds a part: what is found of the items here, and what of whole rows.
 
 Between two reductions a process looks once at its items. In plain torch that is the code for whole rows; a backend may
-have a loop for each step, :class:`khot.kernels.capped_simplex.local_loops.LocalLoops`.
+have a loop for each step, :class:`khot.kernels.threshold.local_loops.LocalLoops`.
 
 Derivatives. With slopes :math:`w_i = F'(z_i)` and their sum W, :math:`d_i = w_i g_i`, or
 :math:`d_i = g_i F'(z_i) / F(z_i)` of the logarithm, cotangents g of the values and h of the threshold's offset c,
@@ -144,7 +144,7 @@ def derivative_of_parts(
         exact = logits - highest.nan_to_num(neginf=0.0).unsqueeze(-1) + rate_of_slopes(z, link)
         slope = torch.where(far, exact, torch.where(far, 0.0, exponent - top.unsqueeze(-1))).exp()
         numbers = _sums(z, slope, slope * grad if direct is None else direct, with_scale, shards)
-        if direct is not None:  # as in :func:`khot.kernels.capped_simplex.derivative.pull_on_k`
+        if direct is not None:  # as in :func:`khot.kernels.threshold.derivative.pull_on_k`
             below = direct.masked_fill(z > 0, 0.0).sum(-1)
             on_k = sum_of_parts(shards, per_share(z, slope * grad, link).sum(-1), below)
     density, pull, first, lever = numbers

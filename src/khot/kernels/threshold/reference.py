@@ -2,7 +2,7 @@ r"""Relaxed top-k masks by bisection, in float64: the definition.
 
 .. math:: y_i = F((x_i - t) / s), \qquad \sum_i y_i = k
 
-For scores and scales of ordinary size: t is one double here, where :mod:`khot.kernels.capped_simplex.search` finds an
+For scores and scales of ordinary size: t is one double here, where :mod:`khot.kernels.threshold.search` finds an
 anchor and an offset.
 """
 
