@@ -7,12 +7,12 @@ time at the sizes that dispatch uses (test_triton_aot.py).
 from functools import partial
 
 import torch
+from khot.kernels.threshold.derivative import derivative, mask_values
 from torch import Tensor
 
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.rows import Threshold
-from khot.kernels.threshold.derivative import derivative, mask_values
 from khot.kernels.threshold.triton_backward import launch_backward
 from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws

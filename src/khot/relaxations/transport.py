@@ -9,8 +9,10 @@ from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 from .axes import as_rows
-from .engine import relaxed_mask
+from .engine import ThresholdMap
 from .linked import with_link
+
+MAP = ThresholdMap(LOGISTIC, "epsilon / 2")
 
 
 class _TwoAnchors(Link, name="two_anchors"):
@@ -107,4 +109,4 @@ def transport_topk(
         if looks_at_contents(epsilon):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
-    return relaxed_mask(x, k, epsilon / 2, dim, link=LOGISTIC, name="epsilon / 2")
+    return MAP(x, k, epsilon / 2, dim)

@@ -1,0 +1,356 @@
+r"""Thresholds of every row, exactly: plain torch in float64, one residual, one guarded search.
+
+Residual. Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items lie. Then
+
+    sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
+
+two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
+looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
+where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
+are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
+
+Threshold. No double t tells z where scores are many scales from 0. So the search first runs in t, whose doubles it sees
+exactly; where two neighbouring doubles do not tell the root, it goes on in the offset c of t = anchor + c * sigma from
+the nearest item. Then x - anchor is exact for the items near t, and z keeps its digits.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from khot._distributed.shards import Shards
+
+from ..contents import check_contents, check_empty
+from ..links.base import Link
+from ..newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..rows import Span, Threshold, compute_dtype, row_range
+from .derivatives import derivative, items_of
+from .kinds import KINDS, Kind, inverse_of, root_of
+from .reductions import WHOLE, Whole, reductions
+
+FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
+TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
+EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
+UNDERFLOW = TINY / EPS  # sums below which tails are taken by their logarithms
+WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
+MARGIN = 2.0**-10  # relative, that a bracket leaves to rounding and to rough inverses
+ANCHORINGS = 3  # searches in the offset, while another item turns out to be nearer
+LARGE_SCALE, SHRINKAGE = 2.0**500, 2.0**-600  # above which t might overflow, so that rows are shrunk
+LEAST_SHARE = 1e-300
+
+
+class Rows(NamedTuple):
+    """Rows to solve: items x (rows, n) in float64, k and softness (rows,).
+
+    Where other processes hold further items of the rows, what is found of a row is reduced over all of them.
+    """
+
+    x: Tensor
+    k: Tensor
+    softness: Tensor
+    link: Link
+    kind: Kind
+    over: Whole
+
+    def take(self, which: Tensor) -> "Rows":
+        return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
+
+    def distances(self, at: Threshold) -> Tensor:
+        return self.kind.distances(self.x, at, self.softness, self.link)
+
+    def scale(self, t: Tensor) -> Tensor:
+        return self.kind.scale(t, self.softness, self.link)
+
+    def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
+        left, right = self.over.max(self.x.masked_fill(above, -torch.inf), (-self.x).masked_fill(~above, -torch.inf))
+        return left, -right, self.over.sum(above.double())[0]
+
+
+# ---- The residual
+
+
+def _evaluate(rows: Rows, at: Threshold) -> Evaluation:
+    """A step of t in scales, g, and whether t with that step is the root."""
+    z, link = rows.distances(at), rows.link
+    value = link.value(z)
+    above = value >= 1 if link.compact else z > 0
+    tail, slope = torch.where(above, link.complement(z), value), link.slope(z)
+    if rows.kind.grows:  # as t rises, the scale does, too
+        t = rows.kind.threshold(at, rows.softness, link)
+        slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
+    parts = [above, *(v * side for v in (tail, slope) for side in (~above, above))]
+    m, below, beyond, falls, rises = rows.over.sum(*(v.double() for v in parts))
+    excess = m - rows.k
+    a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
+    if link.compact:
+        g = torch.where((a == 0) & (b == 0), 0.0, (a / b).log())  # with no tails any point of the gap is a root
+    else:
+        g, falls, rises = (a / b).log(), falls / a, rises / b
+    lost = torch.minimum(a, b) < UNDERFLOW
+    if not (link.compact and link.reaches_zero) and bool(lost.any()):
+        exact = _by_logarithms(rows, z, above, excess)
+        g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
+    if not link.compact:
+        step = g / (falls + rises)
+        return step, g, (step.abs() <= TOLERANCE) | (g == 0)
+    # The sum P of the uncapped is about a power of the distance to t: Newton on P^(1/order) = (k - capped)^(1/order).
+    # If there are more caps than k, Newton on the residual; and without any slope a step as if one item had some.
+    order = link.q if link.reaches_zero else torch.inf
+    power = g if order == torch.inf else link.q * below / falls * (1 - (b / below) ** (1 / link.q))
+    step = torch.where(excess < 0, power, (below + excess) / torch.where(falls > 0, falls, 1.0))
+    found = (a - b).abs() <= (1 + link.condition) * EPS * (a + b)
+    return step.masked_fill(found & (excess >= 0), 0.0), g, found  # what is left may be a step across a kink
+
+
+def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g and the rates at which log A falls and log B rises with t, in scales."""
+    link, nothing = rows.link, -torch.inf
+    tail, slope = torch.where(above, link.log_complement(z), link.log_value(z)), link.log_slope(z)
+    sides = [torch.where(side, v, nothing) for v in (tail, slope) for side in (~above, above)]
+    below, beyond, falls, rises = rows.over.logsumexp(*sides)
+    a = torch.logaddexp(below, excess.clamp(min=0).log())
+    b = torch.logaddexp(beyond, (-excess).clamp(min=0).log())
+    return (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (falls - a).exp(), (rises - b).exp()
+
+
+# ---- The search
+
+
+def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
+    """The thresholds of rows whose contents are in order, with anchors that are numbers of this dtype."""
+    large = rows.softness > LARGE_SCALE
+    if bool(large.any()) and not rows.kind.grows:
+        factor = torch.where(large, SHRINKAGE, 1.0)
+        small = rows._replace(x=rows.x * factor.unsqueeze(-1), softness=rows.softness * factor)
+        at = solve(small, span._replace(lowest=span.lowest * factor, highest=span.highest * factor), torch.float64)
+        anchor = _rounded(at.anchor / factor, dtype)
+        return Threshold(anchor, at.offset + (at.anchor - anchor * factor) / small.softness)
+    none, everything, start, low, high = _start(rows, span)
+    wrong = ~((rows.k >= span.selected) & (rows.k <= span.selected + span.finite)) | span.nan
+    at, done = _search(rows, start, low, high, none | everything | wrong, FIRST_STEPS, dtype)
+    if not bool(done.all()):
+        hard = (~done).nonzero().squeeze(-1)
+        nothing = torch.zeros_like(hard, dtype=torch.bool)
+        again, _ = _search(rows.take(hard), at.anchor[hard], low[hard], high[hard], nothing, MAX_STEPS, dtype)
+        at.anchor[hard], at.offset[hard] = again.anchor, again.offset
+    at = _at_the_ends(rows, span, at, none, everything)
+    return Threshold(at.anchor, at.offset.masked_fill(wrong, torch.nan))
+
+
+def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Which rows have nothing or everything in the mask; of the others a first guess, inside a bracket."""
+    link, finite = rows.link, span.finite.clamp(min=1)
+    share = ((rows.k - span.selected) / finite).clamp(LEAST_SHARE, 1 - 2.0**-53)
+    none = rows.k <= span.selected
+    centre, variance = span.moments or _moments(rows.x, finite)
+    if rows.kind.grows:
+        (nonzero,) = rows.over.sum((rows.x > 0).double())
+        (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf))
+        # At `low` every entry but 0 is capped: half of it is above t, half above the scale at t.
+        low = torch.minimum(-smallest / 2, (-smallest / rows.softness / 2) ** link.q).clamp(min=TINY)
+        guess = centre - variance.sqrt() * torch.special.ndtri(share)
+        return none, rows.k >= nonzero, _inside(guess, low, span.highest), low, torch.maximum(span.highest, low)
+    middle, spread = link.start(rows.x.device)
+    deviation = (variance + spread * rows.softness.square()).sqrt()
+    guess = centre - middle * rows.softness - deviation * torch.special.ndtri(share)
+    # F is the share everywhere if all items are equal, so the root lies within its quantile of the extreme items.
+    width = (1 + MARGIN) * link.inverse(share).abs().nan_to_num(0.0) + 1
+    low, high = _bracket(rows, span, width)
+    return none, rows.k >= span.selected + span.finite, _inside(guess, low, high), low, high
+
+
+def _moments(x: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+    kept = torch.where(x.isfinite(), x, 0.0)
+    mean = kept.sum(-1) / finite
+    return mean, (kept.square().sum(-1) / finite - mean.square()).clamp(min=0)
+
+
+def _inside(guess: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.maximum(torch.minimum(guess.nan_to_num(0.0), high), low)
+
+
+def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Where g is positive and where negative; widened until it is, since the inverse of a user's link may be rough."""
+    largest = torch.finfo(torch.float64).max
+    for _ in range(WIDENINGS):
+        low = (span.lowest - width * rows.softness - 4 * EPS * span.lowest.abs()).clamp(-largest, largest)
+        high = (span.highest + width * rows.softness + 4 * EPS * span.highest.abs()).clamp(-largest, largest)
+        if rows.link.kernel is not None:
+            break
+        nothing = torch.zeros_like(low)
+        at_low, at_high = (_evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
+        missed = ((at_low < 0) & (low > -largest)) | ((at_high > 0) & (high < largest))
+        if not bool(missed.any()):
+            break
+        width = torch.where(missed, width * width.clamp(min=4), width)
+    return low, high
+
+
+def _search(
+    rows: Rows, start: Tensor, low: Tensor, high: Tensor, done: Tensor, steps: int, dtype: torch.dtype
+) -> tuple[Threshold, Tensor]:
+    """The threshold from a search in t and, if that has enough steps to end, in the offset; and which rows are done."""
+    nothing = torch.zeros_like(start)
+
+    def evaluate(t: Tensor) -> Evaluation:
+        step, g, found = _evaluate(rows, Threshold(t, nothing))
+        return step * rows.scale(t), g.clamp(-1 / EPS, 1 / EPS), found
+
+    middle = _geometric_mean if rows.kind.grows else arithmetic_mean
+    root = guarded_newton(evaluate, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
+    anchor = _rounded(root.t, dtype)
+    if rows.kind.grows:  # then the offset is not positive, and t not below 0
+        higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
+        anchor = torch.where((anchor - root.t < root.rest) & higher.isfinite(), higher, anchor)
+    at = Threshold(anchor, ((root.t - anchor) + root.rest) / rows.scale(root.t))
+    if steps == MAX_STEPS:
+        lost = (~root.found).nonzero().squeeze(-1)
+        if len(lost):
+            again = _search_offset(rows.take(lost), Root(*(v[lost] for v in root)))
+            at.anchor[lost], at.offset[lost] = again.anchor, again.offset
+        if not bool(root.done.all()):
+            raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and have no NaN")
+    if rows.link.compact and rows.link.reaches_zero:
+        at, free = _leave_kink(rows, at)
+        return at, root.found | free
+    return at, root.found
+
+
+def _geometric_mean(low: Tensor, high: Tensor) -> Tensor:
+    return torch.where(high > 4 * low, low.sqrt() * high.sqrt(), arithmetic_mean(low, high))
+
+
+def _rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The finite number of a dtype next to t, in float64."""
+    largest = torch.finfo(dtype).max
+    return t.clamp(-largest, largest).to(dtype).double()
+
+
+def _search_offset(rows: Rows, root: Root) -> Threshold:
+    """The thresholds between two neighbouring doubles, from the distances to the item that is nearest."""
+    t, offset = root.t, torch.zeros_like(root.t)
+    anchor = torch.full_like(t, torch.nan)
+    for _ in range(ANCHORINGS):
+        left, right, _ = rows.neighbours(rows.x > t.unsqueeze(-1) if not rows.kind.grows else rows.x >= t.unsqueeze(-1))
+        nearest = right if rows.kind.grows else torch.where(t - left < right - t, left, right)
+        nearest = torch.where(nearest.isfinite(), nearest, t)
+        if bool((nearest == anchor).all()):
+            break
+        anchor, scale = nearest, rows.scale(t)
+        low, high = (((end - anchor) / scale).clamp(-1e306, 1e306) for end in (root.low, root.high))
+        low, high = low - MARGIN * low.abs() - 1, high + MARGIN * high.abs() + 1
+        if rows.kind.grows:
+            high = torch.zeros_like(high)
+
+        def evaluate(c: Tensor, at: Tensor = anchor) -> Evaluation:
+            step, g, found = _evaluate(rows, Threshold(at, c))
+            return step, g.clamp(-1 / EPS, 1 / EPS), found
+
+        one, nothing = torch.ones_like(t), torch.zeros_like(t, dtype=torch.bool)
+        found = guarded_newton(evaluate, _inside((t - anchor) / scale, low, high), (low, high), (one, -one), nothing)
+        offset = found.t + found.rest
+        t = anchor + offset * scale
+    return Threshold(anchor, offset)
+
+
+def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:
+    """Thresholds of masks of zeros and ones, away from either end of where they may be; and which masks these are.
+
+    Those of magnitudes, which the scale depends on, are at the largest zero, so that no rounding brings it back.
+    """
+    left, right, count = rows.neighbours(rows.distances(at) > 0.5)
+    if rows.kind.grows:
+        room = (right - left) * (1 / rows.softness) * inverse_of(root_of(left.clamp(min=0), rows.link.q)) - 1
+        free, beyond = (count == rows.k) & (room >= 0) & (left > 0), torch.zeros_like(room)
+    else:
+        room = (0.5 * right - 0.5 * left) * (2 / rows.softness) - 1
+        free, beyond = (count == rows.k) & (room >= 0), (0.5 * room).clamp(max=1)
+    return Threshold(torch.where(free, left, at.anchor), torch.where(free, beyond, at.offset)), free
+
+
+def _at_the_ends(rows: Rows, span: Span, at: Threshold, none: Tensor, everything: Tensor) -> Threshold:
+    """With the thresholds of rows that have nothing or everything in the mask; those of odd maps are not below 0."""
+    if rows.kind.grows:
+        anchor = torch.where(everything, 0.0, torch.where(none, span.highest, at.anchor))
+        return Threshold(anchor, torch.where(none | everything, 0.0, at.offset.clamp(max=0)))
+    reach = rows.link.reach  # beyond the last item, as far as F needs
+    anchor = torch.where(none, span.highest, torch.where(everything, span.lowest, at.anchor))
+    offset = torch.where(none, reach, torch.where(everything, -reach, at.offset))
+    if not rows.kind.absolute:
+        return Threshold(anchor, offset)
+    binding = anchor + offset * rows.softness > 0
+    return Threshold(torch.where(binding, anchor, 0.0), torch.where(binding, offset, 0.0))
+
+
+# ---- The operators
+
+
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
+) -> tuple[Tensor, Tensor]:
+    """As the reference; of rows of which x (..., m) may be the part of one process, the same on all of them."""
+    batch, n = x.shape[:-1], x.shape[-1]
+    if x.numel() == 0:  # n = 0, or no rows
+        if check:
+            check_empty(k)
+        return k.new_zeros(batch, device=x.device), k.new_zeros(batch, device=x.device)
+    which, items = KINDS[kind], which_scores(x, KINDS[kind]).reshape(-1, n)
+    k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
+    span = row_range(items, shards)
+    if check:
+        _check(x, k, scale, softness, which, span, shards)
+    rows = Rows(items, k, scale, Link.find(link), which, reductions(shards))
+    anchor, offset = solve(rows, span, compute_dtype(x))
+    return anchor.reshape(batch), offset.reshape(batch)
+
+
+def which_scores(x: Tensor, kind: Kind) -> Tensor:
+    """What is compared with the threshold, in float64."""
+    return kind.scores(x.detach()).double()
+
+
+def _check(x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None) -> None:
+    """ValueError for contents that no threshold can be found for."""
+    if kind.absolute and bool((span.selected > 0).any()):
+        row = int((span.selected > 0).nonzero()[0])
+        raise ValueError(f"`x` must be finite (0 masks an entry), but row {row} of the flattened batch is not")
+    check_contents(x.reshape(-1, x.shape[-1]), k, scale, softness, span, shards)
+
+
+def mask(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, shards: Shards | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference; of rows of which x (..., m) may be the part of one process."""
+    scale = scale.to(x.device)
+    at = Threshold(*threshold(x, k, scale, link, kind, softness, check, shards))
+    return values(x, scale, at, Link.find(link), KINDS[kind]), *at
+
+
+def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
+    """The map of x with these thresholds; not differentiable."""
+    a = which_scores(x, kind)
+    y = items_of(a, scale, at, link, kind).value if kind.absolute else kind.distances(a, at, scale, link)
+    if not kind.absolute:
+        y = link.log_value(y) if kind.log else link.value(y)
+    return (y * x.sign() if kind.absolute else y).to(x.dtype).contiguous()
+
+
+def mask_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool,
+    shards: Shards | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As the reference; of rows of which x (..., m) may be the part of one process."""
+    at, which = Threshold(anchor, offset), KINDS[kind]
+    grads = derivative(x, scale.to(x.device), at, grad, None, Link.find(link), which, reductions(shards))
+    return grads[0].to(x.dtype).contiguous(), grads[1], grads[2] if with_scale else torch.zeros_like(grads[1])
+
+
+def threshold_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference."""
+    at, found = Threshold(anchor, offset), Link.find(link)
+    grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, None, grad, found, KINDS[kind], WHOLE)
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale
