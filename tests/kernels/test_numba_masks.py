@@ -135,10 +135,10 @@ def left_of(x, k, scale, link, log=False):
 
     numba_backend.over_rows = counted
     try:
-        leaf = rows.clone().requires_grad_()
-        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), link.key, log, "scale", True)
-        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), link.key, "scale", True)
-        threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, log, True)
+        leaf, kind = rows.clone().requires_grad_(), "log_mask" if log else "mask"
+        y, *_ = threshold.mask(rows, *numbers(rows, k, scale), link.key, kind, "scale", True)
+        anchor, offset = threshold.threshold(rows, *numbers(rows, k, scale), link.key, "mask", "scale", True)
+        threshold.mask_derivative(leaf, numbers(rows, scale)[0], anchor, offset, y, link.key, kind, True)
     finally:
         numba_backend.over_rows = run
     return counts

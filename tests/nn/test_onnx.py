@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from khot.relaxations.portable import LONGEST_REACH, portable_mask
 
 from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
 from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of
-from khot.relaxations.portable import LONGEST_REACH, portable_mask
 from tests.inputs import normal
 from tests.maps import RELAXATIONS
 
@@ -101,7 +101,6 @@ def test_links_with_heavy_tails_are_an_error(exporting):
         torch.export.export(module.eval(), (X,))
 
 
-def test_other_maps_stay_operations_that_onnx_refuses(exporting):
-    """By name: it says that it has no translation of this operation."""
-    program = torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))
-    assert any("khot.odd_map" in str(node.target) for node in program.graph.nodes)
+def test_maps_of_absolute_values_are_an_error(exporting):
+    with pytest.raises(NotImplementedError, match="masks of scores"):
+        torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))

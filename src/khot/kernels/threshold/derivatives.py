@@ -26,7 +26,7 @@ from khot._torch_internals import is_transformed
 from khot._validation import has_contents
 
 from ..links.base import Link
-from ..rows import Threshold
+from ..rows import Threshold, compute_dtype
 from .ends import growth_at
 from .gaps import are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink
@@ -48,6 +48,7 @@ class Items(NamedTuple):
         scale: sigma.
         gain: g.
         stretch: kappa.
+        least: The sum of slopes that stands for a smaller one, whose inverse might leave the dtype of x.
         follows: Whether anything follows the threshold; None where something always does.
         factor: F' / F of logarithms.
         powers: What W has besides f, for each item.
@@ -61,6 +62,7 @@ class Items(NamedTuple):
     scale: Tensor
     gain: Tensor
     stretch: Tensor
+    least: float = TINY
     follows: Tensor | None = None
     factor: Tensor | None = None
     powers: Tensor | None = None
@@ -78,7 +80,7 @@ def items_of(a: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: 
         z = kind.distances(a, Threshold(at.anchor, offset), here, link)
         binding = (at.anchor != 0) | (at.offset != 0)
         # Beyond (0, 1) the slope is 0 and the lever idle, but z may overflow.
-        return Items(link.value(z), z.clamp(0, 1), link.slope(z), s, one, one, binding)
+        return Items(link.value(z), z.clamp(0, 1), link.slope(z), s, one, one, follows=binding)
     z = _finite_distances(a, Threshold(at.anchor, offset), here)
     factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if kind.log else None
     return Items(z, z, link.slope(z), s, one, one, factor=factor)
@@ -145,53 +147,61 @@ def shares_of(
     z, slope, log = items.z.masked_fill(x.isinf(), 0.0), items.slope, items.factor is not None
     direct = g * (items.factor if items.factor is not None else slope)
     held = slope if items.powers is None else slope + items.powers
-    total, first, pull, moment = over.sum(held, slope * z, direct, direct * z)
+    total, first, pull, moment = over.sum(held.sum(-1), (slope * z).sum(-1), direct.sum(-1), (direct * z).sum(-1))
     if items.follows is not None or (link.compact and link.reaches_zero):
         moves = total > TINY if items.follows is None else (total > 0) & items.follows
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
         share = slope * over.seen(rate)[0].unsqueeze(-1)
         return items, Shares(share, rate, rate * first, rate * pull, rate * pull, moment)
-    far = are_far(total)
-    if not can_tell(far) or bool(far.any()):
-        return _shares_in_gaps(items, g, total, far, x, s, at, link, over, k)
-    share, rate, mean = slope / over.seen(total)[0].unsqueeze(-1), total.reciprocal(), pull / total
-    return items, Shares(share, rate, first / total, pull if log else mean, mean, moment)
+    far, ends = are_far(total), _ends(at, link, k)
+    special = far if ends is None else far | ends
+    if not can_tell(special) or bool(special.any()):
+        return _shares_in_gaps(items, g, total, far, ends, x, s, at, link, over, k)
+    share, mean, density = slope / over.seen(total)[0].unsqueeze(-1), pull / total, total.clamp(min=items.least)
+    on_k = pull / density if log else mean
+    return items, Shares(share, density.reciprocal(), first / total, pull if log else mean, on_k, moment)
 
 
 def _shares_in_gaps(
-    items: Items, g: Tensor, total: Tensor, far: Tensor, x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole,
-    k: Tensor | None,
+    items: Items, g: Tensor, total: Tensor, far: Tensor, ends: Tensor | None, x: Tensor, s: Tensor, at: Threshold,
+    link: Link, over: Whole, k: Tensor | None,
 ) -> tuple[Items, Shares]:  # fmt: skip
     """Where all slopes of some rows, the ``far`` ones, underflow: from their ratios, which differences of x tell.
 
-    And, given k, with the limits of derivatives in rows with k = 0 or k = n.
+    And with the limits of derivatives in the rows at the ``ends``.
     """
     z, column, inverse = items.z, far.unsqueeze(-1), 1 / link.value(items.z.clamp(min=0.0))
     place = Threshold(at.anchor.detach(), at.offset.detach())
     exact = torch.where(column, exact_shares(x.detach(), s.detach(), place, link, over), 0.0)
     weight = torch.where(column, exact * rate_of_slopes(z, link).exp(), items.slope)
-    (norm,) = over.sum(weight)
+    (norm,) = over.sum(weight.sum(-1))
     norm = torch.where(norm > 0, norm, 1.0)
     share = weight / over.seen(norm)[0].unsqueeze(-1)
-    density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=TINY)
-    ends = far & (at.offset.detach().abs() == link.reach)
-    if k is not None and type(link).limits_at_ends is not Link.limits_at_ends and bool(ends.any()):
+    density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=items.least)
+    if ends is not None and k is not None and (not can_tell(ends) or bool(ends.any())):
         growth = growth_at(ends, z, share, density, x, s, k, link)
         share, density, inverse = share + growth.share, growth.density, inverse * (1 - growth.value)
         factor = None if items.factor is None else items.factor + growth.factor
         items = items._replace(slope=items.slope + growth.slope, factor=factor)
     direct = g * (items.slope if items.factor is None else items.factor)
     pulled, above, below, pull, moment = over.sum(
-        share * g,
-        (share * g * inverse).masked_fill(z <= 0, 0.0),
-        direct.masked_fill(z > 0, 0.0),
-        direct,
-        direct * z.masked_fill(x.isinf(), 0.0),
+        (share * g).sum(-1),
+        (share * g * inverse).masked_fill(z <= 0, 0.0).sum(-1),
+        direct.masked_fill(z > 0, 0.0).sum(-1),
+        direct.sum(-1),
+        (direct * z.masked_fill(x.isinf(), 0.0)).sum(-1),
     )
     first = mean_distance(share, z, x, s, at, link, over)
     if items.factor is None:
         return items, Shares(share, density.reciprocal(), first, pulled, pulled, moment)
     return items, Shares(share, density.reciprocal(), first, pull, above + below / density, moment)
+
+
+def _ends(at: Threshold, link: Link, k: Tensor | None) -> Tensor | None:
+    """The rows with k = 0 or k = n, given k, if the limits of their derivatives are known."""
+    if k is None or type(link).limits_at_ends is Link.limits_at_ends:
+        return None
+    return at.offset.detach().abs() == link.reach
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
@@ -253,7 +263,7 @@ def derivative(
     grad_s = -_lever(centred, items, shares, a, s, over) * items.gain
     if items.own_slope is not None and items.own_lever is not None:
         own = g * items.own_slope
-        grad_a, grad_s = grad_a + own, grad_s - over.sum(own * items.own_lever)[0]
+        grad_a, grad_s = grad_a + own, grad_s - over.sum((own * items.own_lever).sum(-1))[0]
     grad_k = items.gain * on_k
     if grad_offset is not None:
         push = items.stretch * grad_offset
@@ -270,10 +280,10 @@ def _items(
     """The items, the scores a, the signs of x, and the threshold; at k = 0, n its distance is arbitrary, a constant."""
     wide = x.double()
     sign, a = (wide.sign(), wide.abs()) if kind.absolute else (1.0, wide)
-    if k is not None and not kind.absolute:
-        ends = at.offset.detach().abs() == link.reach
+    if not kind.absolute and (ends := _ends(at, link, k)) is not None:
         at = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
-    return items_of(a, s, at, link, kind, over), a, sign, at
+    items = items_of(a, s, at, link, kind, over)
+    return items._replace(least=torch.finfo(compute_dtype(x)).tiny), a, sign, at
 
 
 def _lever(centred: Tensor, items: Items, shares: Shares, x: Tensor, s: Tensor, over: Whole) -> Tensor:

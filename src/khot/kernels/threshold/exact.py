@@ -64,8 +64,10 @@ class Rows(NamedTuple):
 
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
-        left, right = self.over.max(self.x.masked_fill(above, -torch.inf), (-self.x).masked_fill(~above, -torch.inf))
-        return left, -right, self.over.sum(above.double())[0]
+        left = self.x.masked_fill(above, -torch.inf).amax(-1)
+        right = self.x.masked_fill(~above, torch.inf).amin(-1)
+        left, right = self.over.max(left, -right)
+        return left, -right, self.over.sum(above.sum(-1).double())[0]
 
 
 # ---- The residual
@@ -80,8 +82,9 @@ def _evaluate(rows: Rows, at: Threshold) -> Evaluation:
     if rows.kind.grows:  # as t rises, the scale does, too
         t = rows.kind.threshold(at, rows.softness, link)
         slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
-    parts = [above, *(v * side for v in (tail, slope) for side in (~above, above))]
-    m, below, beyond, falls, rises = rows.over.sum(*(v.double() for v in parts))
+    m, below, beyond, falls, rises = rows.over.sum(
+        above.sum(-1).double(), *(v.masked_fill(other, 0.0).sum(-1) for v in (tail, slope) for other in (above, ~above))
+    )
     excess = m - rows.k
     a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
     if link.compact:
@@ -106,13 +109,17 @@ def _evaluate(rows: Rows, at: Threshold) -> Evaluation:
 
 def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g and the rates at which log A falls and log B rises with t, in scales."""
-    link, nothing = rows.link, -torch.inf
-    tail, slope = torch.where(above, link.log_complement(z), link.log_value(z)), link.log_slope(z)
-    sides = [torch.where(side, v, nothing) for v in (tail, slope) for side in (~above, above)]
-    below, beyond, falls, rises = rows.over.logsumexp(*sides)
+    link = rows.link
+    tail = torch.where(above, link.log_complement(z), link.log_value(z))
+    below, beyond = rows.over.logsumexp(*(torch.where(side, tail, -torch.inf) for side in (~above, above)))
     a = torch.logaddexp(below, excess.clamp(min=0).log())
     b = torch.logaddexp(beyond, (-excess).clamp(min=0).log())
-    return (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (falls - a).exp(), (rises - b).exp()
+    # The rates are mean hazards, weighted by the tails. A difference of sums of slopes and of tails would round more.
+    total = torch.where(above, beyond.unsqueeze(-1), below.unsqueeze(-1))
+    weighted = torch.where(tail > -torch.inf, (tail - total + link.log_hazard(z)).exp(), 0.0)
+    falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
+    step = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
+    return (a - b).nan_to_num(0.0, torch.inf, -torch.inf), *step
 
 
 # ---- The search
@@ -122,43 +129,48 @@ def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
     """The thresholds of rows whose contents are in order, with anchors that are numbers of this dtype."""
     large = rows.softness > LARGE_SCALE
     if bool(large.any()) and not rows.kind.grows:
-        factor = torch.where(large, SHRINKAGE, 1.0)
+        factor = torch.ones_like(rows.softness).masked_fill(large, SHRINKAGE)
         small = rows._replace(x=rows.x * factor.unsqueeze(-1), softness=rows.softness * factor)
         at = solve(small, span._replace(lowest=span.lowest * factor, highest=span.highest * factor), torch.float64)
         anchor = _rounded(at.anchor / factor, dtype)
         return Threshold(anchor, at.offset + (at.anchor - anchor * factor) / small.softness)
-    none, everything, start, low, high = _start(rows, span)
+    none, everything, start, low, high, width = _start(rows, span)
     wrong = ~((rows.k >= span.selected) & (rows.k <= span.selected + span.finite)) | span.nan
-    at, done = _search(rows, start, low, high, none | everything | wrong, FIRST_STEPS, dtype)
+    at, done = _search(rows, start, low, high, width, none | everything | wrong, FIRST_STEPS, dtype)
     if not bool(done.all()):
         hard = (~done).nonzero().squeeze(-1)
         nothing = torch.zeros_like(hard, dtype=torch.bool)
-        again, _ = _search(rows.take(hard), at.anchor[hard], low[hard], high[hard], nothing, MAX_STEPS, dtype)
+        start, low, high, width = (v[hard] for v in (at.anchor, low, high, width))
+        again, _ = _search(rows.take(hard), start, low, high, width, nothing, MAX_STEPS, dtype)
         at.anchor[hard], at.offset[hard] = again.anchor, again.offset
     at = _at_the_ends(rows, span, at, none, everything)
     return Threshold(at.anchor, at.offset.masked_fill(wrong, torch.nan))
 
 
-def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows have nothing or everything in the mask; of the others a first guess, inside a bracket."""
+def _start(rows: Rows, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Which rows have nothing or everything in the mask; of the others a first guess, inside a bracket.
+
+    And how many scales beyond the items the root may be.
+    """
     link, finite = rows.link, span.finite.clamp(min=1)
     share = ((rows.k - span.selected) / finite).clamp(LEAST_SHARE, 1 - 2.0**-53)
     none = rows.k <= span.selected
     centre, variance = span.moments or _moments(rows.x, finite)
     if rows.kind.grows:
-        (nonzero,) = rows.over.sum((rows.x > 0).double())
-        (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf))
+        (nonzero,) = rows.over.sum((rows.x > 0).sum(-1).double())
+        (smallest,) = rows.over.max(torch.where(rows.x > 0, -rows.x, -torch.inf).amax(-1))
         # At `low` every entry but 0 is capped: half of it is above t, half above the scale at t.
         low = torch.minimum(-smallest / 2, (-smallest / rows.softness / 2) ** link.q).clamp(min=TINY)
         guess = centre - variance.sqrt() * torch.special.ndtri(share)
-        return none, rows.k >= nonzero, _inside(guess, low, span.highest), low, torch.maximum(span.highest, low)
+        high = torch.maximum(span.highest, low)
+        return none, rows.k >= nonzero, _inside(guess, low, high), low, high, torch.zeros_like(low)
     middle, spread = link.start(rows.x.device)
     deviation = (variance + spread * rows.softness.square()).sqrt()
     guess = centre - middle * rows.softness - deviation * torch.special.ndtri(share)
     # F is the share everywhere if all items are equal, so the root lies within its quantile of the extreme items.
     width = (1 + MARGIN) * link.inverse(share).abs().nan_to_num(0.0) + 1
-    low, high = _bracket(rows, span, width)
-    return none, rows.k >= span.selected + span.finite, _inside(guess, low, high), low, high
+    low, high, width = _bracket(rows, span, width)
+    return none, rows.k >= span.selected + span.finite, _inside(guess, low, high), low, high, width
 
 
 def _moments(x: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +183,7 @@ def _inside(guess: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.maximum(torch.minimum(guess.nan_to_num(0.0), high), low)
 
 
-def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor]:
+def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where g is positive and where negative; widened until it is, since the inverse of a user's link may be rough."""
     largest = torch.finfo(torch.float64).max
     for _ in range(WIDENINGS):
@@ -185,11 +197,11 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor]:
         if not bool(missed.any()):
             break
         width = torch.where(missed, width * width.clamp(min=4), width)
-    return low, high
+    return low, high, width
 
 
 def _search(
-    rows: Rows, start: Tensor, low: Tensor, high: Tensor, done: Tensor, steps: int, dtype: torch.dtype
+    rows: Rows, start: Tensor, low: Tensor, high: Tensor, width: Tensor, done: Tensor, steps: int, dtype: torch.dtype
 ) -> tuple[Threshold, Tensor]:
     """The threshold from a search in t and, if that has enough steps to end, in the offset; and which rows are done."""
     nothing = torch.zeros_like(start)
@@ -208,7 +220,7 @@ def _search(
     if steps == MAX_STEPS:
         lost = (~root.found).nonzero().squeeze(-1)
         if len(lost):
-            again = _search_offset(rows.take(lost), Root(*(v[lost] for v in root)))
+            again = _search_offset(rows.take(lost), Root(*(v[lost] for v in root)), width[lost], dtype)
             at.anchor[lost], at.offset[lost] = again.anchor, again.offset
         if not bool(root.done.all()):
             raise RuntimeError(f"found no threshold: {rows.link} must increase from 0 to 1, and have no NaN")
@@ -228,8 +240,11 @@ def _rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.clamp(-largest, largest).to(dtype).double()
 
 
-def _search_offset(rows: Rows, root: Root) -> Threshold:
-    """The thresholds between two neighbouring doubles, from the distances to the item that is nearest."""
+def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) -> Threshold:
+    """The thresholds between two neighbouring doubles, from the distances to the item that is nearest.
+
+    In a wide gap the number next to t is nearer than any item, and becomes the anchor.
+    """
     t, offset = root.t, torch.zeros_like(root.t)
     anchor = torch.full_like(t, torch.nan)
     for _ in range(ANCHORINGS):
@@ -240,7 +255,7 @@ def _search_offset(rows: Rows, root: Root) -> Threshold:
             break
         anchor, scale = nearest, rows.scale(t)
         low, high = (((end - anchor) / scale).clamp(-1e306, 1e306) for end in (root.low, root.high))
-        low, high = low - MARGIN * low.abs() - 1, high + MARGIN * high.abs() + 1
+        low, high = low - MARGIN * low.abs() - 1 - width, high + MARGIN * high.abs() + 1 + width
         if rows.kind.grows:
             high = torch.zeros_like(high)
 
@@ -252,7 +267,10 @@ def _search_offset(rows: Rows, root: Root) -> Threshold:
         found = guarded_newton(evaluate, _inside((t - anchor) / scale, low, high), (low, high), (one, -one), nothing)
         offset = found.t + found.rest
         t = anchor + offset * scale
-    return Threshold(anchor, offset)
+    nearer = _rounded(t, dtype)
+    rest = offset + (0.5 * anchor - 0.5 * nearer) * (2 / scale)
+    better = (rest.abs() < offset.abs()) & (not rows.kind.grows)
+    return Threshold(torch.where(better, nearer, anchor), torch.where(better, rest, offset))
 
 
 def _leave_kink(rows: Rows, at: Threshold) -> tuple[Threshold, Tensor]:

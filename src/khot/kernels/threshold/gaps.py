@@ -57,7 +57,7 @@ def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> 
     sides = is_above & finite, ~is_above & finite
     values = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
     first, right, last, left = (
-        v.unsqueeze(-1) for v in over.max(*(torch.where(side, v, -torch.inf) for side, v in values))
+        v.unsqueeze(-1) for v in over.max(*(torch.where(side, v, -torch.inf).amax(-1) for side, v in values))
     )
     edge = torch.where(is_above, -right, left).nan_to_num(0.0, 0.0, 0.0)
     start = torch.where(is_above, -first, last).nan_to_num(0.0, 0.0, 0.0)
@@ -76,9 +76,9 @@ def exact_shares(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -
         some_above, some_below = (side.edge.isfinite() for side in (gap.above, gap.below))
         logits = logits.masked_fill(torch.where(gap.above.items, ~some_below, some_above), -torch.inf)
     logits = logits.masked_fill(~x.isfinite(), -torch.inf)
-    (top,) = over.max(logits)
+    (top,) = over.max(logits.amax(-1))
     weights = (logits - torch.where(top > -torch.inf, top, 0.0).unsqueeze(-1)).exp()
-    (total,) = over.sum(weights)
+    (total,) = over.sum(weights.sum(-1))
     return weights / torch.where(total > 0, total, 1.0).unsqueeze(-1)
 
 
@@ -96,7 +96,7 @@ def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold,
     tails on the two sides differ relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as
     their mean hazards, of which ``power`` is the exponent: 0 of exponential tails, 1 of normal ones.
     """
-    (mean,) = over.sum(share * z.masked_fill(x.isinf(), 0.0))
+    (mean,) = over.sum((share * z.masked_fill(x.isinf(), 0.0)).sum(-1))
     if type(link).limits_at_ends is Link.limits_at_ends:
         return mean
     x, s, at = x.detach(), s.detach(), Threshold(at.anchor.detach(), at.offset.detach())
@@ -106,10 +106,11 @@ def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold,
     half = torch.where(wide, half, WIDE)
     edge = torch.where(gap.above.items, gap.above.edge, gap.below.edge)
     weight = share.detach()
-    (spread,) = over.sum(weight * torch.where(weight > 0, x - edge, 0.0) / s.unsqueeze(-1))
+    (spread,) = over.sum((weight * torch.where(weight > 0, x - edge, 0.0)).sum(-1) / s)
     exact = spread  # of a compact link, whose threshold stays at the cap of the nearest item above
     if not link.compact:
-        rate, _ = link.limits_at_ends(half, torch.zeros_like(half), torch.ones_like(half).unsqueeze(-1))
+        column = half.unsqueeze(-1)
+        rate = link.limits_at_ends(column, torch.zeros_like(column), torch.ones_like(column))[0].squeeze(-1)
         power = (link.log_hazard(NEXT * half) - link.log_hazard(half / NEXT)) / (2 * math.log(NEXT))
         exact = (1 + power) * (0.5 * (gap.above.tails - gap.below.tails) / rate.abs() + spread)
     return mean + torch.where(wide, exact - mean.detach(), 0.0)

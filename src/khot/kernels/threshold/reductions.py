@@ -1,7 +1,7 @@
-"""How the items of a row are summed up: where they lie, or over all processes that hold a part of the row.
+"""How numbers of rows are put together: as they are, or over all processes that hold a part of a row.
 
-The exact path is written with these few reductions, which is all that it knows of rows cut over processes. Decisions
-that change what happens next are made from reduced numbers, which are the same on all processes.
+The exact path sums over the items that are here, and these few reductions are all that it knows of rows cut over
+processes. Decisions that change what happens next are made from reduced numbers, which are the same on all processes.
 """
 
 import torch
@@ -16,24 +16,20 @@ class Whole:
 
     shards: Shards | None = None
 
-    def length(self, x: Tensor) -> int:
-        """The number of items of a row, of which x (..., m) are here."""
-        return x.shape[-1]
+    def sum(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Sums over all parts, of sums over the items that are here; differentiable."""
+        return numbers
 
-    def sum(self, *items: Tensor) -> tuple[Tensor, ...]:
-        """Sums over the last axis, differentiable."""
-        return tuple(v.sum(-1) for v in items)
-
-    def max(self, *items: Tensor) -> tuple[Tensor, ...]:
-        """Maxima over the last axis."""
-        return tuple(v.amax(-1) for v in items)
+    def max(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """Maxima over all parts."""
+        return numbers
 
     def seen(self, *numbers: Tensor) -> tuple[Tensor, ...]:
-        """Numbers of rows as the items here see them, whose gradient is the sum over all items."""
+        """Numbers of rows as the items here see them, whose gradient is the sum over the items of all parts."""
         return numbers
 
     def logsumexp(self, *items: Tensor) -> tuple[Tensor, ...]:
-        """Logarithms of sums of exponentials over the last axis; not differentiable."""
+        """Logarithms of sums of exponentials of items over the last axis; not differentiable."""
         return tuple(v.logsumexp(-1) for v in items)
 
 
@@ -43,21 +39,18 @@ class InParts(Whole):
     def __init__(self, shards: Shards) -> None:
         self.shards: Shards = shards
 
-    def length(self, x: Tensor) -> int:
-        return self.shards.n
+    def sum(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        return sum_of_parts(self.shards, *numbers)
 
-    def sum(self, *items: Tensor) -> tuple[Tensor, ...]:
-        return sum_of_parts(self.shards, *(v.sum(-1) for v in items))
-
-    def max(self, *items: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.shards.max(*(v.amax(-1) for v in items)))
+    def max(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.shards.max(*numbers))
 
     def seen(self, *numbers: Tensor) -> tuple[Tensor, ...]:
         return seen_by_parts(self.shards, *numbers)
 
     def logsumexp(self, *items: Tensor) -> tuple[Tensor, ...]:
-        tops = [torch.where(top > -torch.inf, top, 0.0) for top in self.max(*items)]
-        sums = self.sum(*((v - top.unsqueeze(-1)).exp() for v, top in zip(items, tops, strict=True)))
+        tops = [torch.where(top > -torch.inf, top, 0.0) for top in self.max(*(v.amax(-1) for v in items))]
+        sums = self.sum(*((v - top.unsqueeze(-1)).exp().sum(-1) for v, top in zip(items, tops, strict=True)))
         return tuple(v.log() + top for v, top in zip(sums, tops, strict=True))
 
 
