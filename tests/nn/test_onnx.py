@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from khot.relaxations.portable import LONGEST_REACH, portable_mask
 
 from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
+from khot.kernels.threshold.kinds import LOG_MASK, MASK
+from khot.kernels.threshold.reference import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
 from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of
@@ -79,10 +80,10 @@ def test_portable_masks_are_the_masks(case):
     x = 3 * normal(4, 8)
     x[2, 3] = -torch.inf
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-        y = portable_mask(x.to(dtype), k, scale, link, False)
+        y = portable_mask(x.to(dtype), k, scale, link, MASK)
         torch.testing.assert_close(y, case.map(x.to(dtype), k, scale), rtol=tolerance, atol=tolerance)
     if case.log:
-        y = portable_mask(x[1], 2.5, 1.0, link, True)
+        y = portable_mask(x[1], 2.5, 1.0, link, LOG_MASK)
         torch.testing.assert_close(y, case.log(x[1], 2.5, 1.0), rtol=1e-9, atol=1e-9)
 
 

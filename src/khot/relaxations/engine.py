@@ -228,13 +228,15 @@ class ThresholdMap(NamedTuple):
         if found is not None:
             return _OfScores.apply(x, found) if x.requires_grad and torch.is_grad_enabled() else found.y
         x, k, s = _tensors(call, x, k, softness, 0.0 if self.kind.absolute else -torch.inf)
-        return _values(x, k, s, *_solved(x, k, s, setting), setting)[..., :n]
+        y = _values(x, k, s, *_solved(x, k, s, setting), setting)
+        return y if y.shape[-1] == n else y[..., :n]
 
     def distances(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
         """The z of the mask F(z) along the last axis; differentiable as the mask is."""
         x, _, s, anchor, offset, setting, n = self._threshold(x, k, softness)
         here, seen = reductions(setting.shards).seen(s, offset)
-        return self.kind.distances(x, Threshold(anchor, seen), here, self.link)[..., :n]
+        z = self.kind.distances(x, Threshold(anchor, seen), here, self.link)
+        return z if z.shape[-1] == n else z[..., :n]
 
     def threshold(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
         """The float64 t of the mask F((x - t) / s) along the last axis; differentiable as the mask is."""

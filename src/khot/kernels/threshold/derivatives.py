@@ -124,7 +124,8 @@ class Shares(NamedTuple):
     """How the items of a row share what moves the threshold, and what cotangents g of theirs pull.
 
     Attributes:
-        share: omega (..., n).
+        weight: What omega is proportional to (..., n).
+        norm: 1 over its sum, as the items see it (..., 1).
         rate: 1 / W, by how many scales k moves the threshold.
         first: The sum of omega z.
         pull: The sum of omega g; of logarithms that of d = g F' / F.
@@ -132,12 +133,18 @@ class Shares(NamedTuple):
         moment: The sum of f g z; of logarithms that of d z.
     """
 
-    share: Tensor
+    weight: Tensor
+    norm: Tensor
     rate: Tensor
     first: Tensor
     pull: Tensor
     on_k: Tensor
     moment: Tensor
+
+    @property
+    def share(self) -> Tensor:
+        """omega (..., n)."""
+        return self.weight * self.norm
 
 
 def shares_of(
@@ -151,15 +158,15 @@ def shares_of(
     if items.follows is not None or (link.compact and link.reaches_zero):
         moves = total > TINY if items.follows is None else (total > 0) & items.follows
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
-        share = slope * over.seen(rate)[0].unsqueeze(-1)
-        return items, Shares(share, rate, rate * first, rate * pull, rate * pull, moment)
+        norm = over.seen(rate)[0].unsqueeze(-1)
+        return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment)
     far, ends = are_far(total), _ends(at, link, k)
     special = far if ends is None else far | ends
     if not can_tell(special) or bool(special.any()):
         return _shares_in_gaps(items, g, total, far, ends, x, s, at, link, over, k)
-    share, mean, density = slope / over.seen(total)[0].unsqueeze(-1), pull / total, total.clamp(min=items.least)
-    on_k = pull / density if log else mean
-    return items, Shares(share, density.reciprocal(), first / total, pull if log else mean, on_k, moment)
+    norm = over.seen(total)[0].unsqueeze(-1).reciprocal()
+    mean, rate = pull / total, total.clamp(min=items.least).reciprocal()
+    return items, Shares(slope, norm, rate, first / total, pull if log else mean, pull * rate if log else mean, moment)
 
 
 def _shares_in_gaps(
@@ -192,9 +199,11 @@ def _shares_in_gaps(
         (direct * z.masked_fill(x.isinf(), 0.0)).sum(-1),
     )
     first = mean_distance(share, z, x, s, at, link, over)
-    if items.factor is None:
-        return items, Shares(share, density.reciprocal(), first, pulled, pulled, moment)
-    return items, Shares(share, density.reciprocal(), first, pull, above + below / density, moment)
+    if items.factor is not None:
+        pulled, on_k = pull, above + below / density
+    else:
+        on_k = pulled
+    return items, Shares(share, torch.ones_like(column.double()), density.reciprocal(), first, pulled, on_k, moment)
 
 
 def _ends(at: Threshold, link: Link, k: Tensor | None) -> Tensor | None:
@@ -223,8 +232,7 @@ def balanced(values: Tensor, share: Tensor) -> Tensor:
     By itself it may be the difference of two numbers that agree in all their digits.
     """
     top = share.argmax(-1, keepdim=True)
-    others = values.scatter(-1, top, 0.0)
-    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
+    return values.scatter(-1, top, -values.scatter(-1, top, 0.0).sum(-1, keepdim=True))
 
 
 # ---- The first derivative, in reverse mode and in forward mode
@@ -246,16 +254,17 @@ def derivative(
     In k at k = 0 and k = n, too, if that is given.
     """
     items, a, sign, at = _items(x, s, at, link, kind, over, k)
-    g = torch.zeros_like(a) if grad_y is None else (grad_y.double() * sign).masked_fill(a == -torch.inf, 0)
+    g = torch.zeros_like(a) if grad_y is None else grad_y.double() * sign if kind.absolute else grad_y.double()
+    g = g.masked_fill(a == -torch.inf, 0) if kind.log else g
     items, shares = shares_of(items, g, a, s, at, link, over, k)
     pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
     if over.shards is None and not kind.absolute:
         if items.factor is None:  # once more, as nearly equal cotangents lose digits once
-            left = (shares.share * (g - pull)).sum(-1)
+            left = (shares.weight * (g - pull)).sum(-1) * shares.norm.squeeze(-1)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
-        centred = balanced(centred, shares.share)
+        centred = balanced(centred, shares.weight)
     grad_a = centred / here
     if kind.grows:  # times t / sigma, in two steps: where that overflows, slopes are small
         (root,) = (v.unsqueeze(-1) for v in over.seen((items.gain / items.scale).sqrt()))
@@ -271,7 +280,7 @@ def derivative(
         grad_a = grad_a + shares.share * pushed.unsqueeze(-1)
         grad_k = grad_k - push * shares.rate
         grad_s = grad_s - (push * shares.first + grad_offset * at.offset) / s
-    return grad_a * sign, grad_k, grad_s
+    return grad_a * sign if kind.absolute else grad_a, grad_k, grad_s
 
 
 def _items(
@@ -309,7 +318,7 @@ def tangents(
         v = v - items.z.masked_fill(a.isinf(), 0.0) * (ds / s).unsqueeze(-1)
     mean = (shares.share * v).sum(-1)
     rest = v - mean.unsqueeze(-1)
-    left = (shares.share * rest).sum(-1) if not kind.absolute else torch.zeros_like(mean)
+    left = torch.zeros_like(mean) if kind.absolute else (shares.share * rest).sum(-1)
     rest, shift = rest - left.unsqueeze(-1), mean + left
     if items.factor is None:
         dy = items.gain.unsqueeze(-1) * items.slope * rest
