@@ -11,9 +11,9 @@ from khot.kernels.threshold import solve_threshold
 class CountingLogistic(Logistic):
     steps = 0
 
-    def tail_sums(self, z):
+    def tail_and_slope(self, z):
         self.steps += 1
-        return super().tail_sums(z)
+        return super().tail_and_slope(z)
 
 
 def residual(x, k, scale, t):

@@ -57,9 +57,6 @@ class _TwoAnchors(Link, name="two_anchors"):
         rate, bend = LOGISTIC.limits_at_ends(2 * z, 2 * beyond, share)
         return 2 * rate, bend
 
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        return LOGISTIC.normalised_slope(2 * z)
-
     def slope_at(self, p: Tensor) -> Tensor:
         return 2 * LOGISTIC.slope_at(p)
 

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from khot._distributed.shards import Shards
 
 from ..contents import check_contents, check_empty
 from ..links.base import Link
-from ..newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..newton import COARSEST, MAX_STEPS, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
 from ..rows import Span, Threshold, compute_dtype, row_range
 from .derivatives import derivative, items_of
 from .kinds import KINDS, Kind, inverse_of, root_of
@@ -33,10 +34,12 @@ FIRST_STEPS = 8  # on all rows, before those that are left get some by themselve
 TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 UNDERFLOW = TINY / EPS  # sums below which tails are taken by their logarithms
+SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, that a bracket leaves to rounding and to rough inverses
 ANCHORINGS = 3  # searches in the offset, while another item turns out to be nearer
-LARGE_SCALE, SHRINKAGE = 2.0**500, 2.0**-600  # above which t might overflow, so that rows are shrunk
+LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above which differences might overflow, so that rows are shrunk
+SHRINKAGE = 2.0**-600
 LEAST_SHARE = 1e-300
 
 
@@ -57,7 +60,10 @@ class Rows(NamedTuple):
         return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
 
     def distances(self, at: Threshold) -> Tensor:
-        return self.kind.distances(self.x, at, self.softness, self.link)
+        """z; numbers are of such a size that no difference overflows."""
+        if self.kind.grows:
+            return self.kind.distances(self.x, at, self.softness, self.link)
+        return (self.x - at.anchor.unsqueeze(-1)) / self.softness.unsqueeze(-1) - at.offset.unsqueeze(-1)
 
     def scale(self, t: Tensor) -> Tensor:
         return self.kind.scale(t, self.softness, self.link)
@@ -74,37 +80,30 @@ class Rows(NamedTuple):
 
 
 def _evaluate(rows: Rows, at: Threshold) -> Evaluation:
-    """A step of t in scales, g, and whether t with that step is the root."""
+    """A step of t in scales, a number with the sign of sum F - k, and whether t with that step is the root."""
     z, link = rows.distances(at), rows.link
-    value = link.value(z)
-    above = value >= 1 if link.compact else z > 0
-    tail, slope = torch.where(above, link.complement(z), value), link.slope(z)
+    if link.compact:
+        tail, slope = link.value(z), link.slope(z)
+        above = (tail >= 1).double()
+    else:
+        (tail, slope), above = link.tail_and_slope(z), (z > 0).double()
     if rows.kind.grows:  # as t rises, the scale does, too
         t = rows.kind.threshold(at, rows.softness, link)
         slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
-    m, below, beyond, falls, rises = rows.over.sum(
-        above.sum(-1).double(), *(v.masked_fill(other, 0.0).sum(-1) for v in (tail, slope) for other in (above, ~above))
-    )
+    others = 1 - above
+    m, below, falls = rows.over.sum(above.sum(-1), vecdot(tail, others), vecdot(slope, others))
+    if link.compact:
+        return _compact_step(rows, at, m - rows.k, below, falls)
+    beyond, rises = rows.over.sum(vecdot(tail, above), vecdot(slope, above))
     excess = m - rows.k
     a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
-    if link.compact:
-        g = torch.where((a == 0) & (b == 0), 0.0, (a / b).log())  # with no tails any point of the gap is a root
-    else:
-        g, falls, rises = (a / b).log(), falls / a, rises / b
+    g, falls, rises = (a / b).log(), falls / a, rises / b
     lost = torch.minimum(a, b) < UNDERFLOW
-    if not (link.compact and link.reaches_zero) and bool(lost.any()):
-        exact = _by_logarithms(rows, z, above, excess)
+    if bool(lost.any()):
+        exact = _by_logarithms(rows, z, above > 0, excess)
         g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
-    if not link.compact:
-        step = g / (falls + rises)
-        return step, g, (step.abs() <= TOLERANCE) | (g == 0)
-    # The sum P of the uncapped is about a power of the distance to t: Newton on P^(1/order) = (k - capped)^(1/order).
-    # If there are more caps than k, Newton on the residual; and without any slope a step as if one item had some.
-    order = link.q if link.reaches_zero else torch.inf
-    power = g if order == torch.inf else link.q * below / falls * (1 - (b / below) ** (1 / link.q))
-    step = torch.where(excess < 0, power, (below + excess) / torch.where(falls > 0, falls, 1.0))
-    found = (a - b).abs() <= (1 + link.condition) * EPS * (a + b)
-    return step.masked_fill(found & (excess >= 0), 0.0), g, found  # what is left may be a step across a kink
+    step = g / (falls + rises)
+    return step, g, (step.abs() <= TOLERANCE) | (g == 0)
 
 
 def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,8 +117,44 @@ def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tupl
     total = torch.where(above, beyond.unsqueeze(-1), below.unsqueeze(-1))
     weighted = torch.where(tail > -torch.inf, (tail - total + link.log_hazard(z)).exp(), 0.0)
     falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
-    step = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
-    return (a - b).nan_to_num(0.0, torch.inf, -torch.inf), *step
+    falls, rises = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
+    g, blind = (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (a == -torch.inf) & (b == -torch.inf)
+    if bool(blind.any()):  # a gap so wide that not even logarithms tell: its middle is the root of all that is known
+        last, first = rows.over.max(
+            z.masked_fill(above, -torch.inf).amax(-1), (-z).masked_fill(~above, -torch.inf).amax(-1)
+        )
+        g = torch.where(blind, last - first, g)
+        falls, rises = (torch.where(blind, 1.0, v) for v in (falls, rises))
+    return g, falls, rises
+
+
+def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, falls: Tensor) -> Evaluation:
+    """For a link whose kinks make the residual the measure, not the step; ``below`` is the sum P of the uncapped.
+
+    P is about a power of the distance to t, or an exponential of it: Newton's method on P^(1/order) = (k - capped)^(1 /
+    order), or on log P. If more items are capped than k, it is Newton's method on the residual, or a step by which all
+    entries together fall; and without any slope a step as if one item had some.
+    """
+    link, residual = rows.link, below + excess
+    if link.reaches_zero:
+        under = link.q * below / falls * (1 - (-excess / below) ** (1 / link.q))
+        step = torch.where(excess < 0, under, residual / torch.where(falls > 0, falls, 1.0))
+    else:
+        lost = (below < UNDERFLOW) & (excess < 0)
+        step = torch.where(excess < 0, (below / -excess).log(), torch.log1p(residual / rows.k))
+        step = torch.where(lost, _log_of_uncapped(rows, at) - (-excess).log(), step) if bool(lost.any()) else step
+    size = below + excess.abs()
+    found = residual.abs() <= (1 + link.condition) * EPS * size
+    # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short, beside
+    # the distances of the items that make up the sum, that what it leaves shows in no sum.
+    apart = (RESOLUTION * at.anchor.abs() / rows.scale(at.anchor)).clamp(max=COARSEST)
+    found |= (excess < 0) & (falls > 0) & (step.abs() <= torch.minimum(apart, SHORT * below / falls))
+    return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # what is left may be a step across a kink
+
+
+def _log_of_uncapped(rows: Rows, at: Threshold) -> Tensor:
+    z = rows.distances(at)
+    return rows.over.logsumexp(rows.link.log_value(z).masked_fill(rows.link.value(z) >= 1, -torch.inf))[0]
 
 
 # ---- The search
@@ -127,7 +162,7 @@ def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tupl
 
 def solve(rows: Rows, span: Span, dtype: torch.dtype) -> Threshold:
     """The thresholds of rows whose contents are in order, with anchors that are numbers of this dtype."""
-    large = rows.softness > LARGE_SCALE
+    large = (rows.softness > LARGE_SCALE) | (torch.maximum(-span.lowest, span.highest) > LARGE_SCORE)
     if bool(large.any()) and not rows.kind.grows:
         factor = torch.ones_like(rows.softness).masked_fill(large, SHRINKAGE)
         small = rows._replace(x=rows.x * factor.unsqueeze(-1), softness=rows.softness * factor)
