@@ -166,7 +166,7 @@ def shares_of(
         return _shares_in_gaps(items, g, total, far, ends, x, s, at, link, over, k)
     norm = over.seen(total)[0].unsqueeze(-1).reciprocal()
     mean, rate = pull / total, total.clamp(min=items.least).reciprocal()
-    return items, Shares(slope, norm, rate, first / total, pull if log else mean, pull * rate if log else mean, moment)
+    return items, Shares(slope, norm, rate, first / total, pull if log else mean, mean, moment)
 
 
 def _shares_in_gaps(

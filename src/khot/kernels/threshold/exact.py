@@ -35,6 +35,7 @@ TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has al
 EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 UNDERFLOW = TINY / EPS  # sums below which tails are taken by their logarithms
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
+FARTHEST = 1e306  # in scales, as good as infinite
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, that a bracket leaves to rounding and to rough inverses
 ANCHORINGS = 3  # searches in the offset, while another item turns out to be nearer
@@ -119,11 +120,11 @@ def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tupl
     falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
     falls, rises = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
     g, blind = (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (a == -torch.inf) & (b == -torch.inf)
-    if bool(blind.any()):  # a gap so wide that not even logarithms tell: its middle is the root of all that is known
-        last, first = rows.over.max(
-            z.masked_fill(above, -torch.inf).amax(-1), (-z).masked_fill(~above, -torch.inf).amax(-1)
-        )
-        g = torch.where(blind, last - first, g)
+    if bool(blind.any()):  # in a gap so wide that not even logarithms tell, the middle is the root
+        z = z.clamp(-FARTHEST, FARTHEST)
+        below, beyond = z.masked_fill(above, -torch.inf).amax(-1), z.masked_fill(~above, torch.inf).amin(-1)
+        below, beyond = rows.over.max(below, -beyond)
+        g = torch.where(blind, below - beyond, g)
         falls, rises = (torch.where(blind, 1.0, v) for v in (falls, rises))
     return g, falls, rises
 
@@ -289,7 +290,7 @@ def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) ->
         if bool((nearest == anchor).all()):
             break
         anchor, scale = nearest, rows.scale(t)
-        low, high = (((end - anchor) / scale).clamp(-1e306, 1e306) for end in (root.low, root.high))
+        low, high = (((end - anchor) / scale).clamp(-FARTHEST, FARTHEST) for end in (root.low, root.high))
         low, high = low - MARGIN * low.abs() - 1 - width, high + MARGIN * high.abs() + 1 + width
         if rows.kind.grows:
             high = torch.zeros_like(high)
