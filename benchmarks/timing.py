@@ -106,12 +106,28 @@ def arguments(description: str, default_csv: str) -> argparse.Namespace:
     return options
 
 
-def run_parts(description: str, name: str, parts: Mapping[str, Callable[[float], list[dict[str, object]]]]) -> None:
-    """The command line of a benchmark of several parts, each of which returns the rows of its table."""
+def run_parts(
+    description: str,
+    name: str,
+    parts: Mapping[str, Callable[[float], list[dict[str, object]]]],
+    seconds: float = 1.0,
+    threads: int | None = None,
+) -> None:
+    """The command line of a benchmark of several parts, each of which returns the rows of its table.
+
+    Args:
+        description: What ``--help`` says.
+        name: What the files of the tables begin with.
+        parts: Name to function, of the seconds for each measurement.
+        seconds: Default of ``--seconds``.
+        threads: Default of ``--threads``; torch's choice if not given.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *parts], help="which parts to run")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
-    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time spent on each measurement")
+    parser.add_argument(
+        "--threads", type=int, default=threads, help=f"torch threads (default: {threads or 'its choice'})"
+    )
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
