@@ -3,10 +3,11 @@
 Run `python benchmarks/regimes.py [maps] [designs] [estimators]` (default: all, up to ten minutes). A call is a map and
 its gradient; a new design, a draw, its log_prob where there is one, and the gradient; or a step of an estimator.
 `plain ms` is the median time of a call on N(0, 1) scores in float32. The other columns are regimes, and their entries
-median times over the plain one, all taken in turns, with one thread unless `--threads` asks for more. A dash stands
-where an operation refuses the regime, or where there is nothing to differentiate twice.
+median times over the plain one, all taken in turns: processor time of one thread, or elapsed time with the `--threads`
+asked for. A dash stands where an operation refuses the regime, or where there is nothing to differentiate twice.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -206,11 +207,13 @@ def call_of(operation: Operation, given: Input) -> Callable[[], object] | None:
 
 def table(operations: dict[str, Operation], shapes: list[tuple[int, int, int]], seconds: float) -> list[Row]:
     rows: list[Row] = []
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for full, n, k in shapes:
         for name, operation in operations.items():
             batch = FEW_ROWS if name in ON_FEW_ROWS else full
             calls = {regime: call_of(operation, given) for regime, given in regimes(batch, n, k).items()}
-            timings = interleaved({regime: call for regime, call in calls.items() if call}, seconds, rounds=7)
+            possible = {regime: call for regime, call in calls.items() if call}
+            timings = interleaved(possible, seconds, rounds=7, clock=clock)
             plain = timings["plain"].median
             ratios = {regime: f"{timing.median / plain:.2f}" for regime, timing in timings.items()}
             row: Row = {"batch": batch, "n": n, "k": k, "operation": name, "plain ms": f"{1e3 * plain:.3f}"}

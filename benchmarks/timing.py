@@ -24,27 +24,33 @@ class Timing(NamedTuple):
     high: float
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float = 1.0, rounds: int = 15) -> dict[str, Timing]:
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    seconds: float = 1.0,
+    rounds: int = 15,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
     """Times the calls in turns, so that whatever else the machine does falls on all of them alike.
 
     Args:
         calls: Name to function.
         seconds: About how long each function is run in all.
         rounds: Number of measurements of each.
+        clock: What tells the time; ``time.process_time`` leaves out what other processes take, and adds up threads.
     """
     repeats = {}
     for name, call in calls.items():
         call()
-        start = time.perf_counter()
+        start = clock()
         call()
-        repeats[name] = max(1, int(seconds / rounds / max(time.perf_counter() - start, 1e-7)))
+        repeats[name] = max(1, int(seconds / rounds / max(clock() - start, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats[name]):
                 call()
-            samples[name].append((time.perf_counter() - start) / repeats[name])
+            samples[name].append((clock() - start) / repeats[name])
     timings = {}
     for name, values in samples.items():
         low, median, high = torch.tensor(values, dtype=torch.float64).quantile(
