@@ -29,7 +29,10 @@ from ._torch_internals import is_tracing, outside_trace, overrides_torch_functio
 __all__ = [
     "broadcast_shapes",
     "has_float64",
+    "is_moved_to_host",
+    "is_one_operation",
     "one_operation",
+    "one_uncompiled_operation",
     "overrides_functions",
     "shape_of",
     "untraced",
@@ -111,12 +114,23 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
     if function is None:
         return functools.partial(one_operation, needs_float64=needs_float64)
 
+    uncompiled = one_uncompiled_operation(function, needs_float64)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # Dynamo knows no more than this
+        if torch.compiler.is_compiling():  # Dynamo does not know the rest
             return function(*args, **kwargs)
+        return uncompiled(*args, **kwargs)
+
+    return call
+
+
+def one_uncompiled_operation(function: Callable[P, R], needs_float64: bool = True) -> Callable[P, R]:
+    """:func:`one_operation` for calls of which is known that no compiler traces them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         device = _device_without_float64(args, kwargs) if needs_float64 else None
-        if device is None and not (is_tracing() or _overridden(args, kwargs)):
+        if device is None and not is_one_operation(args, kwargs):
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
         template = _without_tensors((args, kwargs), tensors)
@@ -125,6 +139,19 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
         return _run(_Call(function, template), *tensors)
 
     return call
+
+
+def is_one_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a trace or a subclass of tensors that overrides torch's functions gets a call of these as one operation.
+
+    Not to be asked under Dynamo.
+    """
+    return is_tracing() or _overridden(args, kwargs)
+
+
+def is_moved_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of these is computed on the host, since their device has no float64."""
+    return _device_without_float64(args, kwargs) is not None
 
 
 def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

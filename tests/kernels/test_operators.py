@@ -295,8 +295,8 @@ def runs_here(option: registry.Backend) -> bool:
 
 def takes(operator: registry.Operator, option: registry.Backend, arguments: tuple[Any, ...]) -> bool:
     if isinstance(operator, registry.DrawOperator):
-        return option.takes(arguments[0], 3)
-    return option.takes(*arguments)
+        return option.takes(arguments[0], 3) is None
+    return option.takes(*arguments) is None
 
 
 SLOW = pytest.mark.slow  # to compile

@@ -12,22 +12,23 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._distributed.boundary import of_rows
 from khot._distributed.shards import Shards
-from khot._torch_internals import alias, is_eager_everywhere, is_plain
+from khot._torch_internals import alias, apply_untransformed
 from khot._validation import check_k, check_scores, check_softness, checks_contents
 from khot.kernels import threshold
-from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.call import Call, call_of
+from khot.kernels.autograd import move_batch_first, wants_gradient, with_forward_mode
+from khot.kernels.call import Call, call_of, is_differentiated_again
 from khot.kernels.links.base import Link
-from khot.kernels.rows import Threshold, with_an_item
+from khot.kernels.registry import Backend
+from khot.kernels.rows import Threshold, compute_dtype, with_an_item
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.derivatives import derivative, tangents
 from khot.kernels.threshold.kinds import LOG_MASK, MASK, Kind
-from khot.kernels.threshold.reductions import reductions
+from khot.kernels.threshold.reductions import WHOLE, reductions
 from khot.kernels.threshold.reference import portable_mask
 
 from .axes import as_axes, as_rows
+from .boundary import with_call
 
 NUMBERS = (float, int)
 
@@ -58,7 +59,7 @@ class _Values(Function):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, s: Tensor, y: Tensor, anchor: Tensor, offset: Tensor, setting: Setting) -> Tensor:
-        return y.clone() if torch.compiler.is_compiling() else alias(y)
+        return alias(y)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -70,12 +71,13 @@ class _Values(Function):
     def backward(ctx: Any, grad: Tensor) -> _Grads:
         x, k, s, anchor, offset = ctx.saved_tensors
         setting: Setting = ctx.setting
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        call = call_of(x, k, s, anchor, offset, grad)
+        if not is_differentiated_again(call):
             options = setting.link.key, setting.kind.name, ctx.needs_input_grad[2]
             if setting.shards is None:
-                return *threshold.mask_derivative(x, s, anchor, offset, grad, *options), *(None,) * 4
+                return *threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 4
             return *exact.mask_derivative(x, s, anchor, offset, grad, *options, setting.shards), *(None,) * 4
-        offset = _offset(x, k, s, anchor, offset, setting)
+        offset = _offset(x, k, s, anchor, offset, setting, call=call)
         return *_derivative(ctx, x, k, s, Threshold(anchor, offset), grad, None), *(None,) * 4
 
     @staticmethod
@@ -88,7 +90,7 @@ class _Offset(Function):
 
     @staticmethod
     def forward(x: Tensor, k: Tensor, s: Tensor, anchor: Tensor, offset: Tensor, setting: Setting) -> Tensor:
-        return offset.clone() if torch.compiler.is_compiling() else alias(offset)
+        return alias(offset)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -100,11 +102,13 @@ class _Offset(Function):
     def backward(ctx: Any, grad: Tensor) -> _Grads:
         x, k, s, anchor, offset = ctx.saved_tensors
         setting: Setting = ctx.setting
-        if setting.shards is None and (torch.compiler.is_compiling() or not torch.is_grad_enabled()):
+        call = call_of(x, k, s, anchor, offset, grad)
+        again = is_differentiated_again(call)
+        if setting.shards is None and not again:
             options = setting.link.key, setting.kind.name
-            return *threshold.threshold_derivative(x, s, anchor, offset, grad, *options), *(None,) * 3
-        if torch.is_grad_enabled():
-            offset = _offset(x, k, s, anchor, offset, setting)
+            return *threshold.threshold_derivative.within(call, x, s, anchor, offset, grad, *options), *(None,) * 3
+        if again:
+            offset = _offset(x, k, s, anchor, offset, setting, call=call)
         return *_derivative(ctx, x, k, s, Threshold(anchor, offset), None, grad), *(None,) * 3
 
     @staticmethod
@@ -135,59 +139,99 @@ _values = with_forward_mode(_Values, lambda ctx, saved, dx, dk, ds, *_: _tangent
 _offset = with_forward_mode(_Offset, lambda ctx, saved, dx, dk, ds, *_: _tangents(ctx, saved, dx, dk, ds)[1])
 
 
-# ---- Calls on data with numbers for k and the softness, as nearly all are, at the least fixed cost
+# ---- Plain calls in which the scores alone may need a gradient, as in nearly all
 
 
 class _Found(NamedTuple):
-    """What such a call has found: y, the thresholds of all rows, its numbers, and what finds the gradient."""
+    """What is known of the thresholds of all rows, for the gradient.
 
-    y: Tensor
+    Attributes:
+        k: As it was given; a tensor has no derivative.
+        softness: Likewise.
+        anchor: Of the thresholds, of all rows.
+        offset: Likewise.
+        setting: What the map is.
+        short: What finds the gradient at the least fixed cost, where k and the softness are numbers; else None.
+    """
+
+    k: float | Tensor
+    softness: float | Tensor
     anchor: Tensor
     offset: Tensor
-    k: float
-    softness: float
     setting: Setting
-    gradient: Any
+    short: Any
+
+    def scalars(self, x: Tensor, is_compiling: bool) -> list[Tensor]:
+        """k, softness, anchor and offset for each row."""
+        batch, on_host = x.shape[:-1], x.is_cuda and not is_compiling
+        k, s = (row_scalar(v, x, batch, on_host) for v in (self.k, self.softness))
+        return [k, s, self.anchor.reshape(batch), self.offset.reshape(batch)]
 
 
 class _OfScores(Function):
-    """The values as a function of the scores alone; derivatives of the derivative are those of :class:`_Values`."""
+    """The values as a function of the scores alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, found: _Found) -> Tensor:
+    def forward(ctx: Any, x: Tensor, values: list[Tensor], found: _Found) -> Tensor:
         ctx.save_for_backward(x)
         ctx.found = found
-        return found.y
+        return values.pop()  # of which autograd makes the result: to keep them here would be a circle
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,), found = ctx.saved_tensors, ctx.found
-        setting, batch = found.setting, x.shape[:-1]
-        again = torch.is_grad_enabled()  # this derivative is to be differentiated
-        if is_plain(grad) and is_eager_everywhere() and not again:
-            g = grad.to(x.dtype).contiguous()
-            grad_x = found.gradient(x, found.softness, found.anchor, found.offset, g, setting.link, setting.kind)
+        link, kind, _, _ = found.setting
+        call = call_of(x, grad)
+        if is_differentiated_again(call):
+            k, s, anchor, offset = found.scalars(x, call.is_compiling)
+            at = Threshold(anchor, _offset(x, k, s, anchor, offset, found.setting, call=call))
+            grad_x = derivative(x, s.to(x.device), at, grad, None, link, kind, WHOLE, k.to(x.device))[0]
+            return grad_x.to(x.dtype), None, None
+        if call.is_plain and found.short is not None:
+            items = _items(x)
+            g = grad.to(items.dtype).contiguous()
+            grad_x = found.short.gradient(items, found.softness, found.anchor, found.offset, g, link, kind)
             if grad_x is not None:
-                return grad_x, None
-        k, s = (row_scalar(v, x, batch, False) for v in (found.k, found.softness))
-        anchor, offset = (v.reshape(batch) for v in (found.anchor, found.offset))
-        with torch.enable_grad():
-            x = x if again else x.detach().requires_grad_()
-            y = _values(x, k, s, found.y.detach(), anchor, offset, setting)
-        return torch.autograd.grad(y, x, grad, create_graph=again)[0], None
+                return grad_x.to(x.dtype), None, None
+        _, s, anchor, offset = found.scalars(x, call.is_compiling)
+        options = link.key, kind.name, False
+        return threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options)[0], None, None
 
 
-def _found_plainly(call: Call, x: Tensor, k: Any, softness: Any, setting: Setting) -> _Found | None:
-    if not call.is_plain or type(k) not in NUMBERS or type(softness) not in NUMBERS:
+def _of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting) -> Tensor:
+    """The values of a plain call."""
+    choice = threshold.mask.choose(x, k, softness, setting.link.key, setting.kind.name)
+    y, found = _solved_shortly(choice, x, k, softness, setting) or _solved_by(choice, x, k, softness, setting)
+    result: Tensor = apply_untransformed(_OfScores, x, [y], found) if wants_gradient(x) else y
+    return result
+
+
+def _solved_shortly(
+    choice: Backend | None, x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting
+) -> tuple[Tensor, _Found] | None:
+    """At the least fixed cost: where the backend can, and finds that it did not leave a row to the exact path."""
+    if choice is None or type(k) not in NUMBERS or type(softness) not in NUMBERS:
         return None
-    if not x.is_contiguous() or x.dtype not in (torch.float32, torch.float64):
+    short = threshold.plain.of_backend(choice.name, x, setting.link, setting.kind)
+    solved = short and short.mask(_items(x), float(k), float(softness), setting.link, setting.kind)
+    if solved is None:
         return None
-    short: Any = threshold.plain.find(x, setting.link, setting.kind)
-    found = short and short.mask(x, float(k), float(softness), setting.link, setting.kind)
-    if found is None:
-        return None
-    y, anchor, offset = found
-    return _Found(y, anchor, offset, k, softness, setting, short.gradient)
+    y, anchor, offset = solved
+    return y.to(x.dtype), _Found(k, softness, anchor, offset, setting, short)
+
+
+def _solved_by(
+    choice: Backend | None, x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting
+) -> tuple[Tensor, _Found]:
+    rows_k, rows_s = (row_scalar(v, x, x.shape[:-1], x.is_cuda) for v in (k, softness))
+    y, anchor, offset = threshold.mask.by(choice, *_arguments(x, rows_k, rows_s, setting))
+    return y, _Found(k, softness, anchor, offset, setting, None)
+
+
+def _items(x: Tensor) -> Tensor:
+    """The scores as contiguous numbers of the dtype in which they are computed."""
+    dtype = compute_dtype(x)
+    return x if x.dtype == dtype and x.is_contiguous() else x.detach().to(dtype).contiguous()
 
 
 # ---- Maps
@@ -206,61 +250,63 @@ class ThresholdMap(NamedTuple):
     softness: str
     kind: Kind = MASK
 
-    def logarithm(self, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    def logarithm(
+        self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]
+    ) -> Tensor:
         """The logarithms of the values of a mask."""
-        return self._replace(kind=LOG_MASK)(x, k, softness, dim)
+        return self._replace(kind=LOG_MASK)(call, x, k, softness, dim)
 
-    def __call__(self, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]) -> Tensor:
-        """The values along ``dim``."""
-        check_scores(x, dim, joint=True)
+    def __call__(
+        self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]
+    ) -> Tensor:
+        """The values along ``dim``, in a call of this kind."""
+        check_scores(x, dim, joint=True, reads_layouts=call.reads_layouts)
         if dim in (-1, x.dim() - 1):
-            return self._values(x, k, softness)
-        return as_axes(self._values(as_rows(x, dim), k, softness), x, dim)
+            return self._values(call, x, k, softness)
+        return as_axes(self._values(call, as_rows(x, dim), k, softness), x, dim)
 
-    def _values(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
-        call, n = call_of(x, k, softness), x.shape[-1]
-        if call.shards is None:
-            self._check(x, k, softness)
+    def _values(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
+        self._check(call, x, k, softness)
         if call.writes_onnx:
             return portable_mask(x, k, softness, self.link, self.kind)
-        setting = Setting(self.link, self.kind, self.softness, call.shards)
-        found = None if call.shards is not None else _found_plainly(call, x, k, softness, setting)
-        if found is not None:
-            return _OfScores.apply(x, found) if x.requires_grad and torch.is_grad_enabled() else found.y
+        n, setting = x.shape[-1], Setting(self.link, self.kind, self.softness, call.shards)
+        if call.is_plain and call.shards is None and not wants_gradient(k, softness):
+            return _of_scores(x, k, softness, setting)
         x, k, s = _tensors(call, x, k, softness, 0.0 if self.kind.absolute else -torch.inf)
-        y = _values(x, k, s, *_solved(x, k, s, setting), setting)
+        y = _values(x, k, s, *_solved(call, x, k, s, setting), setting, call=call)
         return y if y.shape[-1] == n else y[..., :n]
 
-    def distances(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
+    def distances(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
         """The z of the mask F(z) along the last axis; differentiable as the mask is."""
-        x, _, s, anchor, offset, setting, n = self._threshold(x, k, softness)
+        x, _, s, anchor, offset, setting, n = self._threshold(call, x, k, softness)
         here, seen = reductions(setting.shards).seen(s, offset)
         z = self.kind.distances(x, Threshold(anchor, seen), here, self.link)
         return z if z.shape[-1] == n else z[..., :n]
 
-    def threshold(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
+    def threshold(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> Tensor:
         """The float64 t of the mask F((x - t) / s) along the last axis; differentiable as the mask is."""
-        _, _, s, anchor, offset, _, _ = self._threshold(x, k, softness)
+        _, _, s, anchor, offset, _, _ = self._threshold(call, x, k, softness)
         return anchor + offset * s
 
     def _threshold(
-        self, x: Tensor, k: float | Tensor, softness: float | Tensor
+        self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Setting, int]:
-        call, n = call_of(x, k, softness), x.shape[-1]
-        if call.shards is None:
-            self._check(x, k, softness)
-        setting = Setting(self.link, self.kind, self.softness, call.shards)
+        self._check(call, x, k, softness)
+        n, setting = x.shape[-1], Setting(self.link, self.kind, self.softness, call.shards)
         x, k, s = _tensors(call, x, k, softness, -torch.inf)
-        arguments = x.detach(), k.detach(), s.detach(), self.link.key, self.kind.name, self.softness, checks_contents(x)
+        arguments = _arguments(x, k, s, setting)
         if call.shards is None:
-            anchor, offset = threshold.threshold(*arguments)
+            anchor, offset = threshold.threshold.within(call, *arguments)
         else:
             anchor, offset = exact.threshold(*arguments, call.shards)
-        return x, k, s, anchor, _offset(x, k, s, anchor, offset, setting), setting, n
+        return x, k, s, anchor, _offset(x, k, s, anchor, offset, setting, call=call), setting, n
 
-    def _check(self, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:
-        check_k(k, x, x.shape[:-1], x.shape[-1])
-        check_softness(self.softness, softness, x, x.shape[:-1])
+    def _check(self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor) -> None:
+        """Of whole rows; parts of rows are checked where all processes can tell."""
+        if call.shards is None:
+            batch, layouts = x.shape[:-1], call.reads_layouts
+            check_k(k, x, batch, x.shape[-1], reads_layouts=layouts)
+            check_softness(self.softness, softness, x, batch, reads_layouts=layouts)
 
 
 def _tensors(
@@ -272,14 +318,19 @@ def _tensors(
     return x if call.shards is None else with_an_item(x, masked), k, softness
 
 
-def _solved(x: Tensor, k: Tensor, s: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+def _solved(call: Call, x: Tensor, k: Tensor, s: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     """Values, anchors and offsets, all constants."""
-    options = setting.link.key, setting.kind.name, setting.softness, checks_contents(x)
-    arguments = x.detach(), k.detach(), s.detach(), *options
+    arguments = _arguments(x, k, s, setting)
     found: tuple[Tensor, Tensor, Tensor] = (
-        threshold.mask(*arguments) if setting.shards is None else exact.mask(*arguments, setting.shards)
+        threshold.mask.within(call, *arguments) if setting.shards is None else exact.mask(*arguments, setting.shards)
     )
     return found
+
+
+def _arguments(x: Tensor, k: Tensor, s: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor, str, str, str, bool]:
+    """Those of the operators, constants."""
+    options = setting.link.key, setting.kind.name, setting.softness, checks_contents(x)
+    return x.detach(), k.detach(), s.detach(), *options
 
 
 def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: bool) -> Tensor:
@@ -288,14 +339,18 @@ def row_scalar(value: float | Tensor, x: Tensor, batch: torch.Size, on_host: boo
         return value.to(x.device, torch.float64).expand(batch)
     if on_host:
         return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
-    if torch.compiler.is_compiling():
-        return x.new_full(batch, value, dtype=torch.float64)  # a DTensor, if x is one
-    return torch.full(batch, value, dtype=torch.float64, device=x.device)
+    return x.new_full(batch, value, dtype=torch.float64)  # in graphs a DTensor, if x is one
 
 
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def capped_simplex_map(
-    x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, *, link: Link, dim: int | tuple[int, ...] = -1
+    _call: Call,
+    x: Tensor,
+    k: float | Tensor,
+    scale: float | Tensor = 1.0,
+    *,
+    link: Link,
+    dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Relaxes top-k by a shifted, increasing link function F (third argument: ``scale``; ``dim`` by keyword).
 
@@ -330,4 +385,4 @@ def capped_simplex_map(
     """
     if not isinstance(link, Link):
         raise TypeError(f"`link` must be a khot.relaxations.Link, but got {link!r}")
-    return ThresholdMap(link, "scale")(x, k, scale, dim)
+    return ThresholdMap(link, "scale")(_call, x, k, scale, dim)

@@ -28,7 +28,7 @@ from khot._torch_internals import count_as_constant
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
-from ..registry import Backends, Operator
+from ..registry import Backends, Operator, only_if
 from ..rows import in_rows_of, with_an_item
 from . import exact, reference
 from .kinds import KINDS
@@ -46,33 +46,31 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @count_as_constant  # tracing into it would warn about the weak dictionary of links
-def _has_kernel(link: str, kind: str) -> bool:
-    return Link.find(link).has_kernel(KINDS[kind].log)
+def _has_no_kernel(link: str, kind: str) -> str | None:
+    found, log = Link.find(link), KINDS[kind].log
+    if found.has_kernel(log):
+        return None
+    return f"the link {type(found).__name__} has no pieces for loops and kernels" + (" of logarithms" if log else "")
 
 
-def _takes(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> bool:
-    return _has_kernel(link, kind)
-
-
-def _takes_derivative(x: Tensor, s: Tensor, a: Tensor, c: Tensor, grad: Tensor, link: str, kind: str, *_: Any) -> bool:
-    return _has_kernel(link, kind)
-
-
-def _on_gpu(takes: Any) -> Any:
-    """Whether there is a Triton kernel: there is none for odd maps."""
-    return lambda *args: takes(*args) and not KINDS[args[4 if takes is _takes else 6]].absolute
+def _has_no_triton(link: str, kind: str) -> str | None:
+    return "there are no Triton kernels for odd maps" if KINDS[kind].absolute else _has_no_kernel(link, kind)
 
 
 threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
 mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows)
 for _operator in (threshold, mask):
-    _operator.backend("triton", module=".triton_forward", takes=_on_gpu(_takes))
-    _operator.backend("numba", module=".numba_backend", takes=_takes)
+    _operator.backend(
+        "triton", module=".triton_forward", takes=lambda x, k, scale, link, kind, *_: _has_no_triton(link, kind)
+    )
+    _operator.backend(
+        "numba", module=".numba_backend", takes=lambda x, k, scale, link, kind, *_: _has_no_kernel(link, kind)
+    )
     _operator.backend("torch", module=".exact")
 
 mask_derivative = Operator("threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
-mask_derivative.backend("triton", module=".triton_backward", takes=_on_gpu(_takes_derivative))
-mask_derivative.backend("numba", module=".numba_backend", takes=_takes_derivative)
+mask_derivative.backend("triton", module=".triton_backward", takes=lambda *args: _has_no_triton(*args[5:7]))
+mask_derivative.backend("numba", module=".numba_backend", takes=lambda *args: _has_no_kernel(*args[5:7]))
 mask_derivative.backend("torch", module=".exact")
 
 threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
@@ -81,7 +79,9 @@ threshold_derivative.backend("torch", module=".exact")
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
 plain.backend(
-    "numba", module=".numba_backend", takes=lambda x, link, kind: link.has_kernel(kind.log) and not kind.absolute
+    "numba",
+    module=".numba_backend",
+    takes=only_if(lambda x, link, kind: not kind.absolute, "odd maps have no short way"),
 )
 
 
