@@ -73,7 +73,11 @@ def is_transformed() -> bool:
 
 def runs_unwatched() -> bool:
     """Whether no transform, tracer or dispatch mode is at work; not to be asked under Dynamo."""
-    return not torch._C._len_torch_dispatch_stack() and functorch.peek_interpreter_stack() is None and not is_tracing()
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and functorch.peek_interpreter_stack() is None
+        and _C._get_tracing_state() is None
+    )
 
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once

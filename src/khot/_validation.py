@@ -138,10 +138,12 @@ def check_k(
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
 
 
+_SINGLE, _DOUBLE = ((torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+
+
 def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
     """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype that it computes in."""
-    limits = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-    return limits.tiny, limits.max
+    return _DOUBLE if dtype == torch.float64 else _SINGLE
 
 
 def softness_error(name: str, value: float, dtype: torch.dtype) -> str:

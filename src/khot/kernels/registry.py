@@ -160,7 +160,7 @@ class Backends:
             name: Of its platform, a key of ``PLATFORMS``.
             module: Where it is, relative to the package; imported at the first call that it computes.
             takes: Gives the reason why the backend does not compute a call, or None if it does; see :func:`only_if`.
-                Its arguments are those of the call, unless the operation says otherwise; the first is a tensor.
+                Its arguments are what the operation asks its backends about a call; the first is a tensor.
         """
         load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
         self.registered.append(Backend(name, load, takes))
@@ -216,6 +216,7 @@ class Operator(Backends):
         reference: The definition: a function of the operator's typed arguments, the first of them a tensor whose device
             decides. A backend's module has a function of the same name and arguments.
         fake: Empty results for arguments without data.
+        asks: From the arguments to what backends are asked about a call, first a tensor; by default the arguments.
         batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch goes first in
             every tensor and result, and an argument ``check`` becomes False: nobody looks at the contents of a batch.
             False for an operation that is called only by autograd Functions with rules of their own.
@@ -227,11 +228,12 @@ class Operator(Backends):
         reference: Callable[..., Any],
         *,
         fake: Callable[..., Any],
+        asks: Callable[..., tuple[Any, ...]] = lambda *args: args,
         batch: Callable[..., Any] | bool = True,
     ) -> None:
         super().__init__(reference.__module__.rpartition(".")[0], reference.__name__)
         functools.update_wrapper(self, reference)
-        self.name, self.reference = name, reference
+        self.name, self.reference, self.asks = name, reference, asks
         self.parameters = tuple(inspect.signature(reference).parameters)
         self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
@@ -249,7 +251,7 @@ class Operator(Backends):
 
     def _results(self, plain: bool, args: tuple[Any, ...]) -> Any:
         if plain:
-            return self.by(self.choose(*self.asked(*args)), *args)
+            return self.by(self.choose(*self.asks(*args)), *args)
         _rules_are_known()
         return self._definition(*args)
 
@@ -262,17 +264,13 @@ class Operator(Backends):
             first = no_view(results[0])
             return results if first is results[0] else (first, *results[1:])
 
-    def asked(self, *args: Any) -> tuple[Any, ...]:
-        """What backends are asked about a call of these arguments: all of them."""
-        return args
-
     def implementation(self, *args: Any) -> Callable[..., Any]:
         """The function that computes this call.
 
         Raises:
             RuntimeError: If the backend that was asked for takes the call but cannot run here.
         """
-        return self._function(self.choose(*self.asked(*args)))
+        return self._function(self.choose(*self.asks(*args)))
 
     def _function(self, choice: Backend | None) -> Callable[..., Any]:
         if choice is None:
@@ -322,7 +320,7 @@ class DrawOperator(Operator):
     """
 
     def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
-        super().__init__(name, reference, fake=self._fake, batch=self._batch)
+        super().__init__(name, reference, fake=self._fake, asks=self._first_and_draws, batch=self._batch)
 
     @staticmethod
     def fills_device(x: Tensor, draws: int) -> str | None:
@@ -342,8 +340,7 @@ class DrawOperator(Operator):
         """Which argument is the seed; the draws are the second one after it."""
         return self.parameters.index("seed")
 
-    def asked(self, *args: Any) -> tuple[Any, ...]:
-        """What backends are asked about a call: the first parameter and the number of draws."""
+    def _first_and_draws(self, *args: Any) -> tuple[Any, ...]:
         return args[0], args[self._seed + 2]
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:

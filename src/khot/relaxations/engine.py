@@ -146,9 +146,9 @@ class _Found(NamedTuple):
     """What is known of the thresholds of all rows, for the gradient.
 
     Attributes:
-        k: As it was given; a tensor has no derivative.
+        k: A number, or one of each row.
         softness: Likewise.
-        anchor: Of the thresholds, of all rows.
+        anchor: Of the thresholds, of each row.
         offset: Likewise.
         setting: What the map is.
         short: What finds the gradient at the least fixed cost, where k and the softness are numbers; else None.
@@ -161,11 +161,10 @@ class _Found(NamedTuple):
     setting: Setting
     short: Any
 
-    def scalars(self, x: Tensor, is_compiling: bool) -> list[Tensor]:
-        """k, softness, anchor and offset for each row."""
-        batch, on_host = x.shape[:-1], x.is_cuda and not is_compiling
-        k, s = (row_scalar(v, x, batch, on_host) for v in (self.k, self.softness))
-        return [k, s, self.anchor.reshape(batch), self.offset.reshape(batch)]
+    def of_rows(self, x: Tensor) -> list[Tensor]:
+        """k, softness, anchor and offset of each row, in the shape of the batch."""
+        batch, numbers = x.shape[:-1], self[:4]
+        return [v.reshape(batch) if isinstance(v, Tensor) else row_scalar(v, x, batch, x.is_cuda) for v in numbers]
 
 
 class _OfScores(Function):
@@ -181,9 +180,9 @@ class _OfScores(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,), found = ctx.saved_tensors, ctx.found
         link, kind, _, _ = found.setting
-        call = call_of(x, grad)
+        call = call_of(grad)
         if is_differentiated_again(call):
-            k, s, anchor, offset = found.scalars(x, call.is_compiling)
+            k, s, anchor, offset = found.of_rows(x)
             at = Threshold(anchor, _offset(x, k, s, anchor, offset, found.setting, call=call))
             grad_x = derivative(x, s.to(x.device), at, grad, None, link, kind, WHOLE, k.to(x.device))[0]
             return grad_x.to(x.dtype), None, None
@@ -193,14 +192,14 @@ class _OfScores(Function):
             grad_x = found.short.gradient(items, found.softness, found.anchor, found.offset, g, link, kind)
             if grad_x is not None:
                 return grad_x.to(x.dtype), None, None
-        _, s, anchor, offset = found.scalars(x, call.is_compiling)
+        _, s, anchor, offset = found.of_rows(x)
         options = link.key, kind.name, False
         return threshold.mask_derivative.within(call, x, s, anchor, offset, grad, *options)[0], None, None
 
 
 def _of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting) -> Tensor:
     """The values of a plain call."""
-    choice = threshold.mask.choose(x, k, softness, setting.link.key, setting.kind.name)
+    choice = threshold.mask.choose(x, setting.link, setting.kind)
     y, found = _solved_shortly(choice, x, k, softness, setting) or _solved_by(choice, x, k, softness, setting)
     result: Tensor = apply_untransformed(_OfScores, x, [y], found) if wants_gradient(x) else y
     return result
@@ -223,9 +222,9 @@ def _solved_shortly(
 def _solved_by(
     choice: Backend | None, x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting
 ) -> tuple[Tensor, _Found]:
-    rows_k, rows_s = (row_scalar(v, x, x.shape[:-1], x.is_cuda) for v in (k, softness))
-    y, anchor, offset = threshold.mask.by(choice, *_arguments(x, rows_k, rows_s, setting))
-    return y, _Found(k, softness, anchor, offset, setting, None)
+    k, s = (row_scalar(v, x, x.shape[:-1], x.is_cuda).detach() for v in (k, softness))
+    y, anchor, offset = threshold.mask.by(choice, *_arguments(x, k, s, setting))
+    return y, _Found(k, s, anchor, offset, setting, None)
 
 
 def _items(x: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ function of B. A row of more than ``LONGEST`` units takes the product tree. Logi
 """
 
 import torch
-from torch import Tensor
 
 from ..registry import DrawOperator, Operator, only_if
 from . import reference, reference_marked

@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from khot._distributed.shards import Shards
-from khot._torch_internals import count_as_constant
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator, only_if
 from ..rows import in_rows_of, with_an_item
 from . import exact, reference
-from .kinds import KINDS
+from .kinds import KINDS, Kind
 
 __all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
 
@@ -45,35 +44,44 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), *_like_rows(x)
 
 
-@count_as_constant  # tracing into it would warn about the weak dictionary of links
-def _has_no_kernel(link: str, kind: str) -> str | None:
-    found, log = Link.find(link), KINDS[kind].log
-    if found.has_kernel(log):
+def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
+    if link.has_kernel(kind.log):
         return None
-    return f"the link {type(found).__name__} has no pieces for loops and kernels" + (" of logarithms" if log else "")
+    return f"the link {type(link).__name__} has no pieces for loops" + (" of logarithms" if kind.log else "")
 
 
-def _has_no_triton(link: str, kind: str) -> str | None:
-    return "there are no Triton kernels for odd maps" if KINDS[kind].absolute else _has_no_kernel(link, kind)
+def _has_kernels(x: Tensor, link: Link, kind: Kind) -> str | None:
+    return "there are no kernels for odd maps" if kind.absolute else _has_loops(x, link, kind)
 
 
-threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
-mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows)
+def _asks(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> tuple[Tensor, Link, Kind]:
+    return x, Link.find(link), KINDS[kind]
+
+
+def _derivative_asks(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, *_: Any
+) -> tuple[Tensor, Link, Kind]:
+    return x, Link.find(link), KINDS[kind]
+
+
+# Backends are asked about the scores, the link and the kind of map.
+threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
+mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows, asks=_asks)
 for _operator in (threshold, mask):
-    _operator.backend(
-        "triton", module=".triton_forward", takes=lambda x, k, scale, link, kind, *_: _has_no_triton(link, kind)
-    )
-    _operator.backend(
-        "numba", module=".numba_backend", takes=lambda x, k, scale, link, kind, *_: _has_no_kernel(link, kind)
-    )
+    _operator.backend("triton", module=".triton_forward", takes=_has_kernels)
+    _operator.backend("numba", module=".numba_backend", takes=_has_loops)
     _operator.backend("torch", module=".exact")
 
-mask_derivative = Operator("threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
-mask_derivative.backend("triton", module=".triton_backward", takes=lambda *args: _has_no_triton(*args[5:7]))
-mask_derivative.backend("numba", module=".numba_backend", takes=lambda *args: _has_no_kernel(*args[5:7]))
+mask_derivative = Operator(
+    "threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+)
+mask_derivative.backend("triton", module=".triton_backward", takes=_has_kernels)
+mask_derivative.backend("numba", module=".numba_backend", takes=_has_loops)
 mask_derivative.backend("torch", module=".exact")
 
-threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
+threshold_derivative = Operator(
+    "threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+)
 threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
