@@ -59,4 +59,5 @@ def sparse_topk_magnitude(
         tensor([ 0., -0., -2.])
     """
     check_exponent(p)
-    return ThresholdMap(clipped_power(float(p)), "strength", MAGNITUDE)(_call, x, k, strength, dim)
+    link = clipped_power(float(p), _call.is_compiling)
+    return ThresholdMap(link, "strength", MAGNITUDE)(_call, x, k, strength, dim)

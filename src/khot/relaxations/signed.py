@@ -56,4 +56,5 @@ def sparse_topk_signed(
         tensor([ 0.2000, -0.8000, -1.0000])
     """
     check_exponent(p)
-    return ThresholdMap(clipped_power(float(p)), "strength", SIGNED)(_call, x, k, strength, dim)
+    link = clipped_power(float(p), _call.is_compiling)
+    return ThresholdMap(link, "strength", SIGNED)(_call, x, k, strength, dim)

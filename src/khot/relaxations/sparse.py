@@ -74,4 +74,5 @@ def sparse_topk(
         >>> sparse_topk(torch.tensor([0.0, 0.5, 1.0, 3.0]), 2)
         tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    return ThresholdMap(_link(p), "strength")(_call, x, k, strength, dim)
+    check_exponent(p)
+    return ThresholdMap(clipped_power(float(p), _call.is_compiling), "strength")(_call, x, k, strength, dim)

@@ -68,7 +68,7 @@ def topk_threshold(
     if relaxation is topk_mask:
         check_softness("softness", softness, x, rows.shape[:-1])  # which might be meant for an axis
         return _middle_of_the_gap(rows, k)
-    link = link_of(relaxation)
+    link = link_of(relaxation, _call.is_compiling)
     if link is None:
         raise TypeError(
             "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot._validation import can_look, check_scores, check_softness, check_softness_contents, checks_contents
 from khot.kernels.call import Call
 from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
@@ -104,7 +104,7 @@ def transport_topk(
     check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1], reads_layouts=_call.reads_layouts)
     if isinstance(epsilon, Tensor):
-        if looks_at_contents(epsilon):
+        if checks_contents(epsilon) and (_call.is_plain or can_look(epsilon)):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
     return MAP(_call, x, k, epsilon / 2, dim)
