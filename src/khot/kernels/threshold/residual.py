@@ -4,10 +4,10 @@ Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) abo
 
     sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
 
-two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search looks
-at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step where
-tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums are
-taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
+two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
+looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
+where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
+are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
 """
 
 from typing import NamedTuple
