@@ -74,10 +74,11 @@ def evaluate(rows: Rows, at: Threshold) -> Evaluation:
         t = rows.kind.threshold(at, rows.softness, link)
         slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
     others = 1 - above
-    m, below, falls = rows.over.sum(above.sum(-1), vecdot(tail, others), vecdot(slope, others))
+    numbers = above.sum(-1), vecdot(tail, others), vecdot(slope, others)
     if link.compact:
+        m, below, falls = rows.over.sum(*numbers)
         return _compact_step(rows, at, m - rows.k, below, falls)
-    beyond, rises = rows.over.sum(vecdot(tail, above), vecdot(slope, above))
+    m, below, falls, beyond, rises = rows.over.sum(*numbers, vecdot(tail, above), vecdot(slope, above))
     excess = m - rows.k
     a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
     g, falls, rises = (a / b).log(), falls / a, rises / b
