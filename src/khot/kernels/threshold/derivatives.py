@@ -179,12 +179,13 @@ class Shares(NamedTuple):
 
     Attributes:
         weight: What omega is proportional to (..., n).
-        norm: 1 over its sum, as the items see it (..., 1).
+        norm: Its sum, as the items see it (..., 1); infinite where nothing follows the threshold.
         rate: 1 / W, by how many scales k moves the threshold.
         first: The sum of omega z.
         pull: The sum of omega g; of logarithms that of d = g F' / F.
         on_k: dL/dk over the gain.
         moment: The sum of f g z; of logarithms that of d z.
+        slope_moment: The sum of f z.
     """
 
     weight: Tensor
@@ -194,11 +195,12 @@ class Shares(NamedTuple):
     pull: Tensor
     on_k: Tensor
     moment: Tensor
+    slope_moment: Tensor
 
     @property
     def share(self) -> Tensor:
         """omega (..., n)."""
-        return self.weight * self.norm
+        return self.weight / self.norm
 
 
 def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
@@ -212,15 +214,15 @@ def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
     if items.follows is not None or (rows.link.compact and rows.link.reaches_zero):
         moves = total > TINY if items.follows is None else (total > 0) & items.follows
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
-        norm = over.seen(rate)[0].unsqueeze(-1)
-        return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment)
+        norm = over.seen(torch.where(moves, total, torch.inf))[0].unsqueeze(-1)
+        return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment, first)
     far, ends = are_far(total), rows.ends
     special = far if ends is None else far | ends
     if not can_tell(special) or bool(special.any()):
         return _shares_in_gaps(rows, items, g, total, far)
-    norm = over.seen(total)[0].unsqueeze(-1).reciprocal()
+    norm = over.seen(total)[0].unsqueeze(-1)
     mean, rate = pull / total, total.clamp(min=rows.least).reciprocal()
-    return items, Shares(slope, norm, rate, first / total, pull if log else mean, mean, moment)
+    return items, Shares(slope, norm, rate, first / total, pull if log else mean, mean, moment, first)
 
 
 def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: Tensor) -> tuple[Items, Shares]:
@@ -242,17 +244,19 @@ def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: 
         factor = None if items.factor is None else items.factor + growth.factor
         items = items._replace(slope=items.slope + growth.slope, factor=factor)
     direct = g * (items.slope if items.factor is None else items.factor)
-    pulled, above, below, pull, moment = over.sum(
+    pulled, above, below, pull, moment, slope_moment = over.sum(
         (share * g).sum(-1),
         (share * g * inverse).masked_fill(z <= 0, 0.0).sum(-1),
         direct.masked_fill(z > 0, 0.0).sum(-1),
         direct.sum(-1),
         (direct * items.lever).sum(-1),
+        (items.slope * items.lever).sum(-1),
     )
     on_k = pulled if items.factor is None else above + below / density
     first = mean_distance(share, items.lever, fixed.a, fixed.s, fixed.at, link, over)
     norm = torch.ones_like(column.double())
-    return items, Shares(share, norm, density.reciprocal(), first, on_k if items.factor is None else pull, on_k, moment)
+    pull = on_k if items.factor is None else pull
+    return items, Shares(share, norm, density.reciprocal(), first, pull, on_k, moment, slope_moment)
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
@@ -294,7 +298,7 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
     on_k = shares.on_k
     if over.shards is None and not kind.absolute:
         if items.factor is None:  # once more, as nearly equal cotangents lose digits once
-            left = (shares.weight * (g - pull)).sum(-1) * shares.norm.squeeze(-1)
+            left = (shares.weight * (g - pull)).sum(-1) / shares.norm.squeeze(-1)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
         centred = balanced(centred, shares.weight)
     grad_a = centred / here
@@ -320,9 +324,7 @@ def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tens
     if rows.over.shards is None:
         root = rows.s.sqrt()
         return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root
-    held = shares.rate > 0
-    of_slopes = torch.where(held, shares.first / torch.where(held, shares.rate, 1.0), 0.0)
-    return (shares.moment - shares.pull * (of_slopes if items.factor is None else shares.first)) / rows.s
+    return (shares.moment - shares.pull * (shares.slope_moment if items.factor is None else shares.first)) / rows.s
 
 
 def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> tuple[Tensor, Tensor]:
