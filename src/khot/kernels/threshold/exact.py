@@ -15,9 +15,9 @@ from ..contents import check_contents, check_empty
 from ..links.base import Link
 from ..newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
 from ..rows import Span, Threshold, compute_dtype, row_range
-from .derivatives import derivative, items_of
+from .derivatives import MapRows, derivative, items_of
 from .kinds import KINDS, Kind, inverse_of, root_of
-from .reductions import WHOLE, reductions
+from .reductions import reductions
 from .residual import EPS, FARTHEST, Rows, evaluate
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
@@ -256,11 +256,12 @@ def mask(
 
 def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
     """The map of x with these thresholds; not differentiable."""
-    a = which_scores(x, kind)
-    y = items_of(a, scale, at, link, kind).value if kind.absolute else kind.distances(a, at, scale, link)
-    if not kind.absolute:
-        y = link.log_value(y) if kind.log else link.value(y)
-    return (y * x.sign() if kind.absolute else y).to(x.dtype).contiguous()
+    if kind.absolute:
+        y = items_of(MapRows.of(x, scale, at, link, kind)).value * x.sign()
+    else:
+        z = kind.distances(x.double(), at, scale, link)
+        y = link.log_value(z) if kind.log else link.value(z)
+    return y.to(x.dtype).contiguous()
 
 
 def mask_derivative(
@@ -268,15 +269,16 @@ def mask_derivative(
     shards: Shards | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As the reference; of rows of which x (..., m) may be the part of one process."""
-    at, which = Threshold(anchor, offset), KINDS[kind]
-    grads = derivative(x, scale.to(x.device), at, grad, None, Link.find(link), which, reductions(shards))
-    return grads[0].to(x.dtype).contiguous(), grads[1], grads[2] if with_scale else torch.zeros_like(grads[1])
+    at, over = Threshold(anchor, offset), reductions(shards)
+    rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
+    grad_x, grad_k, grad_scale = derivative(rows, grad, None)
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
 
 
 def threshold_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the reference."""
-    at, found = Threshold(anchor, offset), Link.find(link)
-    grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, None, grad, found, KINDS[kind], WHOLE)
+    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link), KINDS[kind])
+    grad_x, grad_k, grad_scale = derivative(rows, None, grad)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale

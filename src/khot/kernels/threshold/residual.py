@@ -4,10 +4,10 @@ Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) abo
 
     sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
 
-two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search looks
-at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step where
-tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums are
-taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
+two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
+looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
+where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
+are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
 """
 
 from typing import NamedTuple
@@ -74,10 +74,11 @@ def evaluate(rows: Rows, at: Threshold) -> Evaluation:
         t = rows.kind.threshold(at, rows.softness, link)
         slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
     others = 1 - above
-    m, below, falls = rows.over.sum(above.sum(-1), vecdot(tail, others), vecdot(slope, others))
+    numbers = above.sum(-1), vecdot(tail, others), vecdot(slope, others)
     if link.compact:
+        m, below, falls = rows.over.sum(*numbers)
         return _compact_step(rows, at, m - rows.k, below, falls)
-    beyond, rises = rows.over.sum(vecdot(tail, above), vecdot(slope, above))
+    m, below, falls, beyond, rises = rows.over.sum(*numbers, vecdot(tail, above), vecdot(slope, above))
     excess = m - rows.k
     a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
     g, falls, rises = (a / b).log(), falls / a, rises / b
