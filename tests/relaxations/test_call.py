@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from khot import topk_threshold
 from khot.kernels.call import call_of, is_first_derivative, is_plain
@@ -57,6 +58,8 @@ CALLS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_once_forward_and_once_backward(name, call, questions):
     x = X.float().requires_grad_()
+    MAPS[name](X, 3)  # which makes the link of a new p
+    questions.clear()
     y = CALLS[call](MAPS[name], x)
     assert sorted(questions) == ["backend", "is_compiling"]
     questions.clear()
@@ -67,6 +70,7 @@ def test_once_forward_and_once_backward(name, call, questions):
 
 def test_without_a_gradient(questions):
     for function in MAPS.values():
+        function(X, 3)
         questions.clear()
         function(X, 3)
         assert sorted(questions) == ["backend", "is_compiling"]
@@ -107,10 +111,10 @@ def test_plain_surroundings():
 
     torch.vmap(look)(X)
     torch.func.jvp(look, (X,), (X,))
-    torch.jit.trace(look, X)
+    torch.jit.trace(look, X, check_trace=False)
     with torch.autograd.forward_ad.dual_level():
         look(X)
-    with torch.utils.flop_counter.FlopCounterMode(display=False):
+    with FlopCounterMode(display=False):
         look(X)
     assert set(seen) == {(False, False, False, False)}
     look(X)

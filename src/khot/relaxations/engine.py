@@ -24,7 +24,7 @@ from khot.kernels.rows import Threshold, compute_dtype, with_an_item
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.derivatives import MapRows, derivative, tangents
 from khot.kernels.threshold.kinds import LOG_MASK, MASK, Kind
-from khot.kernels.threshold.reductions import WHOLE, reductions
+from khot.kernels.threshold.reductions import reductions
 from khot.kernels.threshold.reference import portable_mask
 
 from .axes import as_axes, as_rows
@@ -119,11 +119,14 @@ class _Offset(Function):
 def _derivative(
     ctx: Any, x: Tensor, k: Tensor, s: Tensor, at: Threshold, grad_y: Tensor | None, grad_offset: Tensor | None
 ) -> _Grads:
-    link, kind, _, shards = ctx.setting
-    rows = MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards), k.to(x.device))
-    grad_x, grad_k, grad_s = derivative(rows, grad_y, grad_offset)
+    grad_x, grad_k, grad_s = derivative(_map_rows(x, k, s, at, ctx.setting), grad_y, grad_offset)
     needs_x, needs_k, needs_s = ctx.needs_input_grad[:3]
     return grad_x.to(x.dtype) if needs_x else None, grad_k if needs_k else None, grad_s if needs_s else None
+
+
+def _map_rows(x: Tensor, k: Tensor, s: Tensor, at: Threshold, setting: Setting) -> MapRows:
+    link, kind, _, shards = setting
+    return MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards), k.to(x.device))
 
 
 def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> list[Tensor]:
@@ -131,8 +134,7 @@ def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | Non
     if ctx.setting.shards is not None:
         raise NotImplementedError("rows that are cut over processes have no forward-mode derivatives: use backward()")
     at = Threshold(anchor, _offset(x, k, s, anchor, offset, ctx.setting))
-    rows = MapRows.of(x, s.to(x.device), at, ctx.setting.link, ctx.setting.kind, k=k.to(x.device))
-    dy, dc = tangents(rows, dx, dk, ds)
+    dy, dc = tangents(_map_rows(x, k, s, at, ctx.setting), dx, dk, ds)
     return [dy.to(x.dtype), dc]
 
 
@@ -185,7 +187,7 @@ class _OfScores(Function):
         if is_differentiated_again(call):
             k, s, anchor, offset = found.of_rows(x)
             at = Threshold(anchor, _offset(x, k, s, anchor, offset, found.setting, call=call))
-            grad_x = derivative(x, s.to(x.device), at, grad, None, link, kind, WHOLE, k.to(x.device))[0]
+            grad_x = derivative(_map_rows(x, k, s, at, found.setting), grad, None)[0]
             return grad_x.to(x.dtype), None, None
         if call.is_plain and found.short is not None:
             items = _items(x)
