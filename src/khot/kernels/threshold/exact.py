@@ -261,7 +261,8 @@ def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> T
     else:
         z = kind.distances(x.double(), at, scale, link)
         y = link.log_value(z) if kind.log else link.value(z)
-    return y.to(x.dtype).contiguous()
+    y = y.to(x.dtype)
+    return (y + 0.0 if kind.log else y).contiguous()  # 0, not -0
 
 
 def mask_derivative(
