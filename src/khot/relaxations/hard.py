@@ -55,13 +55,13 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
 
 
 def _sizes(k: int | Tensor, rows: Tensor) -> Tensor:
-    """k for each row, in int64; one number for all rows stays on the host, which saves an accelerator a launch."""
+    """k for each row, in int64."""
     batch = rows.shape[:-1]
     if isinstance(k, Tensor):
         return k.detach().to(rows.device, torch.int64).expand(batch)
     if torch.compiler.is_compiling():
         return rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
-    return torch.full((), k, dtype=torch.int64, device="cpu").expand(batch)
+    return torch.full((), k, dtype=torch.int64, device=rows.device).expand(batch)
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:

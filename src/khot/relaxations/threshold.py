@@ -82,5 +82,7 @@ def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:
     last = x.masked_fill(~chosen, torch.inf).amin(-1).double()
     following = x.masked_fill(chosen, -torch.inf).amax(-1).double()
     middle = torch.where(last == torch.inf, following, last / 2 + following / 2)  # above no infinity is anything
-    none, all_ = (k.to(x.device) == v if isinstance(k, Tensor) else torch.full((), k == v, device=x.device) for v in (0, n))
-    return middle.masked_fill(all_, -torch.inf).masked_fill(none, torch.inf)
+    if not isinstance(k, Tensor):
+        k = torch.full((), k, device=x.device)
+    k = k.to(x.device)
+    return middle.masked_fill(k == n, -torch.inf).masked_fill(k == 0, torch.inf)

@@ -1,15 +1,15 @@
 r"""The k largest entries of rows, by counting.
 
-y_i = 1 for the k largest x_i and 0 for the others, of equal ones the first. With :math:`c(t) = \#\{i : x_i > t\}`, which
-falls from n to 0, a threshold with c(t) = k makes the mask. Numbers are ordered as the integers that their bits are, so
-the range of a dtype is cut in four by three counts at a time, until c(t) = k or two neighbouring numbers enclose t: then
-entries are tied at t, and the first of them are chosen. That takes one pass over the row for every 2 bits at most.
+y_i = 1 for the k largest x_i and 0 for the others, of equal ones the first: the mask of a threshold t above which there
+are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Numbers are ordered as the integers that their
+bits are, so that a bracket of t is cut in four by counts at three thresholds, until one of them is k or two
+neighbouring numbers enclose t: then entries are tied at t. That is one pass over the row for two bits of a number.
 """
 
 import torch
 from torch import Tensor
 
-from ..registry import Operator
+from ..registry import MAX_N, Operator
 from . import exact
 from .exact import check_ranked
 
@@ -21,4 +21,5 @@ def _like(x: Tensor, *_: object) -> Tensor:
 
 
 topk_mask = Operator("topk_mask", exact.topk_mask, fake=_like)
-topk_mask.backend("numba", module=".numba_backend", takes=lambda x, *_: x.shape[-1] < 2**31)
+topk_mask.backend("triton", module=".triton_backend")
+topk_mask.backend("numba", module=".numba_backend", takes=lambda x, *_: x.shape[-1] <= MAX_N)
