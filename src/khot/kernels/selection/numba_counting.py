@@ -6,20 +6,21 @@ thresholds cut their range in four: one pass for two bits, 16 at most for float3
 A row of 1000 normal scores takes about 8, or 4 with good guesses.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 
 import math
 
 import numpy as np
 from llvmlite import ir
-from numba import types  # type: ignore[attr-defined]  # numba does not say what it exports
+from numba import types
 from numba.extending import intrinsic
 
 from ..numba_rows import larger, smaller
 from ..numba_tools import inlined, per_row, summed
 
 ANYWHERE = -2.0, 0.0, 2.0  # guesses that cut the range of float32 in four
-SUSPECT = 8  # passes after which a row may have ties, which take all passes there are unless one looks for them
+BLOCK = 64  # entries that are looked through for ties at a time
+SUSPECT = 8  # passes after which a row may well have ties, which take all passes there are unless one looks for them
 
 
 # ---- The place of a number in the order of its dtype
@@ -96,7 +97,7 @@ def neighbours(x, t):
 
 
 @per_row
-def cut(x, k, guesses):
+def cut(x, k, guesses, suspect):
     """The smallest threshold with at most k entries above it, up to others with the same ones above; their number.
 
     That is k, unless ties prevent it: then the threshold is the k-th largest entry, and the next one is equal.
@@ -106,6 +107,7 @@ def cut(x, k, guesses):
         k: From 0 to its length; beyond these, nothing or everything is above.
         guesses: Three increasing thresholds at which the entries are counted first, such as ``ANYWHERE``. If the result
             lies between the outer two this saves half of the passes; if not, it has cost one.
+        suspect: After how many passes to look for ties, such as ``SUSPECT``.
     """
     zero = x.dtype.type(0)
     high, above = place(x.dtype.type(np.inf)), np.int64(0)
@@ -124,10 +126,10 @@ def cut(x, k, guesses):
         else:
             high, above = a, above_a
         passes += 1
-        if passes == SUSPECT:  # the next pass tells whether ties at the largest entry up to `high` are the reason
+        if passes == suspect:  # the next pass tells whether ties at the largest entry up to `high` are the reason
             high = max(place(neighbours(x, number(high, zero))[0]), low + 1)
         b = _mean(low, high)
-        a, c = max(_mean(low, b), low + 1), high - 1 if passes == SUSPECT else _mean(b, high)
+        a, c = max(_mean(low, b), low + 1), high - 1 if passes == suspect else _mean(b, high)
     return number(high, zero), above
 
 
@@ -137,7 +139,7 @@ def bracket(x, k, guesses):
 
     The arguments are those of :func:`cut`. For k = 0 the first one is infinite, for all entries the second.
     """
-    t, above = cut(x, k, guesses)
+    t, above = cut(x, k, guesses, SUSPECT)
     if above != k:
         return t, t, False
     below, last = neighbours(x, t)
@@ -151,6 +153,62 @@ def guesses_of_sample(x, k, sample):
     step, middle, room = x.shape[0] // size, share * size, 1 + 2 * math.sqrt(share * (1 - share) * size)
     for i in range(size):
         sample[i] = x[i * step]
-    low, _ = cut(sample, min(np.int64(middle + room), size), ANYWHERE)
-    high, _ = cut(sample, max(np.int64(middle - room), 0), ANYWHERE)
-    return low, cut(sample, np.int64(middle), (low, low, high))[0], high
+    low, _ = cut(sample, min(np.int64(middle + room), size), ANYWHERE, SUSPECT)
+    high, _ = cut(sample, max(np.int64(middle - room), 0), ANYWHERE, SUSPECT)
+    return low, cut(sample, np.int64(middle), (low, low, high), SUSPECT)[0], high
+
+
+# ---- Masks
+
+
+@summed
+def _mark_above(x, t, y):
+    """Returns how many entries are NaN."""
+    count = np.int32(0)
+    for i in range(x.shape[0]):
+        y[i] = x[i] > t
+        count = np.int32(count + np.int32(x[i] != x[i]))
+    return count
+
+
+@summed
+def _mark_from(x, t, y):
+    for i in range(x.shape[0]):
+        y[i] = x[i] >= t
+
+
+@summed
+def _count_equal(x, t):
+    count = np.int32(0)
+    for i in range(x.shape[0]):
+        count = np.int32(count + np.int32(x[i] == t))
+    return count
+
+
+@per_row
+def _mark_ties(x, t, rest, y):
+    """Marks the first so many of the entries equal to t, where those above t are marked."""
+    for start in range(0, x.shape[0], BLOCK):
+        some, out = x[start : start + BLOCK], y[start : start + BLOCK]
+        tied = _count_equal(some, t)
+        if tied > rest:
+            for i in range(some.shape[0]):
+                if some[i] == t and rest > 0:
+                    out[i] = 1
+                    rest -= 1
+            return
+        _mark_from(some, t, out)
+        rest -= tied
+
+
+@per_row
+def mark_largest(x, k, guesses, suspect, y):
+    """Ones for the k largest entries, of equal ones the first, and zeros for the others, in y of any dtype.
+
+    The arguments are those of :func:`cut`. Returns the threshold, whether ties are at it, and how many entries are NaN.
+    """
+    t, above = cut(x, k, guesses, suspect)
+    not_numbers = _mark_above(x, t, y)
+    if above != k:
+        _mark_ties(x, t, k - above, y)
+    return t, above != k, not_numbers
