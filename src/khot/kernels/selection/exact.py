@@ -26,7 +26,7 @@ def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
     last = largest.gather(-1, (size - 1).clamp(0, most - 1))
     above, tied = x > last, x == last
     rest = size - above.sum(-1, keepdim=True)
-    return ((above | (tied & (tied.cumsum(-1) <= rest))) & (size > 0)).to(x.dtype)
+    return ((above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= rest))) & (size > 0)).to(x.dtype)
 
 
 def check_ranked(x: Tensor, k: int | Tensor) -> None:
