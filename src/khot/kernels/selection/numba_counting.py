@@ -126,7 +126,7 @@ def cut(x, k, guesses, suspect):
         else:
             high, above = a, above_a
         passes += 1
-        if passes == suspect:  # the next pass tells whether ties at the largest entry up to `high` are the reason
+        if passes == suspect and above != k:  # the next pass tells whether ties at the largest entry left are why
             high = max(place(neighbours(x, number(high, zero))[0]), low + 1)
         b = _mean(low, high)
         a, c = max(_mean(low, b), low + 1), high - 1 if passes == suspect else _mean(b, high)
