@@ -10,8 +10,8 @@ import torch
 from timing import arguments, interleaved, write_csv
 from torch import Tensor
 
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.threshold import solve_threshold
 
 SHAPES = [(1280, 10, 5), (128, 1000, 500), (8192, 64, 8), (100, 10**4, 10**3), (16, 10**5, 10**3), (1, 10**6, 10**5)]
 

@@ -18,8 +18,8 @@ from timing import RESULTS, interleaved, optional, peak_bytes, run_parts
 from torch import Tensor
 
 import khot
-from khot.kernels.capped_simplex.reference import mask
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.threshold.reference import mask
 
 SHAPES = [(1280, 10, 5), (128, 1000, 500), (8192, 64, 8), (100, 10**4, 10**3), (16, 10**5, 10**3), (1, 10**6, 10**5)]
 Map = Callable[[Tensor, int], Tensor]

@@ -5,7 +5,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import khot
-from khot.kernels import capped_simplex
+from khot.kernels import threshold
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.registry import OPERATORS
 from tests.distributed.group import case
@@ -16,16 +16,16 @@ from tests.inputs import normal
 @case
 def operators_know_how_dtensors_lie():
     x, k, scale = normal(4, 6, 7), torch.full((4, 6), 2.0).double(), torch.full((4, 6), 0.5).double()
-    options = LOGISTIC.key, False, "scale", True
-    expected = capped_simplex.mask(x, k, scale, *options)
+    options = LOGISTIC.key, "mask", "scale", True
+    expected = threshold.mask(x, k, scale, *options)
     for placements, free in (([S(0)], True), ([R], True), ([S(1), S(0)], True), ([S(2)], False), ([S(0), S(2)], False)):
         given = [spread(v, [p if p != S(2) or v.dim() == 3 else R for p in placements]) for v in (x, k, scale)]
         with CommDebugMode() as mode:
-            results = capped_simplex.mask(*given, *options)
+            results = threshold.mask(*given, *options)
         assert not (free and mode.get_total_counts()), placements
         for result, one in zip(results, expected, strict=True):
             assert_same(result, one, "the result")
-    assert "capped_simplex_mask" in OPERATORS
+    assert "threshold_mask" in OPERATORS
 
 
 @case

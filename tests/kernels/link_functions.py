@@ -13,10 +13,10 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from khot.kernels.capped_simplex.triton_backward import _merge
-from khot.kernels.capped_simplex.triton_root import first_guess, judge
 from khot.kernels.links import base_triton
 from khot.kernels.links.base_triton import TritonLink, triton_link
+from khot.kernels.threshold.triton_backward import _merge
+from khot.kernels.threshold.triton_root import first_guess, judge
 from tests.kernels.aot import TARGETS, NoDevice
 from tests.kernels.kernel_links import LINKS
 

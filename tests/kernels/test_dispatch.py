@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, capped_simplex, registry, tiles
+from khot.kernels import backend, registry, threshold, tiles
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.sorted_transport import sorted_transport
-from khot.relaxations.engine import _apply
+from khot.kernels.threshold.kinds import LOG_MASK, MASK
+from khot.relaxations.engine import ThresholdMap
 
 pytestmark = pytest.mark.loops
 
@@ -36,16 +37,16 @@ def test_only_links_with_a_copy_in_the_kernels_use_it():
 
 def mask_arguments(x, link=LOGISTIC, log=False):
     row = torch.ones(x.shape[:-1], dtype=torch.float64)
-    return x, row, row, link.key, log, "scale", False
+    return x, row, row, link.key, "log_mask" if log else "mask", "scale", False
 
 
 def test_a_cpu_runs_numba_where_it_is():
     arguments = mask_arguments(torch.randn(2, 5))
-    plain = capped_simplex.mask.plain
-    assert capped_simplex.mask.choose(*arguments).name == ("numba" if registry.HAS_NUMBA else "torch")
+    plain = threshold.mask.plain
+    assert threshold.mask.choose(*arguments).name == ("numba" if registry.HAS_NUMBA else "torch")
     with backend("torch"):
-        assert capped_simplex.mask.implementation(*arguments) is plain
-        assert not capped_simplex.mask.fuses(*arguments)
+        assert threshold.mask.implementation(*arguments) is plain
+        assert not threshold.mask.fuses(*arguments)
 
 
 def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
@@ -54,7 +55,7 @@ def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
     with backend("triton"):
         with pytest.raises(RuntimeError, match=r"'triton' is forced, but .*(TRITON_INTERPRET=1|not installed)"):
             sigmoid_topk(torch.randn(2, 5), 2)
-        mask = capped_simplex.mask
+        mask = threshold.mask
         assert mask.implementation(*mask_arguments(torch.zeros(2, 0))) is mask.plain  # nothing to do
         assert mask.implementation(*mask_arguments(torch.zeros(2, 5), NORMAL, log=True)) is mask.plain  # no kernel
     assert sigmoid_topk(torch.zeros(4), 2).tolist() == [0.5] * 4  # as before
@@ -63,21 +64,21 @@ def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
 def test_every_call_asks_once(monkeypatch):
     """Forward and backward, whatever runs them."""
     asked = []
-    for operator in (capped_simplex.mask, capped_simplex.mask_derivative, capped_simplex.threshold):
+    for operator in (threshold.mask, threshold.mask_derivative, threshold.threshold):
         choose = operator.choose
         monkeypatch.setattr(
             operator, "choose", lambda *args, f=choose, name=operator.name: (asked.append(name), f(*args))[1]
         )
     x = torch.randn(2, 5, requires_grad=True)
     sigmoid_topk(x, torch.tensor(2.0))[:, 0].sum().backward()
-    assert asked == ["capped_simplex_mask", "capped_simplex_mask_derivative"]
+    assert asked == ["threshold_mask", "threshold_mask_derivative"]
 
 
 def test_a_call_with_numbers_asks_for_the_short_way_only(monkeypatch):
     if not registry.HAS_NUMBA:
         pytest.skip("only numba has it")
-    monkeypatch.setattr(capped_simplex.mask, "choose", lambda *args: pytest.fail("asked twice"))
-    monkeypatch.setattr(capped_simplex.mask_derivative, "choose", lambda *args: pytest.fail("asked twice"))
+    monkeypatch.setattr(threshold.mask, "choose", lambda *args: pytest.fail("asked twice"))
+    monkeypatch.setattr(threshold.mask_derivative, "choose", lambda *args: pytest.fail("asked twice"))
     x = torch.randn(2, 5, requires_grad=True)
     sigmoid_topk(x, 2)[:, 0].sum().backward()
 
@@ -160,16 +161,16 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(7, 3, generator=generator, dtype=torch.float64).T.requires_grad_()
     k, scale, grad = torch.tensor([1.0, 2.5, 6.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.ones(3, 7)
-    for log in (False, True):
-        arguments = (x.detach(), k, scale, LOGISTIC.key, log, "temperature", True)
-        y, anchor, offset = torch.ops.khot.capped_simplex_mask(*arguments)
-        torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
+    for kind in (MASK, LOG_MASK):
+        arguments = (x.detach(), k, scale, LOGISTIC.key, kind.name, "temperature", True)
+        y, anchor, offset = torch.ops.khot.threshold_mask(*arguments)
+        torch.library.opcheck(torch.ops.khot.threshold_mask.default, arguments)
         z = (x - (anchor + offset)[:, None]) / scale[:, None]
-        torch.testing.assert_close(y, LOGISTIC.log_value(z) if log else LOGISTIC.value(z))
-        arguments = (x.detach(), scale, anchor, offset, grad.double(), LOGISTIC.key, log, True)
-        torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
-        found = torch.ops.khot.capped_simplex_mask_derivative(*arguments)
+        torch.testing.assert_close(y, LOGISTIC.log_value(z) if kind.log else LOGISTIC.value(z))
+        arguments = (x.detach(), scale, anchor, offset, grad.double(), LOGISTIC.key, kind.name, True)
+        torch.library.opcheck(torch.ops.khot.threshold_mask_derivative.default, arguments)
+        found = torch.ops.khot.threshold_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]
-        value, *_ = _apply(*with_grad, LOGISTIC, log, "temperature", True)
+        value = ThresholdMap(LOGISTIC, "temperature", kind)(*with_grad, -1)
         for a, b in zip(found, torch.autograd.grad(value.sum(), with_grad), strict=True):
             torch.testing.assert_close(a, b)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from khot import sigmoid_topk
 from khot.kernels import backend
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse, reference
 from khot.kernels.registry import HAS_NUMBA
+from khot.kernels.threshold import solve_threshold
 from khot.laws import conditional_poisson as law
 from khot.laws.characteristic import factors
 from khot.laws.inverse import solve_logits

@@ -25,10 +25,10 @@ from khot import (
     sorted_transport_topk,
     sparse_topk,
 )
-from khot.kernels.capped_simplex import solve_threshold, triton_backward
-from khot.kernels.capped_simplex.triton_forward import launch_forward
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.threshold import solve_threshold, triton_backward
+from khot.kernels.threshold.triton_forward import launch_forward
 from khot.kernels.tiles import Plan
 from tests.fuzz.rows import make_rows
 from tests.fuzz.test_masks import CASES, TIER, run
@@ -302,11 +302,11 @@ def test_second_derivatives():
 
 def test_operators():
     x, k, scale, grad = (v.to(DEVICE) for v in KERNELS[0].make((2, 33), torch.float64, 0))
-    arguments = (x, k, scale, LOGISTIC.key, False, "temperature", False)
-    torch.library.opcheck(torch.ops.khot.capped_simplex_mask.default, arguments)
-    _, anchor, offset = torch.ops.khot.capped_simplex_mask(*arguments)
-    arguments = (x, scale, anchor, offset, grad, LOGISTIC.key, False, True)
-    torch.library.opcheck(torch.ops.khot.capped_simplex_mask_derivative.default, arguments)
+    arguments = (x, k, scale, LOGISTIC.key, "mask", "temperature", False)
+    torch.library.opcheck(torch.ops.khot.threshold_mask.default, arguments)
+    _, anchor, offset = torch.ops.khot.threshold_mask(*arguments)
+    arguments = (x, scale, anchor, offset, grad, LOGISTIC.key, "mask", True)
+    torch.library.opcheck(torch.ops.khot.threshold_mask_derivative.default, arguments)
 
 
 def test_long_rows_sum_to_k():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from khot import lapsum_topk, normal_topk, sigmoid_topk
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.links.normal import NORMAL
+from khot.kernels.threshold import solve_threshold
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
 

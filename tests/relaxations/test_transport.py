@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from khot import sigmoid_topk, topk_mask, transport_topk
-from khot.kernels import capped_simplex
+from khot.kernels import threshold
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -97,8 +97,8 @@ def test_is_sigmoid_topk_with_its_kernels(monkeypatch):
     assert torch.equal(grads[0], others[0]) and torch.equal(grads[1], others[1])
     torch.testing.assert_close(2 * grads[2], others[2])
     asked = []
-    run = capped_simplex.mask.implementation
-    monkeypatch.setattr(capped_simplex.mask, "implementation", lambda *args: (asked.append(args[3]), run(*args))[1])
+    run = threshold.mask.implementation
+    monkeypatch.setattr(threshold.mask, "implementation", lambda *args: (asked.append(args[3]), run(*args))[1])
     transport_topk(x, torch.tensor(3.0), 0.2)
     assert asked == ["logistic"]
 

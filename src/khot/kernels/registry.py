@@ -1,6 +1,6 @@
 """Operators of ``torch.ops.khot``: one operation each, whose backends are registered by name.
 
-    mask = Operator("capped_simplex_mask", reference.mask, fake=_fake)
+    mask = Operator("threshold_mask", reference.mask, fake=_fake)
     mask.backend("triton", module=".triton_forward", takes=lambda x, *_: ...)
     mask.backend("torch", module=".torch_backend")
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from khot._distributed.shards import Shards
 
@@ -73,6 +74,11 @@ def in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(x.device, torch.float64).expand(x.shape[:-1])
     return torch.full((), value, dtype=torch.float64, device=x.device).expand(x.shape[:-1])
+
+
+def with_an_item(x: Tensor, masked: float) -> Tensor:
+    """x (..., n), with one item, a masked one, where there are none: nothing takes the maximum of nothing."""
+    return x if x.shape[-1] else pad(x, (0, 1), value=masked)
 
 
 class Span(NamedTuple):

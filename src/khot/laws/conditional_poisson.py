@@ -30,13 +30,13 @@ from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count_draw
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
 from khot.kernels.product_tree.size_range import RangeTree, Totals
 from khot.kernels.product_tree.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
+from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit
 from .characteristic import Factors, factors

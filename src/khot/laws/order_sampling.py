@@ -39,11 +39,11 @@ from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
 from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob
+from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import count_law
 from .inverse import solve_logits

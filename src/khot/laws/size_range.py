@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from khot._validation import can_look
-from khot.kernels.capped_simplex import solve_threshold
 from khot.kernels.product_tree.size_range import Totals
+from khot.kernels.threshold import solve_threshold
 
 
 class SizeRange(NamedTuple):

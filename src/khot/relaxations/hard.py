@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._distributed.shards import shards_of_rows
-from khot._torch_internals import is_exporting, writes_onnx
+from khot._torch_internals import is_exporting
 from khot._validation import check_k, check_scores, checked_int, checks_contents
 from khot.kernels import selection
+from khot.kernels.call import call_of
 from khot.kernels.selection.exact import mask_of_largest
 
 from .axes import as_axes, as_rows
@@ -43,25 +43,20 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
     """
     check_scores(x, dim, joint=True)
     k = checked_whole(k)
-    rows = as_rows(x.detach(), dim)
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling and (shards := shards_of_rows()) is not None:
-        return as_axes(topk_mask_of_parts(rows, k, shards), x, dim)
+    rows, call = as_rows(x.detach(), dim), call_of(x, k)
+    if call.shards is not None:
+        return as_axes(topk_mask_of_parts(rows, k, call.shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
-    if is_compiling and (is_exporting() or writes_onnx()):  # a program that runs without this library
-        return as_axes(mask_of_largest(rows, _sizes(k, rows), n if isinstance(k, Tensor) else k), x, dim)
-    return as_axes(selection.topk_mask(rows, _sizes(k, rows), checks_contents(x)), x, dim)
-
-
-def _sizes(k: int | Tensor, rows: Tensor) -> Tensor:
-    """k for each row, in int64."""
-    batch = rows.shape[:-1]
     if isinstance(k, Tensor):
-        return k.detach().to(rows.device, torch.int64).expand(batch)
-    if torch.compiler.is_compiling():
-        return rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
-    return torch.full((), k, dtype=torch.int64, device=rows.device).expand(batch)
+        sizes = k.detach().to(x.device, torch.int64).expand(batch)
+    elif call.is_compiling:
+        sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
+    else:
+        sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
+    if call.writes_onnx or (call.is_compiling and is_exporting()):  # a program that runs without this library
+        return as_axes(mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
+    return as_axes(selection.topk_mask(rows, sizes, checks_contents(x)), x, dim)
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:

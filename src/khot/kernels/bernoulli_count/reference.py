@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..capped_simplex import solve_threshold
 from ..philox import uniform_rows
+from ..threshold import solve_threshold
 
 
 def _tilt(logits: Tensor, k: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def smooth_link(
 
 @per_row
 def balance_step(signed, total, slope, excess, k, q):
-    """Newton's method on log(A / B), for which see :mod:`khot.kernels.capped_simplex.search`."""
+    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.search`."""
     size = total + abs(excess)
     ratio = (signed + excess) / size
     square = ratio * ratio

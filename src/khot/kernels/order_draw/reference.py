@@ -7,10 +7,10 @@ from torch import Tensor
 
 from khot._torch_internals import is_wrapped
 
-from ..capped_simplex import solve_threshold
 from ..noises import NOISES, Noise
 from ..philox import uniform_rows
 from ..random_numbers import uniform
+from ..threshold import solve_threshold
 
 SMALLEST = 2.0**-54  # half the distance of the random numbers
 LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more

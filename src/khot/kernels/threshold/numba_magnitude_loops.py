@@ -21,12 +21,13 @@ from ..numba_math import EXP, LOG, Real
 from ..numba_rows import CHUNK, REALS_AT, bytes_at, doubles_at, minimum, of_row
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
-from .search import OVERSHOOT, SHRINK_STEPS
-from .torch_backend import ORDINARY
+from .kinds import SHRINK_STEPS
 
 Compiled = Any  # a function that numba has compiled
 
 LOST, FOUND, HARD = range(3)  # how a search ends: HARD where all entries may be zero or capped
+OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
+ORDINARY = 2.0**24  # thresholds and strengths up to which, and down to the inverse of which, float32 does
 STEPS = 24  # usual are 3 to 8; rows that take more are left to others
 WITH_LOOPS_OF_THEIR_OWN = {1.0: "clip", 3.0: "clip_power_3"}  # q of p = 2 and p = 4/3, the usual ones
 WIDE = 4.0  # ratio of the ends of a bracket above which its middle is that of their logarithms

@@ -33,7 +33,7 @@ from ..triton_tools import (
     rows_of,
     store_tile,
 )
-from .search import SLIGHT, SMALL
+from .kinds import KINDS
 from .triton_root import (
     FIRST_STEPS,
     advance,
@@ -54,12 +54,13 @@ FORWARD: Table = {
     torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
 }
 WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}
-SMALL_K, SLIGHT_RATE = tl.constexpr(SMALL), tl.constexpr(SLIGHT)
+SMALL_K = tl.constexpr(0.5)  # so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT_RATE = tl.constexpr(2.0**-10)  # relative, at most, what is made up for
 GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 
 
 @triton.jit
-def _capped_simplex_fwd(
+def _mask_fwd(
     x_ptr, y_ptr, anchor_ptr, offset_ptr, sound_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr,
     scale_number: tl.float64, stride_scale, q_number: tl.float64, centre: tl.float64, spread: tl.float64,
     stride_x, stride_y, n, sample_step,
@@ -293,7 +294,7 @@ def _launch_rows(
     log: bool, how: Plan, dtype: tl.dtype,
 ) -> None:  # fmt: skip
     n = x.shape[1]
-    _capped_simplex_fwd[(len(x),)](
+    _mask_fwd[(len(x),)](
         x, y, *at, at.anchor if sound is None else sound, *k.arguments(at.anchor), *scale.arguments(at.anchor),
         *link_numbers(link), x.stride(0), y.stride(0), n, max(1, n // how.block),
         K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,
@@ -328,15 +329,17 @@ def _launch_split(
         )
 
 
-def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
     _, anchor, offset = _checked(x, k, scale, link, False, softness, check, with_y=False)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _checked(x, k, scale, link, log, softness, check, with_y=True)
+    return _checked(x, k, scale, link, KINDS[kind].log, softness, check, with_y=True)
 
 
 def _checked(

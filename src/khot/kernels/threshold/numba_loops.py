@@ -1,7 +1,7 @@
 """The loops of the numba backend, compiled for one link, one dtype, and values or logarithms.
 
-Forward: Newton's method of :mod:`khot.kernels.capped_simplex.search` from the same start, row by row. Backward: as
-:mod:`khot.kernels.capped_simplex.derivative`. A loop marks the rows that it has ``left`` to others.
+Forward: Newton's method of :mod:`khot.kernels.threshold.search` from the same start, row by row. Backward: as
+:mod:`khot.kernels.threshold.derivative`. A loop marks the rows that it has ``left`` to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -33,14 +33,17 @@ from ..numba_rows import (
 )
 from ..numba_tools import inlined, kernel, per_row, specialised, summed
 from ..rows import SAMPLE_SIZE
-from .derivative import CANCELLED, DOMINANT
-from .search import SHORT, SLIGHT, SMALL
 
 Compiled = Any  # a function that numba has compiled
 
 # How a search ends: KINK where the mask seems to consist of zeros and ones, INFINITE before it begins if an item is.
 LOST, FOUND, KINK, INFINITE = range(4)
 
+CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
+DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+SHORT = 2**-30  # of a step between neighbouring doubles, of a compact link, relative to the items that make up the sum
+SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT = 2**-10  # relative, at most, what is made up for
 STEPS, GUARDED_STEPS = 16, 32  # usual are 2 to 5; rows that take more are left to others
 NO_QUANTILES = math.nan, math.nan, math.nan
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # softness with which nothing overflows but what is left to others anyway
