@@ -25,10 +25,10 @@ from ..triton_tools import add3, arithmetic, on_device, rows_of
 from .exact import check_ranked
 
 SELECT: Table = {
-    torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 16)),
+    torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 8)),
     torch.float64: ((256, 1), (1024, 4), (2048, 8), (4096, 16)),
 }
-SHORT, TOGETHER = 256, 1024  # entries of rows that share a program, and of all rows in it
+SHORT, TOGETHER = 256, 512  # entries of rows that share a program, and of all rows in it
 BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
 
 
