@@ -22,7 +22,7 @@ from khot.kernels.call import Call, call_of
 from khot.kernels.links.base import Link
 from khot.kernels.rows import Threshold, with_an_item
 from khot.kernels.threshold import exact
-from khot.kernels.threshold.derivatives import derivative, tangents
+from khot.kernels.threshold.derivatives import MapRows, derivative, tangents
 from khot.kernels.threshold.kinds import LOG_MASK, MASK, Kind
 from khot.kernels.threshold.reductions import reductions
 from khot.kernels.threshold.reference import portable_mask
@@ -116,8 +116,8 @@ def _derivative(
     ctx: Any, x: Tensor, k: Tensor, s: Tensor, at: Threshold, grad_y: Tensor | None, grad_offset: Tensor | None
 ) -> _Grads:
     link, kind, _, shards = ctx.setting
-    s, k = s.to(x.device), k.to(x.device)
-    grad_x, grad_k, grad_s = derivative(x, s, at, grad_y, grad_offset, link, kind, reductions(shards), k)
+    rows = MapRows.of(x, s.to(x.device), at, link, kind, reductions(shards), k.to(x.device))
+    grad_x, grad_k, grad_s = derivative(rows, grad_y, grad_offset)
     needs_x, needs_k, needs_s = ctx.needs_input_grad[:3]
     return grad_x.to(x.dtype) if needs_x else None, grad_k if needs_k else None, grad_s if needs_s else None
 
@@ -127,7 +127,8 @@ def _tangents(ctx: Any, saved: list[Tensor], dx: Tensor | None, dk: Tensor | Non
     if ctx.setting.shards is not None:
         raise NotImplementedError("rows that are cut over processes have no forward-mode derivatives: use backward()")
     at = Threshold(anchor, _offset(x, k, s, anchor, offset, ctx.setting))
-    dy, dc = tangents(x, s.to(x.device), at, dx, dk, ds, ctx.setting.link, ctx.setting.kind, k.to(x.device))
+    rows = MapRows.of(x, s.to(x.device), at, ctx.setting.link, ctx.setting.kind, k=k.to(x.device))
+    dy, dc = tangents(rows, dx, dk, ds)
     return [dy.to(x.dtype), dc]
 
 

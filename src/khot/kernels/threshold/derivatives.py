@@ -38,17 +38,68 @@ SHRUNK = 2.0**-64  # what levers are multiplied by on the way, lest their produc
 LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which is sure to round to 1 : 0
 
 
+class MapRows(NamedTuple):
+    """The rows that a map is differentiated at, in float64.
+
+    Attributes:
+        a: Scores (..., n), x or abs(x), of which other processes may hold further parts.
+        sign: The signs of x, of odd maps.
+        s: Softness (...).
+        at: Thresholds, whose offset moves, but where k = 0 or k = n, where it is arbitrary.
+        link: The link F.
+        kind: The kind of map.
+        over: How numbers of rows are put together.
+        k: The sum, for its own derivatives at 0 and n; None if these are not wanted.
+        least: The sum of slopes that stands for a smaller one, whose inverse might leave the dtype of x.
+    """
+
+    a: Tensor
+    sign: Tensor | None
+    s: Tensor
+    at: Threshold
+    link: Link
+    kind: Kind
+    over: Whole
+    k: Tensor | None
+    least: float
+
+    @classmethod
+    def of(
+        cls, x: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole = WHOLE, k: Tensor | None = None
+    ) -> "MapRows":
+        wide, least = x.double(), torch.finfo(compute_dtype(x)).tiny
+        a, sign = (wide.abs(), wide.sign()) if kind.absolute else (wide, None)
+        rows = cls(a, sign, s, at, link, kind, over, k, least)
+        ends = rows.ends
+        if ends is None:
+            return rows
+        return rows._replace(at=Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset)))
+
+    @property
+    def ends(self) -> Tensor | None:
+        """The rows with k = 0 or k = n, given k, if the limits of their derivatives are known."""
+        if self.k is None or self.kind.absolute or type(self.link).limits_at_ends is Link.limits_at_ends:
+            return None
+        return self.at.offset.detach().abs() == self.link.reach
+
+    @property
+    def constant(self) -> "MapRows":
+        """The same without derivatives."""
+        at = Threshold(self.at.anchor.detach(), self.at.offset.detach())
+        return self._replace(a=self.a.detach(), s=self.s.detach(), at=at)
+
+
 class Items(NamedTuple):
-    """What derivatives are made of, in float64: tensors (..., n) of items and (...) of rows.
+    """What derivatives are made of: tensors (..., n) of items and (...) of rows.
 
     Attributes:
         value: abs(y) of odd maps.
         z: The distances, finite; of odd maps those of the items that follow the threshold.
+        lever: z as a factor, 0 for infinite items.
         slope: f.
         scale: sigma.
         gain: g.
         stretch: kappa.
-        least: The sum of slopes that stands for a smaller one, whose inverse might leave the dtype of x.
         follows: Whether anything follows the threshold; None where something always does.
         factor: F' / F of logarithms.
         powers: What W has besides f, for each item.
@@ -58,11 +109,11 @@ class Items(NamedTuple):
 
     value: Tensor
     z: Tensor
+    lever: Tensor
     slope: Tensor
     scale: Tensor
     gain: Tensor
     stretch: Tensor
-    least: float = TINY
     follows: Tensor | None = None
     factor: Tensor | None = None
     powers: Tensor | None = None
@@ -70,20 +121,21 @@ class Items(NamedTuple):
     own_lever: Tensor | None = None
 
 
-def items_of(a: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole = WHOLE) -> Items:
-    """For scores a (..., n) and softness s (...), in differentiable operations of these and of the offset."""
-    if kind.grows:
-        return _magnitudes(a, s, at, link, kind, over)
-    here, offset = over.seen(s, at.offset)
+def items_of(rows: MapRows) -> Items:
+    """In differentiable operations of the scores, the softness and the offset."""
+    if rows.kind.grows:
+        return _magnitudes(rows)
+    a, s, at, link = rows.a, rows.s, rows.at, rows.link
+    here, offset = rows.over.seen(s, at.offset)
     one = torch.ones_like(s)
-    if kind.absolute:
-        z = kind.distances(a, Threshold(at.anchor, offset), here, link)
+    if rows.kind.absolute:
+        z = rows.kind.distances(a, Threshold(at.anchor, offset), here, link)
         binding = (at.anchor != 0) | (at.offset != 0)
-        # Beyond (0, 1) the slope is 0 and the lever idle, but z may overflow.
-        return Items(link.value(z), z.clamp(0, 1), link.slope(z), s, one, one, follows=binding)
-    z = _finite_distances(a, Threshold(at.anchor, offset), here)
-    factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if kind.log else None
-    return Items(z, z, link.slope(z), s, one, one, factor=factor)
+        lever = z.clamp(0, 1)  # beyond, the slope is 0 and the lever idle, but z may overflow
+        return Items(link.value(z), lever, lever, link.slope(z), s, one, one, follows=binding)
+    z, infinite = _finite_distances(a, Threshold(at.anchor, offset), here), a.isinf()
+    factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if rows.kind.log else None
+    return Items(z, z, z.masked_fill(infinite, 0.0), link.slope(z), s, one, one, factor=factor)
 
 
 def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
@@ -94,12 +146,13 @@ def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
     return torch.where(infinite, x.clamp(-2 * FARTHEST, 2 * FARTHEST), z)  # further out than all others
 
 
-def _magnitudes(a: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole) -> Items:
+def _magnitudes(rows: MapRows) -> Items:
     """Of magnitudes, whose entries are zero, pooled or capped."""
-    q, t = link.q, kind.threshold(at, s, link)
+    a, s, at, q = rows.a, rows.s, rows.at, rows.link.q
+    t = rows.kind.threshold(at, s, rows.link)
     positive = torch.where(t == 0, 1.0, t)
     root, ratio = root_of(positive, q), s * positive ** (1 / q - 1)  # sigma / t
-    seen_root, here, offset, seen_ratio = over.seen(root, s, at.offset, ratio)
+    seen_root, here, offset, seen_ratio = rows.over.seen(root, s, at.offset, ratio)
     idle, column = (t == 0).unsqueeze(-1), here.unsqueeze(-1)
     z = ratios(a, Threshold(at.anchor, offset), seen_root, here)
     capped, inside = ((z >= 1) | idle) & (a > 0), (z > 0) & (z < 1) & ~idle
@@ -110,7 +163,8 @@ def _magnitudes(a: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, ove
     return Items(
         torch.where(capped, kept, pooled * inside),
         z,
-        link.slope(z) * inside,
+        z,
+        rows.link.slope(z) * inside,
         ratio * t.clamp(min=TINY),
         t,
         1 - at.offset * ratio / q,
@@ -147,46 +201,43 @@ class Shares(NamedTuple):
         return self.weight * self.norm
 
 
-def shares_of(
-    items: Items, g: Tensor, x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole, k: Tensor | None
-) -> tuple[Items, Shares]:
+def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
     """By one reduction of all sums at once, unless all slopes of a row underflow."""
-    z, slope, log = items.z.masked_fill(x.isinf(), 0.0), items.slope, items.factor is not None
-    direct = g * (items.factor if items.factor is not None else slope)
+    slope, log, over = items.slope, items.factor is not None, rows.over
+    direct = g * (slope if items.factor is None else items.factor)
     held = slope if items.powers is None else slope + items.powers
-    total, first, pull, moment = over.sum(held.sum(-1), (slope * z).sum(-1), direct.sum(-1), (direct * z).sum(-1))
-    if items.follows is not None or (link.compact and link.reaches_zero):
+    total, first, pull, moment = over.sum(
+        held.sum(-1), (slope * items.lever).sum(-1), direct.sum(-1), (direct * items.lever).sum(-1)
+    )
+    if items.follows is not None or (rows.link.compact and rows.link.reaches_zero):
         moves = total > TINY if items.follows is None else (total > 0) & items.follows
         rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
         norm = over.seen(rate)[0].unsqueeze(-1)
         return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment)
-    far, ends = are_far(total), _ends(at, link, k)
+    far, ends = are_far(total), rows.ends
     special = far if ends is None else far | ends
     if not can_tell(special) or bool(special.any()):
-        return _shares_in_gaps(items, g, total, far, ends, x, s, at, link, over, k)
+        return _shares_in_gaps(rows, items, g, total, far)
     norm = over.seen(total)[0].unsqueeze(-1).reciprocal()
-    mean, rate = pull / total, total.clamp(min=items.least).reciprocal()
+    mean, rate = pull / total, total.clamp(min=rows.least).reciprocal()
     return items, Shares(slope, norm, rate, first / total, pull if log else mean, mean, moment)
 
 
-def _shares_in_gaps(
-    items: Items, g: Tensor, total: Tensor, far: Tensor, ends: Tensor | None, x: Tensor, s: Tensor, at: Threshold,
-    link: Link, over: Whole, k: Tensor | None,
-) -> tuple[Items, Shares]:  # fmt: skip
+def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: Tensor) -> tuple[Items, Shares]:
     """Where all slopes of some rows, the ``far`` ones, underflow: from their ratios, which differences of x tell.
 
-    And with the limits of derivatives in the rows at the ``ends``.
+    And with the limits of derivatives in rows with k = 0 or k = n.
     """
-    z, column, inverse = items.z, far.unsqueeze(-1), 1 / link.value(items.z.clamp(min=0.0))
-    place = Threshold(at.anchor.detach(), at.offset.detach())
-    exact = torch.where(column, exact_shares(x.detach(), s.detach(), place, link, over), 0.0)
+    z, link, over, column, fixed = items.z, rows.link, rows.over, far.unsqueeze(-1), rows.constant
+    exact = torch.where(column, exact_shares(fixed.a, fixed.s, fixed.at, link, over), 0.0)
     weight = torch.where(column, exact * rate_of_slopes(z, link).exp(), items.slope)
     (norm,) = over.sum(weight.sum(-1))
     norm = torch.where(norm > 0, norm, 1.0)
-    share = weight / over.seen(norm)[0].unsqueeze(-1)
-    density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=items.least)
-    if ends is not None and k is not None and (not can_tell(ends) or bool(ends.any())):
-        growth = growth_at(ends, z, share, density, x, s, k, link)
+    share, inverse = weight / over.seen(norm)[0].unsqueeze(-1), 1 / link.value(z.clamp(min=0.0))
+    density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=rows.least)
+    ends = rows.ends
+    if ends is not None and rows.k is not None and (not can_tell(ends) or bool(ends.any())):
+        growth = growth_at(ends, z, share, density, rows.a, rows.s, rows.k, link)
         share, density, inverse = share + growth.share, growth.density, inverse * (1 - growth.value)
         factor = None if items.factor is None else items.factor + growth.factor
         items = items._replace(slope=items.slope + growth.slope, factor=factor)
@@ -196,21 +247,12 @@ def _shares_in_gaps(
         (share * g * inverse).masked_fill(z <= 0, 0.0).sum(-1),
         direct.masked_fill(z > 0, 0.0).sum(-1),
         direct.sum(-1),
-        (direct * z.masked_fill(x.isinf(), 0.0)).sum(-1),
+        (direct * items.lever).sum(-1),
     )
-    first = mean_distance(share, z, x, s, at, link, over)
-    if items.factor is not None:
-        pulled, on_k = pull, above + below / density
-    else:
-        on_k = pulled
-    return items, Shares(share, torch.ones_like(column.double()), density.reciprocal(), first, pulled, on_k, moment)
-
-
-def _ends(at: Threshold, link: Link, k: Tensor | None) -> Tensor | None:
-    """The rows with k = 0 or k = n, given k, if the limits of their derivatives are known."""
-    if k is None or type(link).limits_at_ends is Link.limits_at_ends:
-        return None
-    return at.offset.detach().abs() == link.reach
+    on_k = pulled if items.factor is None else above + below / density
+    first = mean_distance(share, items.lever, fixed.a, fixed.s, fixed.at, link, over)
+    norm = torch.ones_like(column.double())
+    return items, Shares(share, norm, density.reciprocal(), first, on_k if items.factor is None else pull, on_k, moment)
 
 
 def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
@@ -238,25 +280,15 @@ def balanced(values: Tensor, share: Tensor) -> Tensor:
 # ---- The first derivative, in reverse mode and in forward mode
 
 
-def derivative(
-    x: Tensor,
-    s: Tensor,
-    at: Threshold,
-    grad_y: Tensor | None,
-    grad_offset: Tensor | None,
-    link: Link,
-    kind: Kind,
-    over: Whole = WHOLE,
-    k: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable.
-
-    In k at k = 0 and k = n, too, if that is given.
-    """
-    items, a, sign, at = _items(x, s, at, link, kind, over, k)
-    g = torch.zeros_like(a) if grad_y is None else grad_y.double() * sign if kind.absolute else grad_y.double()
-    g = g.masked_fill(a == -torch.inf, 0) if kind.log else g
-    items, shares = shares_of(items, g, a, s, at, link, over, k)
+def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable."""
+    over, kind, s = rows.over, rows.kind, rows.s
+    g = torch.zeros_like(rows.a) if grad_y is None else grad_y.double()
+    if rows.sign is not None:
+        g = g * rows.sign
+    elif kind.log:
+        g = g.masked_fill(rows.a == -torch.inf, 0)
+    items, shares = shares_of(rows, items_of(rows), g)
     pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
     centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
     on_k = shares.on_k
@@ -269,7 +301,7 @@ def derivative(
     if kind.grows:  # times t / sigma, in two steps: where that overflows, slopes are small
         (root,) = (v.unsqueeze(-1) for v in over.seen((items.gain / items.scale).sqrt()))
         grad_a = centred * root * root
-    grad_s = -_lever(centred, items, shares, a, s, over) * items.gain
+    grad_s = -_lever(rows, centred, items, shares) * items.gain
     if items.own_slope is not None and items.own_lever is not None:
         own = g * items.own_slope
         grad_a, grad_s = grad_a + own, grad_s - over.sum((own * items.own_lever).sum(-1))[0]
@@ -279,43 +311,29 @@ def derivative(
         (pushed,) = over.seen(push / items.scale)
         grad_a = grad_a + shares.share * pushed.unsqueeze(-1)
         grad_k = grad_k - push * shares.rate
-        grad_s = grad_s - (push * shares.first + grad_offset * at.offset) / s
-    return grad_a * sign if kind.absolute else grad_a, grad_k, grad_s
+        grad_s = grad_s - (push * shares.first + grad_offset * rows.at.offset) / s
+    return grad_a if rows.sign is None else grad_a * rows.sign, grad_k, grad_s
 
 
-def _items(
-    x: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole, k: Tensor | None
-) -> tuple[Items, Tensor, Tensor | float, Threshold]:
-    """The items, the scores a, the signs of x, and the threshold; at k = 0, n its distance is arbitrary, a constant."""
-    wide = x.double()
-    sign, a = (wide.sign(), wide.abs()) if kind.absolute else (1.0, wide)
-    if not kind.absolute and (ends := _ends(at, link, k)) is not None:
-        at = Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset))
-    items = items_of(a, s, at, link, kind, over)
-    return items._replace(least=torch.finfo(compute_dtype(x)).tiny), a, sign, at
-
-
-def _lever(centred: Tensor, items: Items, shares: Shares, x: Tensor, s: Tensor, over: Whole) -> Tensor:
+def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
     """sum centred z / s, of which neither the z of outliers nor the scale let a product overflow on the way."""
-    if over.shards is None:
-        moment, root = (items.z.masked_fill(x.isinf(), 0.0) * SHRUNK * centred).sum(-1), s.sqrt()
-        return moment / root / SHRUNK / root
+    if rows.over.shards is None:
+        root = rows.s.sqrt()
+        return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root
     held = shares.rate > 0
     of_slopes = torch.where(held, shares.first / torch.where(held, shares.rate, 1.0), 0.0)
-    return (shares.moment - shares.pull * (of_slopes if items.factor is None else shares.first)) / s
+    return (shares.moment - shares.pull * (of_slopes if items.factor is None else shares.first)) / rows.s
 
 
-def tangents(
-    x: Tensor, s: Tensor, at: Threshold, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None, link: Link,
-    kind: Kind, k: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> tuple[Tensor, Tensor]:
     """dy in float64 and d offset from dx, dk and ds, of whole rows; differentiable."""
-    items, a, sign, at = _items(x, s, at, link, kind, WHOLE, k)
-    items, shares = shares_of(items, torch.zeros_like(a), a, s, at, link, WHOLE, k)
-    moved = torch.zeros_like(a) if dx is None else dx.double() * sign
+    s, kind = rows.s, rows.kind
+    items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a))
+    moved = torch.zeros_like(rows.a) if dx is None else dx.double()
+    moved = moved if rows.sign is None else moved * rows.sign
     v = moved / items.scale.unsqueeze(-1)
     if ds is not None:
-        v = v - items.z.masked_fill(a.isinf(), 0.0) * (ds / s).unsqueeze(-1)
+        v = v - items.lever * (ds / s).unsqueeze(-1)
     mean = (shares.share * v).sum(-1)
     rest = v - mean.unsqueeze(-1)
     left = torch.zeros_like(mean) if kind.absolute else (shares.share * rest).sum(-1)
@@ -331,9 +349,9 @@ def tangents(
         by_k = (items.gain * dk).unsqueeze(-1) * shares.share
         if items.factor is not None:  # above the threshold by the share, which knows slopes that underflow
             below = items.factor * (shares.rate * dk).unsqueeze(-1)
-            by_k = torch.where(items.z > 0, by_k / link.value(items.z.clamp(min=0.0)), below)
+            by_k = torch.where(items.z > 0, by_k / rows.link.value(items.z.clamp(min=0.0)), below)
         dy, shift = dy + by_k, shift - shares.rate * dk
     if kind.log:
-        dy = dy.masked_fill(a == -torch.inf, 0)
+        dy = dy.masked_fill(rows.a == -torch.inf, 0)
     shift = items.stretch * shift
-    return dy * sign, shift if ds is None else shift - at.offset * (ds / s)
+    return dy if rows.sign is None else dy * rows.sign, shift if ds is None else shift - rows.at.offset * (ds / s)

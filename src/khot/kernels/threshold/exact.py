@@ -1,161 +1,33 @@
 r"""Thresholds of every row, exactly: plain torch in float64, one residual, one guarded search.
 
-Residual. Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items lie. Then
-
-    sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
-
-two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
-looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
-where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
-are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
-
-Threshold. No double t tells z where scores are many scales from 0. So the search first runs in t, whose doubles it sees
-exactly; where two neighbouring doubles do not tell the root, it goes on in the offset c of t = anchor + c * sigma from
-the nearest item. Then x - anchor is exact for the items near t, and z keeps its digits.
+A first search runs in t, whose doubles it sees exactly, by the residual of :mod:`khot.kernels.threshold.residual`. No
+double t tells z where scores are many scales from 0, and so where two neighbouring doubles do not tell the root, the
+search goes on in the offset c of t = anchor + c * sigma from the nearest item. Then x - anchor is exact for the items
+near t, and z keeps its digits.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.linalg import vecdot
 
 from khot._distributed.shards import Shards
 
 from ..contents import check_contents, check_empty
 from ..links.base import Link
-from ..newton import COARSEST, MAX_STEPS, RESOLUTION, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
 from ..rows import Span, Threshold, compute_dtype, row_range
-from .derivatives import derivative, items_of
+from .derivatives import MapRows, derivative, items_of
 from .kinds import KINDS, Kind, inverse_of, root_of
-from .reductions import WHOLE, Whole, reductions
+from .reductions import reductions
+from .residual import EPS, FARTHEST, Rows, evaluate
 
 FIRST_STEPS = 8  # on all rows, before those that are left get some by themselves
-TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
-EPS, TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
-UNDERFLOW = TINY / EPS  # sums below which tails are taken by their logarithms
-SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
-FARTHEST = 1e306  # in scales, as good as infinite
+TINY = torch.finfo(torch.float64).tiny
 WIDENINGS = 14  # of a bracket, each of which squares its width in scales: 2^1024 is beyond all doubles
 MARGIN = 2.0**-10  # relative, that a bracket leaves to rounding and to rough inverses
 ANCHORINGS = 3  # searches in the offset, while another item turns out to be nearer
 LARGE_SCALE, LARGE_SCORE = 2.0**500, 2.0**1000  # above which differences might overflow, so that rows are shrunk
 SHRINKAGE = 2.0**-600
 LEAST_SHARE = 1e-300
-
-
-class Rows(NamedTuple):
-    """Rows to solve: items x (rows, n) in float64, k and softness (rows,).
-
-    Where other processes hold further items of the rows, what is found of a row is reduced over all of them.
-    """
-
-    x: Tensor
-    k: Tensor
-    softness: Tensor
-    link: Link
-    kind: Kind
-    over: Whole
-
-    def take(self, which: Tensor) -> "Rows":
-        return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
-
-    def distances(self, at: Threshold) -> Tensor:
-        """z; numbers are of such a size that no difference overflows."""
-        if self.kind.grows:
-            return self.kind.distances(self.x, at, self.softness, self.link)
-        return (self.x - at.anchor.unsqueeze(-1)) / self.softness.unsqueeze(-1) - at.offset.unsqueeze(-1)
-
-    def scale(self, t: Tensor) -> Tensor:
-        return self.kind.scale(t, self.softness, self.link)
-
-    def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
-        left = self.x.masked_fill(above, -torch.inf).amax(-1)
-        right = self.x.masked_fill(~above, torch.inf).amin(-1)
-        left, right = self.over.max(left, -right)
-        return left, -right, self.over.sum(above.sum(-1).double())[0]
-
-
-# ---- The residual
-
-
-def _evaluate(rows: Rows, at: Threshold) -> Evaluation:
-    """A step of t in scales, a number with the sign of sum F - k, and whether t with that step is the root."""
-    z, link = rows.distances(at), rows.link
-    if link.compact:
-        tail, slope = link.value(z), link.slope(z)
-        above = (tail >= 1).double()
-    else:
-        (tail, slope), above = link.tail_and_slope(z), (z > 0).double()
-    if rows.kind.grows:  # as t rises, the scale does, too
-        t = rows.kind.threshold(at, rows.softness, link)
-        slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
-    others = 1 - above
-    m, below, falls = rows.over.sum(above.sum(-1), vecdot(tail, others), vecdot(slope, others))
-    if link.compact:
-        return _compact_step(rows, at, m - rows.k, below, falls)
-    beyond, rises = rows.over.sum(vecdot(tail, above), vecdot(slope, above))
-    excess = m - rows.k
-    a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
-    g, falls, rises = (a / b).log(), falls / a, rises / b
-    lost = torch.minimum(a, b) < UNDERFLOW
-    if bool(lost.any()):
-        exact = _by_logarithms(rows, z, above > 0, excess)
-        g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
-    step = g / (falls + rises)
-    return step, g, (step.abs() <= TOLERANCE) | (g == 0)
-
-
-def _by_logarithms(rows: Rows, z: Tensor, above: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g and the rates at which log A falls and log B rises with t, in scales."""
-    link = rows.link
-    tail = torch.where(above, link.log_complement(z), link.log_value(z))
-    below, beyond = rows.over.logsumexp(*(torch.where(side, tail, -torch.inf) for side in (~above, above)))
-    a = torch.logaddexp(below, excess.clamp(min=0).log())
-    b = torch.logaddexp(beyond, (-excess).clamp(min=0).log())
-    # The rates are mean hazards, weighted by the tails. A difference of sums of slopes and of tails would round more.
-    total = torch.where(above, beyond.unsqueeze(-1), below.unsqueeze(-1))
-    weighted = torch.where(tail > -torch.inf, (tail - total + link.log_hazard(z)).exp(), 0.0)
-    falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
-    falls, rises = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
-    g, blind = (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (a == -torch.inf) & (b == -torch.inf)
-    if bool(blind.any()):  # in a gap so wide that not even logarithms tell, the middle is the root
-        z = z.clamp(-FARTHEST, FARTHEST)
-        below, beyond = z.masked_fill(above, -torch.inf).amax(-1), z.masked_fill(~above, torch.inf).amin(-1)
-        below, beyond = rows.over.max(below, -beyond)
-        g = torch.where(blind, below - beyond, g)
-        falls, rises = (torch.where(blind, 1.0, v) for v in (falls, rises))
-    return g, falls, rises
-
-
-def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, falls: Tensor) -> Evaluation:
-    """For a link whose kinks make the residual the measure, not the step; ``below`` is the sum P of the uncapped.
-
-    P is about a power of the distance to t, or an exponential of it: Newton's method on P^(1/order) = (k - capped)^(1 /
-    order), or on log P. If more items are capped than k, it is Newton's method on the residual, or a step by which all
-    entries together fall; and without any slope a step as if one item had some.
-    """
-    link, residual = rows.link, below + excess
-    if link.reaches_zero:
-        under = link.q * below / falls * (1 - (-excess / below) ** (1 / link.q))
-        step = torch.where(excess < 0, under, residual / torch.where(falls > 0, falls, 1.0))
-    else:
-        lost = (below < UNDERFLOW) & (excess < 0)
-        step = torch.where(excess < 0, (below / -excess).log(), torch.log1p(residual / rows.k))
-        step = torch.where(lost, _log_of_uncapped(rows, at) - (-excess).log(), step) if bool(lost.any()) else step
-    size = below + excess.abs()
-    found = residual.abs() <= (1 + link.condition) * EPS * size
-    # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short, beside
-    # the distances of the items that make up the sum, that what it leaves shows in no sum.
-    apart = (RESOLUTION * at.anchor.abs() / rows.scale(at.anchor)).clamp(max=COARSEST)
-    found |= (excess < 0) & (falls > 0) & (step.abs() <= torch.minimum(apart, SHORT * below / falls))
-    return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # what is left may be a step across a kink
-
-
-def _log_of_uncapped(rows: Rows, at: Threshold) -> Tensor:
-    z = rows.distances(at)
-    return rows.over.logsumexp(rows.link.log_value(z).masked_fill(rows.link.value(z) >= 1, -torch.inf))[0]
 
 
 # ---- The search
@@ -228,7 +100,7 @@ def _bracket(rows: Rows, span: Span, width: Tensor) -> tuple[Tensor, Tensor, Ten
         if rows.link.kernel is not None:
             break
         nothing = torch.zeros_like(low)
-        at_low, at_high = (_evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
+        at_low, at_high = (evaluate(rows, Threshold(end, nothing))[1] for end in (low, high))
         missed = ((at_low < 0) & (low > -largest)) | ((at_high > 0) & (high < largest))
         if not bool(missed.any()):
             break
@@ -242,12 +114,12 @@ def _search(
     """The threshold from a search in t and, if that has enough steps to end, in the offset; and which rows are done."""
     nothing = torch.zeros_like(start)
 
-    def evaluate(t: Tensor) -> Evaluation:
-        step, g, found = _evaluate(rows, Threshold(t, nothing))
+    def at_threshold(t: Tensor) -> Evaluation:
+        step, g, found = evaluate(rows, Threshold(t, nothing))
         return step * rows.scale(t), g.clamp(-1 / EPS, 1 / EPS), found
 
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
-    root = guarded_newton(evaluate, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
+    root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
     anchor = _rounded(root.t, dtype)
     if rows.kind.grows:  # then the offset is not positive, and t not below 0
         higher = torch.nextafter(anchor.to(dtype), torch.tensor(torch.inf, dtype=dtype, device=anchor.device)).double()
@@ -295,12 +167,12 @@ def _search_offset(rows: Rows, root: Root, width: Tensor, dtype: torch.dtype) ->
         if rows.kind.grows:
             high = torch.zeros_like(high)
 
-        def evaluate(c: Tensor, at: Tensor = anchor) -> Evaluation:
-            step, g, found = _evaluate(rows, Threshold(at, c))
+        def at_offset(c: Tensor, at: Tensor = anchor) -> Evaluation:
+            step, g, found = evaluate(rows, Threshold(at, c))
             return step, g.clamp(-1 / EPS, 1 / EPS), found
 
         one, nothing = torch.ones_like(t), torch.zeros_like(t, dtype=torch.bool)
-        found = guarded_newton(evaluate, _inside((t - anchor) / scale, low, high), (low, high), (one, -one), nothing)
+        found = guarded_newton(at_offset, _inside((t - anchor) / scale, low, high), (low, high), (one, -one), nothing)
         offset = found.t + found.rest
         t = anchor + offset * scale
     nearer = _rounded(t, dtype)
@@ -384,11 +256,12 @@ def mask(
 
 def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> Tensor:
     """The map of x with these thresholds; not differentiable."""
-    a = which_scores(x, kind)
-    y = items_of(a, scale, at, link, kind).value if kind.absolute else kind.distances(a, at, scale, link)
-    if not kind.absolute:
-        y = link.log_value(y) if kind.log else link.value(y)
-    return (y * x.sign() if kind.absolute else y).to(x.dtype).contiguous()
+    if kind.absolute:
+        y = items_of(MapRows.of(x, scale, at, link, kind)).value * x.sign()
+    else:
+        z = kind.distances(x.double(), at, scale, link)
+        y = link.log_value(z) if kind.log else link.value(z)
+    return y.to(x.dtype).contiguous()
 
 
 def mask_derivative(
@@ -396,15 +269,16 @@ def mask_derivative(
     shards: Shards | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As the reference; of rows of which x (..., m) may be the part of one process."""
-    at, which = Threshold(anchor, offset), KINDS[kind]
-    grads = derivative(x, scale.to(x.device), at, grad, None, Link.find(link), which, reductions(shards))
-    return grads[0].to(x.dtype).contiguous(), grads[1], grads[2] if with_scale else torch.zeros_like(grads[1])
+    at, over = Threshold(anchor, offset), reductions(shards)
+    rows = MapRows.of(x, scale.to(x.device), at, Link.find(link), KINDS[kind], over)
+    grad_x, grad_k, grad_scale = derivative(rows, grad, None)
+    return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale if with_scale else torch.zeros_like(grad_k)
 
 
 def threshold_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the reference."""
-    at, found = Threshold(anchor, offset), Link.find(link)
-    grad_x, grad_k, grad_scale = derivative(x, scale.to(x.device), at, None, grad, found, KINDS[kind], WHOLE)
+    rows = MapRows.of(x, scale.to(x.device), Threshold(anchor, offset), Link.find(link), KINDS[kind])
+    grad_x, grad_k, grad_scale = derivative(rows, None, grad)
     return grad_x.to(x.dtype).contiguous(), grad_k, grad_scale

@@ -88,7 +88,7 @@ def density_of(z: Tensor, link: Link, over: Whole) -> Tensor:
 
 
 def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Tensor:
-    """sum omega z, which is -dt/ds; its derivatives are those of this sum.
+    """sum omega z, which is -dt/ds; its derivatives are those of this sum. All but share and z are constants.
 
     It is the difference of what lies above t and what lies below, both as large as the gap. In a wide gap it is found
     from scores relative to the edges. With Z and -Z' the distances of the nearest items above and below, and b those of
@@ -96,10 +96,9 @@ def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold,
     tails on the two sides differ relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as
     their mean hazards, of which ``power`` is the exponent: 0 of exponential tails, 1 of normal ones.
     """
-    (mean,) = over.sum((share * z.masked_fill(x.isinf(), 0.0)).sum(-1))
+    (mean,) = over.sum((share * z).sum(-1))
     if type(link).limits_at_ends is Link.limits_at_ends:
         return mean
-    x, s, at = x.detach(), s.detach(), Threshold(at.anchor.detach(), at.offset.detach())
     gap = gap_around(x, s, at, link, over)
     half = ((gap.above.edge - gap.below.edge) * 0.5 / s.unsqueeze(-1)).squeeze(-1)
     wide = (half > WIDE) & half.isfinite()
