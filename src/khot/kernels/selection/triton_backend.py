@@ -171,9 +171,9 @@ def _store_three(pointer, one, two, three):
     tl.store(at + 2, three.to(pointer.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["stride_k", "stride_x", "rows", "n", "step", "last", "parts", "blocks"])
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "step", "last", "blocks"])
 def _topk_mask_count(
-    x_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, rows, n, step, last, parts, blocks,
+    x_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, step, last, blocks,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The bracket that the counts of the step before leave, and counts of this program's part of the row in it.
@@ -183,6 +183,7 @@ def _topk_mask_count(
     if ALIGNED:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
     low, high, above = tl.full((1,), LOWEST, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
     found = tl.max((above == k).to(tl.int32), 0) > 0
@@ -198,26 +199,27 @@ def _topk_mask_count(
         if step == last:
             a, b, c = high - 1, high, high
         begin = part * blocks * BLOCK
-        end = tl.minimum(begin + blocks * BLOCK, n)
+        end = begin + tl.minimum(n - begin, blocks * BLOCK)
         one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
         _store_three(counts_ptr + 3 * ((step * rows + row) * parts + part), one, two, three)
 
 
-@triton.jit(do_not_specialize=["stride_k", "stride_x", "rows", "n", "last", "parts", "blocks"])
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "last", "blocks"])
 def _topk_mask_mark(
-    x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, rows, n, last, parts, blocks,
+    x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, last, blocks,
     LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The mask of this program's part of the row."""
     if ALIGNED:
         n, stride_x = n // 16 * 16, stride_x // 16 * 16
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    parts, rows = tl.num_programs(0), tl.num_programs(1)
     k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
     _, high, above = _load_bracket(state_ptr, last, rows, row, KEY)
     upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, PARTS)
     seen = tl.sum(tl.where(tl.arange(0, PARTS)[None, :] < part, upto - over, 0), 1)  # ties in the parts before
     begin = part * blocks * BLOCK
-    end = tl.minimum(begin + blocks * BLOCK, n)
+    end = begin + tl.minimum(n - begin, blocks * BLOCK)
     _mark_span(x_ptr + row * stride_x, y_ptr + row * n, begin, end, high, k - above, seen, LOWEST, BLOCK)
 
 
@@ -228,7 +230,7 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     (rows, n), bits = items.shape, BITS[x.dtype]
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     how = plan(rows, n, arithmetic(x)[0], SELECT)
-    shape = sizes.stride(0), items.stride(0), rows, n
+    strides = sizes.stride(0), items.stride(0)
     options: dict[str, Any] = {
         "LOWEST": -(2 ** (bits - 1)), "KEY": tl.int64 if bits == 64 else tl.int32, "BLOCK": how.block,
         "ALIGNED": n % 16 == 0 and items.stride(0) % 16 == 0, "num_warps": how.warps,
@@ -238,14 +240,14 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
             options["ROWS"] = TOGETHER // how.block if how.block <= SHORT else 1
             options["num_warps"] = 4 if how.block <= SHORT else how.warps
             grid = (-(-rows // options["ROWS"]),)
-            _topk_mask[grid](items, y, sizes, *shape, IN_REGISTERS=how.resident, **options)
+            _topk_mask[grid](items, y, sizes, *strides, rows, n, IN_REGISTERS=how.resident, **options)
             return y.reshape(x.shape)
         (parts, length), last = how.chunks(n), bits // 2  # steps, each of which finds two bits of a key
         state = torch.empty(last + 1, rows, 3, dtype=torch.int64, device=x.device)
         counts = torch.empty(last + 1, rows, parts, 3, dtype=torch.int32, device=x.device)
         options["PARTS"] = 1 << (parts - 1).bit_length()
-        split = last, parts, length // how.block
+        blocks = length // how.block
         for step in range(last + 1):
-            _topk_mask_count[(parts, rows)](items, state, counts, sizes, *shape, step, *split, **options)
-        _topk_mask_mark[(parts, rows)](items, y, state, counts, sizes, *shape, *split, **options)
+            _topk_mask_count[(parts, rows)](items, state, counts, sizes, *strides, n, step, last, blocks, **options)
+        _topk_mask_mark[(parts, rows)](items, y, state, counts, sizes, *strides, n, last, blocks, **options)
     return y.reshape(x.shape)
