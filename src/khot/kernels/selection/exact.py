@@ -15,7 +15,7 @@ def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
     most = n = x.shape[-1]
     if k.device.type == "cpu" and k.numel() > 0:  # elsewhere a look at k would stall the device
         most = min(max(int(k.max()), 0), n)
-    return mask_of_largest(x, k, most)
+    return mask_of_largest(x, k, most).contiguous()
 
 
 def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
