@@ -171,7 +171,8 @@ class _PlainMap(Function):
             return torch.autograd.grad(y, x, grad, create_graph=True)[0], None
         if is_plain(grad) and is_eager_everywhere():
             g = grad.to(x.dtype).contiguous()
-            grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, found.log)
+            kind = "log_mask" if found.log else "mask"
+            grad_x = found.gradient(x, found.scale, found.anchor, found.offset, g, found.link, kind)
             if grad_x is not None:
                 return grad_x, None
         at, scale = _at(x, found)
@@ -221,7 +222,7 @@ def _solved_plainly(x: Tensor, k: Any, scale: Any, link: Link, log: bool) -> _Pl
     if not (is_plain(x) and is_eager_everywhere()):
         return None
     short = threshold.plain.find(x, link, log)
-    solved: Any = short and short.mask(x, float(k), float(scale), link, log)
+    solved: Any = short and short.mask(x, float(k), float(scale), link, "log_mask" if log else "mask")
     if solved is None:
         return None
     y, anchor, offset = solved

@@ -54,5 +54,3 @@ odd_map_derivative.backend("torch", module=".torch_backend")
 
 # What a process does with its parts of rows between two reductions, by whether the map is that of magnitudes.
 shard_loops = {True: Backends(__name__, "MAGNITUDES"), False: Backends(__name__, "SIGNED")}
-for _loops in shard_loops.values():
-    _loops.backend("numba", module=".numba_shards")

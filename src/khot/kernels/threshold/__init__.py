@@ -57,7 +57,7 @@ threshold.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
 )
 threshold.backend(
-    "numba", module=".numba_backend", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
+    "numba", module=".numba_operators", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
 )
 threshold.backend("torch", module=".torch_backend")
 
@@ -66,7 +66,7 @@ mask.backend(
     "triton", module=".triton_forward", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
 )
 mask.backend(
-    "numba", module=".numba_backend", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
+    "numba", module=".numba_operators", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
 )
 mask.backend("torch", module=".torch_backend")
 
@@ -78,7 +78,7 @@ mask_derivative.backend(
 )
 mask_derivative.backend(
     "numba",
-    module=".numba_backend",
+    module=".numba_operators",
     takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
 )
 mask_derivative.backend("torch", module=".torch_backend")
@@ -90,11 +90,10 @@ threshold_derivative.backend("torch", module=".torch_backend")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
-plain.backend("numba", module=".numba_backend", takes=lambda x, link, log: link.has_kernel(log))
+plain.backend("numba", module=".numba_operators", takes=lambda x, link, log: link.has_kernel(log))
 
 # What a process does with its parts of rows between two reductions, where a backend has loops for that.
 shard_loops = Backends(__name__, "LOOPS")
-shard_loops.backend("numba", module=".numba_shards", takes=lambda x, link, log: link.has_kernel(log))
 
 
 def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
