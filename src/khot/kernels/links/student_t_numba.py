@@ -109,7 +109,7 @@ def _far_tail(df: int) -> FarTail:
             r = math.sqrt(degrees + a * a)
             return math.log(density / (scaled_tail(a, r) * r))
 
-        return FarTail(log_decay, log_hazard, gap=1e5, reach=math.inf)
+        return FarTail(log_decay, log_hazard, gap=1e7, reach=math.inf)
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:

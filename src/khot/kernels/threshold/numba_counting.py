@@ -109,6 +109,7 @@ def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
                         return np.float64(left), np.float64(right), k + 1, k - 1, True
                     item = np.float64(right if missing < 0 else left)
                     return item, item, math.ceil(k), math.floor(k), False
+                stays = above == (above_low if missing < 0 else above_high)
                 if missing < 0:
                     low, above_low = np.float64(cut), above
                 else:
@@ -119,16 +120,18 @@ def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
                 if not bounded:
                     u += math.copysign(step * (1 + abs(missing)), -missing)
                     step *= 2
-                elif high - low <= scale_at(high, s, q):
+                elif high - low <= scale_at(max(low, 0.0), s, q):
                     break
-                elif i % 3 < 2:
+                elif not stays and i % 3 < 2:
                     u = low + (high - low) * (above_low - k) / (above_low - above_high)
                 else:
                     u = _middle(low, high)
                 if not low < real(u) < high:
                     u = 0.5 * low + 0.5 * high
-                    if not low < real(u) < high:
-                        break  # equal items
+                    if not low < real(u) < high:  # equal items
+                        _, right = neighbours(x, real(low))
+                        item = np.float64(right) if right <= high else low
+                        return item, item, above_low, above_high, False
             return low, high, above_low, above_high, False
 
     return enclose

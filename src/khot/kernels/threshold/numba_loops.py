@@ -58,7 +58,8 @@ def loops_of(link: Link, kind: str, real: Real) -> Loops:
 @functools.cache
 def _loops(module: str, variant: str, shape: Shape, kind: str, real: Real) -> Loops:
     with specialised(f"{variant} {kind} {real.__name__}"):
-        found = _kind(numba_link(module, variant, real), variant, shape, kind, real)
+        link, precise = numba_link(module, variant, real), numba_link(module, variant, np.float64)
+        found = _kind(link, precise, variant, shape, kind, real)
         return Loops(kernel(_mask(found, real)), kernel(_derivative(found, real)))
 
 
@@ -70,12 +71,12 @@ def _solver(link: NumbaLink, variant: str, shape: Shape, grows: bool, real: Real
         return solver(scale, link, shape, real)
 
 
-def _kind(link: NumbaLink, variant: str, shape: Shape, kind: str, real: Real) -> Kind:
+def _kind(link: NumbaLink, precise: NumbaLink, variant: str, shape: Shape, kind: str, real: Real) -> Kind:
     solve = _solver(link, variant, shape, kind == "magnitude", real)
     if kind == "magnitude":
         fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
     elif kind == "log_mask":
-        fill, gradient = masks.filler(link, shape, kind, real), masks.log_gradient_of(link, shape, variant, real)
+        fill, gradient = masks.filler(link, shape, kind, real), masks.log_gradient_of(link, precise, variant, real)
     else:
         fill, gradient = masks.filler(link, shape, kind, real), masks.gradient_of(link, shape, kind, variant, real)
     ends = (real(-np.inf), real(0)) if kind == "log_mask" else (real(0), real(1))
@@ -84,7 +85,6 @@ def _kind(link: NumbaLink, variant: str, shape: Shape, kind: str, real: Real) ->
 
 def _mask(kind: Kind, real: Real) -> Any:
     (solve, fill, _, absolute, grows, ends), reals_at = kind, REALS_AT[real]
-    smallest = magnitudes.SMALLEST[real]
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
@@ -106,7 +106,7 @@ def _mask(kind: Kind, real: Real) -> Any:
                     row, size = items[:finite], size - selected
                     a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
             if grows:
-                how = how if (a > smallest or a == 0) and highest(items) < magnitudes.LARGEST else LOST
+                how = how if (a > magnitudes.SMALLEST or a == 0) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
             if how == FOUND and y != 0:
@@ -124,14 +124,13 @@ def _mask(kind: Kind, real: Real) -> Any:
 
 def _derivative(kind: Kind, real: Real) -> Any:
     gradient, grows, reals_at = kind.gradient, kind.grows, REALS_AT[real]
-    smallest = magnitudes.SMALLEST[real]
 
     def derivative(first, last, n, x, scale, one_scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
         xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
         count, is_left, buffer = 0, bytes_at(left, 1, last)[0], np.empty(min(n, CHUNK) if grows else 0, real)
         for r in range(first, last):
             s, a, c = of_row(scale, one_scale, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
-            done, of_k, of_scale = NARROWEST < s < WIDEST and not (grows and 0 < a < smallest), 0.0, 0.0
+            done, of_k, of_scale = NARROWEST < s < WIDEST and real(a) == a and not (grows and 0 < a < magnitudes.SMALLEST), 0.0, 0.0
             if done:
                 of_k, of_scale, done = gradient(
                     xs[r], gs[r], a, c, s, q, grad_k != 0, grad_scale != 0, buffer, grads[r]

@@ -19,7 +19,7 @@ from .numba_root import Scale
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7
 WIDE = 4.0  # ratio of the ends of a bracket above which its middle is that of their logarithms
-SMALLEST = {np.float32: 2.0**-100, np.float64: 2.0**-1000}  # thresholds with which nothing underflows
+SMALLEST = 2.0**-900  # thresholds with which no float64 underflows
 LARGEST = 2.0**40  # of larger entries powers lose digits in float32
 
 
@@ -142,8 +142,8 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
         return math.sqrt(low) * math.sqrt(high) if high > WIDE * low and low > 0 else 0.5 * low + 0.5 * high
 
     @per_row
-    def split(t, rest, s, q):
-        """With the anchor next above t."""
+    def split(base, t, rest, s, q):
+        """With the anchor next above t; the base is 0."""
         anchor = real(t)
         if np.float64(anchor) - t < rest:
             anchor = np.nextafter(anchor, infinity)

@@ -155,10 +155,35 @@ def gradient_of(link: NumbaLink, shape: Shape, kind: str, name: str, real: Real)
     return gradient
 
 
-def log_gradient_of(link: NumbaLink, shape: Shape, name: str, real: Real) -> Compiled:
-    """:func:`gradient_of` the logarithm."""
+def _exact_log_gradient(link: NumbaLink, real: Real) -> Compiled:
+    """``(x, g, anchor, offset, s, q, factor, out)``: dL/dz times the factor, in float64, for what cancels; dL/dk."""
+    slope, log_derivative = link.slope, link.log_derivative
+
+    @inlined
+    def of_item(x, anchor, inverse, offset, g, q):
+        z = (np.float64(x) - anchor) * inverse - offset
+        return slope(z, q), log_derivative(z, q) * g if x > -np.inf else 0.0
+
+    @per_row
+    def gradient(x, g, anchor, offset, s, q, factor, out):
+        total = pull = 0.0
+        for i in range(x.shape[0]):
+            w, direct = of_item(x[i], anchor, 1 / s, offset, g[i], q)
+            total += w
+            pull += direct
+        for i in range(x.shape[0]):
+            w, direct = of_item(x[i], anchor, 1 / s, offset, g[i], q)
+            out[i] = (direct - w * (pull / total)) * factor
+        return pull / total
+
+    return gradient
+
+
+def log_gradient_of(link: NumbaLink, precise: NumbaLink, name: str, real: Real) -> Compiled:
+    """:func:`gradient_of` the logarithm, from the link in this dtype and in float64."""
     slope, log_derivative, finish = link.slope, link.log_derivative, _finisher("log_mask", real)
     limits, single, fill_shares = np.finfo(real), real is np.float32, far_shares_of(link.far, False, name, real)
+    again = _exact_log_gradient(precise, real)
     tiny, smallest = float(limits.tiny), float(limits.tiny) / float(limits.eps)
 
     @inlined
@@ -204,10 +229,10 @@ def log_gradient_of(link: NumbaLink, shape: Shape, name: str, real: Real) -> Com
         top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, real(1 if with_scale else inverse)
         for i in range(n):
             out[i] = (direct(x[i], distance(x[i], a, b, c), g[i], q) - out[i] * mean) * factor
-        if single:  # what cancels so far that the rounding of z shows is left to others
+        if single:  # what cancels so far that the rounding of z would show
             farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
             if farthest < CANCELLED * factor * (largest / total) * abs(pull):
-                return 0.0, 0.0, False
+                of_k = again(x, g, anchor, offset, s, q, 1.0 if with_scale else inverse, out)
         return of_k, finish(x, anchor, inverse, offset, top, with_scale, out), True
 
     return gradient

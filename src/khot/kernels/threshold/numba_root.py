@@ -30,10 +30,12 @@ LOST, FOUND, UNSURE, INFINITE = range(4)
 
 STEPS, NEWTON_STEPS = 30, 8  # usual are 2 to 5; from the latter on every other step cuts the bracket
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows but what is left to others anyway
-SMALL = 0.3  # softness, in deviations of the items, below which counting comes first
+FAR = 8.0  # scales over which the tails fall by a factor
+LAST_UNITS = 8.0  # in the last place that a sum may be off after these steps
+SMALL = 0.15  # softness, in deviations of the items, below which counting comes first
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 EXPONENTIAL_GAP = 80.0  # scales of a gap around t whose other side a capped exponential does not see
-JUST_BELOW = 2.0**-10  # scales by which an item lies below its cap that is about to reach it
+JUST_ABOVE = 2.0**-10  # scales by which t lies above an item that is about to reach its cap
 SLACK = 2.0**-10  # scales by which a quantile to a few digits may be off
 
 
@@ -55,7 +57,7 @@ class Scale(NamedTuple):
         guess: ``(mean, variance, s, q, known, centre, spread)``: t, from moments of the items, see ``known`` below.
         step: ``(signed, total, slope, excess, k, q, t, sigma)``: what Newton's method adds to t.
         middle: ``(low, high)``: where to cut a bracket of t.
-        split: ``(t, rest, s, q)``: anchor and offset of t + rest.
+        split: ``(base, t, rest, s, q)``: anchor and offset of base + t + rest.
         trivial: ``(x, k)``: whether every threshold far enough will do, and the anchor and offset of one that does.
         grows: Whether sigma grows with t.
     """
@@ -101,9 +103,9 @@ def fixed_scale(name: str, link: NumbaLink, shape: Shape, real: Real) -> Scale:
         return 0.5 * low + 0.5 * high
 
     @inlined
-    def split(t, rest, s, q):
-        anchor = np.float64(real(t))
-        return anchor, ((t - anchor) + rest) / s
+    def split(base, t, rest, s, q):
+        anchor = np.float64(real(base + t))
+        return anchor, (((base - anchor) + t) + rest) / s
 
     @per_row
     def trivial(x, k):
@@ -117,7 +119,7 @@ def fixed_scale(name: str, link: NumbaLink, shape: Shape, real: Real) -> Scale:
 
 
 def tail_sums(link: NumbaLink, real: Real) -> Compiled:
-    """``(x, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at t."""
+    """``(x, base, t, inverse, q)``: the sums of :class:`khot.kernels.links.base.TailSums` at base + t."""
     terms, wide = link.terms, link.distances or real
     two = wide(2)
 
@@ -133,9 +135,9 @@ def tail_sums(link: NumbaLink, real: Real) -> Compiled:
         return above, signed, total, slope
 
     @per_row
-    def sums(x, t, inverse, q):
-        anchor = wide(t)
-        offset = wide((t - np.float64(anchor)) * inverse)
+    def sums(x, base, t, inverse, q):
+        anchor = wide(base + t)
+        offset = wide(((base - np.float64(anchor)) + t) * inverse)
         above = signed = total = slope = 0.0
         for i in range(0, x.shape[0], CHUNK):
             a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, wide(inverse), offset, q)
@@ -149,22 +151,25 @@ def tail_sums(link: NumbaLink, real: Real) -> Compiled:
 
 
 def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
-    """``(signed, total, slope, excess, move, t, sigma, q)``: how a search ends with this move, LOST if not yet."""
+    """``(i, signed, total, slope, excess, move, t, sigma, q)``: how a search ends with the i-th move, LOST if not yet."""
     limits = np.finfo(real)
     eps, smallest = float(limits.eps), float(limits.tiny) / float(limits.eps)
     tolerance, reaches_zero = 0.5 * eps**0.5, shape.reaches_zero
 
     @inlined
-    def of_smooth(signed, total, slope, excess, move, t, sigma, q):
-        sure = excess != 0 or total >= smallest
-        return FOUND if sure and abs(move) <= tolerance * sigma else LOST
+    def of_smooth(i, signed, total, slope, excess, move, t, sigma, q):
+        sure, reach = excess != 0 or total >= smallest, tolerance * sigma
+        # In tails like powers, far out, a step is nothing beside the distance of the items, whose rounding it may be.
+        return FOUND if sure and (abs(move) <= reach or FAR * abs(move) * slope <= reach * total) else LOST
 
     @per_row
-    def of_compact(signed, total, slope, excess, move, t, sigma, q):
+    def of_compact(i, signed, total, slope, excess, move, t, sigma, q):
         residual = signed + excess
         # Where doubles are too far apart for a small residual, a step to between them that crosses no kink.
         between = min(RESOLUTION * abs(t), COARSEST * sigma)
-        small = abs(residual) <= (1 + q) * eps * (total + abs(excess))
+        # After a while, when the rounding of equal z may add up in sums of equal items, with less.
+        units = 1 + q if i < NEWTON_STEPS else max(1 + q, LAST_UNITS)
+        small = abs(residual) <= units * eps * (total + abs(excess))
         if not small and not (slope * excess < 0 and abs(move) <= min(between, SHORT * sigma * (total / slope))):
             return LOST
         leaving = excess == 0 and (slope > 0 or grows)
@@ -175,26 +180,28 @@ def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
 
 
 def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, q, t, low, high)``: t, what its rounding took, and how the search has ended.
+    """``(x, k, s, q, base, t, low, high)``: anchor and offset of the threshold, and how the search has ended.
 
-    The bracket may be infinite. A step that leaves it, or does not halve the one before last, gives way to a cut.
+    It is base + t, with a number of the row's dtype near it, 0 if the scale grows, so that t has all digits. The bracket
+    may be infinite. A step that leaves it, or does not halve the one before last, gives way to a cut.
     """
     sums, judge, compact = tail_sums(link, real), _judge(shape, scale.grows, real), shape.compact
-    scale_at, newton_step, middle = scale.at, scale.step, scale.middle
+    scale_at, newton_step, middle, split = scale.at, scale.step, scale.middle, scale.split
 
     @per_row
-    def search(x, k, s, q, t, low, high):
+    def search(x, k, s, q, base, t, low, high):
         older = last = high - low
         for i in range(STEPS):
             sigma = scale_at(t, s, q)
-            above, signed, total, slope = sums(x, t, 1 / sigma, q)
+            above, signed, total, slope = sums(x, base, t, 1 / sigma, q)
             excess = above - k
             residual = signed + excess
             move = newton_step(signed, total, slope, excess, k, q, t, sigma)
-            how = judge(signed, total, slope, excess, move, t, sigma, q)
+            how = judge(i, signed, total, slope, excess, move, t, sigma, q)
             if how != LOST:
-                rest = 0.0 if compact and excess >= 0 or not math.isfinite(move) else move
-                return t + rest, (t - (t + rest)) + rest, how
+                move = 0.0 if compact and excess >= 0 or not math.isfinite(move) else move
+                anchor, offset = split(base, t + move, (t - (t + move)) + move, s, q)
+                return anchor, offset, how
             low, high = max(low, t) if residual > 0 else low, min(high, t) if residual < 0 else high
             proposal = t + move
             if not (low < proposal < high and abs(move) <= 0.5 * older) or (i >= NEWTON_STEPS and i % 2 == 0):
@@ -202,30 +209,25 @@ def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compil
                 if not math.isfinite(proposal):
                     break
             older, last, t = last, abs(move), proposal
-        return t, 0.0, LOST
+        return 0.0, 0.0, LOST
 
     return search
 
 
 def _gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, q, left, right)``: whether t is known in this gap between items; anchor and offset, or a start."""
-    scale_at, threshold, grows, quantile_of = scale.at, scale.threshold, scale.grows, link.quantile
+    """``(x, k, s, q, left, right)``: whether t is known in this gap between items; its anchor and offset."""
+    scale_at, grows = scale.at, scale.grows
 
     @per_row
     def of_power(x, k, s, q, left, right):
         room = (right - left) / scale_at(left, s, q) - 1
         if grows:  # at the largest zero, which no rounding brings back
-            is_wide, offset = left > 0 and room >= 0, 0.0
-        else:
-            is_wide, offset = room >= 0, min(0.5 * room, 1.0)
-        if is_wide:
-            return True, left, offset
-        return False, threshold(0.5 * left + 0.5 * right, quantile_of(0.5, q), s, q), 0.0
+            return left > 0 and room >= 0, left, 0.0
+        return room >= 0, left, min(0.5 * room, 1.0)
 
     @per_row
     def of_exponential(x, k, s, q, left, right):
-        is_wide = right - left > EXPONENTIAL_GAP * s
-        return is_wide, right if is_wide else right + JUST_BELOW * s, 0.0
+        return right - left > EXPONENTIAL_GAP * s, right, 0.0
 
     if shape.compact:
         return of_power if shape.reaches_zero else of_exponential
@@ -236,9 +238,8 @@ def _gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Comp
     def of_smooth(x, k, s, q, left, right):
         if right - left > gap * s:
             anchor, offset, found = balance(x, k, s, left, right)
-            if found:
-                return True, anchor, offset
-        return False, 0.5 * left + 0.5 * right, 0.0
+            return found, anchor, offset
+        return False, 0.0, 0.0
 
     return of_smooth
 
@@ -252,16 +253,19 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     search, close_gap = _searcher(scale, link, shape, real), _gap_closer(scale, link, shape, real)
     enclose = encloser(scale.at, real, f"{scale.name} {real.__name__}")
     compact, quantile_of, threshold = shape.compact, link.quantile, scale.threshold
-    scale_at, guess, split, trivial = scale.at, scale.guess, scale.split, scale.trivial
+    scale_at, guess, trivial, grows = scale.at, scale.guess, scale.trivial, scale.grows
+    is_exponential = compact and not shape.reaches_zero
 
     @per_row
     def search_from(start, x, k, s, q, quantile):
-        low, high = -np.inf, np.inf
-        if compact:  # all items equal have F(z) = k / n, so t lies within a quantile of the extreme ones
-            low = threshold(np.float64(lowest(x)), quantile + SLACK, s, q)
-            high = threshold(np.float64(highest(x)), quantile - SLACK, s, q)
-            start = min(max(start, low), high)
-        return search(x, k, s, q, start, low, high)
+        base, low, high = 0.0 if grows else np.float64(real(start)), -np.inf, np.inf
+        if grows:
+            low, high = 0.0, np.float64(highest(x))
+        elif compact:  # all items equal have F(z) = k / n, so t lies within a quantile of the extreme ones
+            low = threshold(lowest(x) - base, quantile + SLACK, s, q)
+            high = threshold(highest(x) - base, quantile - SLACK, s, q)
+        start = min(max(start - base, low), high)
+        return search(x, k, s, q, base, start, low, high)
 
     @per_row
     def start_of_sample(x, share, s, q, centre, spread, sample, known):
@@ -272,25 +276,26 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             part[i] = x[i * stride]
         mean, variance = moments(part, part[0])
         start = guess(part[0] + mean, variance, s, q, known, centre, spread)
-        t, _, how = search_from(start, part, share * part.shape[0], s, q, known[1])
-        return t if how != LOST else np.nan
+        anchor, offset, how = search_from(start, part, share * part.shape[0], s, q, known[1])
+        return anchor + offset * scale_at(anchor, s, q) if how != LOST else np.nan
 
     @per_row
     def search_by_counting(x, k, s, q, u, step):
         low, high, above_low, above_high, is_gap = enclose(x, k, u, step, s, q)
         if is_gap:
-            found, start, offset = close_gap(x, k, s, q, low, high)
+            found, anchor, offset = close_gap(x, k, s, q, low, high)
             if found:
-                return start, offset, FOUND
-        else:
-            share = (k - above_high) / (above_low - above_high)
-            start = threshold(0.5 * low + 0.5 * high, quantile_of(share, q), s, q)
-        least, most = k / above_low, (k - above_high) / (x.shape[0] - above_high)
-        low = threshold(low, quantile_of(least, q) + SLACK, s, q)
-        high = threshold(high, quantile_of(most, q) - SLACK, s, q)
-        t, rest, how = search(x, k, s, q, min(max(start, low), high), low, high)
-        anchor, offset = split(t, rest, s, q)
-        return anchor, offset, how
+                return anchor, offset, FOUND
+        middle = 0.5 * low + 0.5 * high
+        base = 0.0 if grows else np.float64(real(middle))
+        share, least = (k - above_high) / (above_low - above_high), k / above_low
+        most = (k - above_high) / (x.shape[0] - above_high)
+        start = threshold(middle - base, quantile_of(share, q), s, q)
+        if is_exponential and is_gap:  # the item on the right is about to reach its cap
+            start = (high - base) + JUST_ABOVE * s
+        low = threshold(low - base, quantile_of(least, q) + SLACK, s, q)
+        high = threshold(high - base, quantile_of(most, q) - SLACK, s, q)
+        return search(x, k, s, q, base, min(max(start, low), high), low, high)
 
     @per_row
     def solve(x, k, s, q, centre, spread, sample, known):
@@ -317,12 +322,13 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             if n >= 4 * SAMPLE_SIZE:
                 of_sample = start_of_sample(x, share, s, q, centre, spread, sample, known)
                 start = start if math.isnan(of_sample) else of_sample
-            t, rest, how = search_from(start, x, k, s, q, known[1])
-            anchor, offset = split(t, rest, s, q)
+            anchor, offset, how = search_from(start, x, k, s, q, known[1])
         if how != FOUND:
-            u, step = mean, np.inf
-            if variance < np.inf:
-                u, step = mean - deviation * known[2], deviation * known[3]
+            u, step = mean, deviation * known[3]
+            if how == UNSURE:  # half a scale above t lies the gap, if it is one
+                u = anchor + (offset + 0.5) * scale_at(anchor, s, q)
+            elif variance < np.inf:
+                u -= deviation * known[2]
             a, c, again = search_by_counting(x, k, s, q, u, step)
             if again != LOST:
                 anchor, offset, how = a, c, FOUND
