@@ -12,7 +12,8 @@ from torch import Tensor
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.rows import Threshold
-from khot.kernels.threshold.derivative import derivative, mask_values
+from khot.kernels.threshold import exact
+from khot.kernels.threshold.kinds import KINDS
 from khot.kernels.threshold.triton_backward import launch_backward
 from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws
@@ -39,7 +40,11 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
-    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "scale", True))
+    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "mask", "scale", True))
+
+
+def kind_of(log: bool) -> str:
+    return "log_mask" if log else "mask"
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
@@ -49,7 +54,7 @@ def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, l
 
 def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
     at = threshold_of(x, k, scale, link)
-    return mask_values(x, scale, at, link, log), at.anchor + at.offset * scale
+    return exact.values(x, scale, at, link, KINDS[kind_of(log)]), at.anchor + at.offset * scale
 
 
 def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
@@ -57,7 +62,7 @@ def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Lin
 
 
 def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    return derivative(x, scale, threshold_of(x, k, scale, link), grad, None, link, log)
+    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, link.key, kind_of(log), True)
 
 
 def masks() -> list[KernelCase]:

@@ -10,7 +10,7 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_function, check_k, check_scores, check_softness, looks_at_contents, tensors_among
 
 from .axes import as_rows
-from .engine import mask_threshold
+from .engine import ThresholdMap
 from .hard import check_ranked, checked_whole, topk_mask
 from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
@@ -72,7 +72,7 @@ def topk_threshold(
             "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "
             f"attribute `link`, or topk_mask, but got {relaxation!r}"
         )
-    return mask_threshold(rows, k, softness, link=link, name="softness")
+    return ThresholdMap(link, "softness").threshold(rows, k, softness)
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:

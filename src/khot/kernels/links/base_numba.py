@@ -124,12 +124,13 @@ def _unit_hazard(a):
     return 0.0
 
 
-EXPONENTIAL_TAIL = FarTail(_exponential_decay, _unit_hazard, gap=80.0, reach=50.0, is_exponential=True)  # exp(-40) is no rounding
+# Beside 1, exp(-40) is less than rounding.
+EXPONENTIAL_TAIL = FarTail(_exponential_decay, _unit_hazard, gap=80.0, reach=50.0, is_exponential=True)
 
 
 @per_row
 def balance_step(signed, total, slope, excess, k, q):
-    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.search`."""
+    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.residual`."""
     size = total + abs(excess)
     ratio = (signed + excess) / size
     square = ratio * ratio

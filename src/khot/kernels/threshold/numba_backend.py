@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..links.base import Link, link_numbers
 from ..numba_tools import over_rows
-from ..rows import Threshold, compute_dtype
-from . import flagged
+from ..rows import Threshold, compute_dtype, row_range
+from . import exact
+from .kinds import KINDS, Kind
 from .numba_loops import Loops, loops_of
 
 
@@ -45,12 +46,13 @@ def _solve(
     arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments):
         if check:  # of all rows, whose numbers the errors tell
-            flagged.check(items, k, scale, kind, softness)
+            span = row_range(KINDS[kind].scores(items))
+            exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
         some = items[left], k[left], scale[left], link, kind, softness, False
         if with_values:
-            y[left], at.anchor[left], at.offset[left] = flagged.mask(*some)
+            y[left], at.anchor[left], at.offset[left] = exact.mask(*some)
         else:
-            at.anchor[left], at.offset[left] = flagged.threshold(*some)
+            at.anchor[left], at.offset[left] = exact.threshold(*some)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
@@ -70,7 +72,7 @@ def mask_derivative(
     arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
     if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
-        grad_x[left], grad_k[left], grad_scale[left] = flagged.mask_derivative(*some, link, kind, with_scale)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
@@ -95,31 +97,31 @@ class Plain(NamedTuple):
         gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float, Link, str], tuple[Tensor, Tensor, Tensor] | None]
-    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, str], Tensor | None]
+    mask: Callable[[Tensor, float, float, Link, Kind], tuple[Tensor, Tensor, Tensor] | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
 
 
-def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: str) -> tuple[Tensor, Tensor, Tensor] | None:
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tuple[Tensor, Tensor, Tensor] | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
     left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
-    loop = _loops(link, x, kind).mask
+    loop = _loops(link, x, kind.name).mask
     if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
         return None
     return y, anchor, offset
 
 
 def _plain_gradient(
-    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: str
+    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind
 ) -> Tensor | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
     inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
     results = grad_x.data_ptr(), 0, 0, left.data_ptr()
-    loop = _loops(link, x, kind).derivative
+    loop = _loops(link, x, kind.name).derivative
     return None if over_rows(loop, rows, items, n, x.data_ptr(), 0, scale, *inputs, *results, float(link.q)) else grad_x
 
 

@@ -2,7 +2,7 @@
 
 With more than k items above u, the threshold t is not far above u, since each of them has F >= F(0) there; with fewer
 than k, it is not far below. Between two such numbers with fewer and fewer items between them the search of
-:mod:`.numba_root` begins. Where exactly k items are above u, t lies in the gap around u, for which see :mod:`.numba_gaps`.
+:mod:`.numba_root` begins. Where exactly k items are above u, t lies in the gap around u: see :mod:`.numba_gaps`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -130,7 +130,7 @@ def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
                     u = 0.5 * low + 0.5 * high
                     if not low < real(u) < high:  # equal items
                         _, right = neighbours(x, real(low))
-                        item = np.float64(right) if right <= high else low
+                        item = np.float64(right if right <= high else low)
                         return item, item, above_low, above_high, False
             return low, high, above_low, above_high, False
 

@@ -31,7 +31,7 @@ HARD = 1e200  # an inverse of the softness with which only items that are tied w
 
 @functools.cache
 def _side_of(far: FarTail, name: str, real: Real) -> Compiled:
-    """``(x, edge, sign, a, inverse, is_alone, slopes)``: sums of slopes and tails on one side of a gap; slopes if wanted.
+    """``(x, edge, sign, a, inverse, is_alone, slopes)``: sums of slopes and tails on a side of a gap; slopes if wanted.
 
     They are relative to the slope of the item at the edge, which is at the distance a from t; the others lie beyond it,
     in the direction of the sign. Usually none is near, and nothing is to be summed.
@@ -62,7 +62,7 @@ def _side_of(far: FarTail, name: str, real: Real) -> Compiled:
 
 
 def balancer(far: FarTail, name: str, real: Real) -> Compiled:
-    """``(x, k, s, left, right)``: anchor and offset of t in a wide gap of a smooth link, and whether they were found."""
+    """``(x, k, s, left, right)``: anchor and offset in a wide gap of a smooth link, and whether they were found."""
     side, count_above, is_exponential = _side_of(far, name, real), counter(real), far.is_exponential
     log_decay, reach = far.log_decay, far.reach
 

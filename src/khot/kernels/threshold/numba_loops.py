@@ -130,11 +130,10 @@ def _derivative(kind: Kind, real: Real) -> Any:
         count, is_left, buffer = 0, bytes_at(left, 1, last)[0], np.empty(min(n, CHUNK) if grows else 0, real)
         for r in range(first, last):
             s, a, c = of_row(scale, one_scale, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
-            done, of_k, of_scale = NARROWEST < s < WIDEST and real(a) == a and not (grows and 0 < a < magnitudes.SMALLEST), 0.0, 0.0
+            of_k, of_scale, done = 0.0, 0.0, NARROWEST < s < WIDEST and real(a) == a
             if done:
-                of_k, of_scale, done = gradient(
-                    xs[r], gs[r], a, c, s, q, grad_k != 0, grad_scale != 0, buffer, grads[r]
-                )
+                with_k, with_scale = grad_k != 0, grad_scale != 0
+                of_k, of_scale, done = gradient(xs[r], gs[r], a, c, s, q, with_k, with_scale, buffer, grads[r])
             is_left[r] = not done
             count += not done
             if grad_k != 0:

@@ -1,4 +1,7 @@
-"""Magnitudes of one row in numba: their scale, their values and first derivatives, by :mod:`khot.kernels.magnitude`."""
+"""Magnitudes of one row in numba: their scale, their values and their first derivatives.
+
+The formulas are those of :mod:`khot.kernels.threshold.kinds` and :mod:`khot.kernels.threshold.derivatives`.
+"""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -28,7 +31,7 @@ def _power(x, exponent):
     return x if exponent == 1 else x**exponent
 
 
-# ---- Capped entries: the y >= 0 with y + s y^(p-1) = a > 0, and u = y^(p-1), as in khot.kernels.magnitude.search.shrink
+# ---- Capped entries: the y >= 0 with y + s y^(p-1) = a > 0, and u = y^(p-1), as in .kinds.shrink
 
 
 class Shrinker(NamedTuple):
@@ -248,6 +251,8 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
     def gradient(x, g, anchor, offset, s, q, with_k, with_scale, roots, out):
         n, total, shares, pull, levers, own = x.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0
         t, inverse, c = 0.0, 0.0, -2.0
+        if 0 < anchor < SMALLEST:
+            return 0.0, 0.0, False
         if anchor > 0:
             t, inverse = place(anchor, offset, s, q)
             c = offset

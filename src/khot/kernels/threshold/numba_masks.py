@@ -13,11 +13,14 @@ from ..links.base_numba import Compiled, NumbaLink
 from ..numba_math import Real
 from ..numba_rows import CHUNK, difference, distance, dot, highest, lowest, total_of
 from ..numba_tools import inlined, per_row, summed
-from .derivative import CANCELLED, DOMINANT
 from .numba_counting import place_of
 from .numba_gaps import far_shares_of
 from .numba_root import Shape
-from .search import SLIGHT, SMALL
+
+CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
+DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT = 2**-10  # relative, at most, what is made up for
 
 
 def filler(link: NumbaLink, shape: Shape, kind: str, real: Real) -> Compiled:

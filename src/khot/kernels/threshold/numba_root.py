@@ -1,6 +1,6 @@
 """The threshold of one row of finite items: Newton's method over the row, from a guess or inside a bracket by counting.
 
-Steps and their start are those of :mod:`khot.kernels.threshold.search`. Where the softness is small beside the spread
+Where the softness is small beside the spread
 of the items, or Newton's method does not get there from the guess, :mod:`.numba_counting` brackets the threshold.
 
 The same loop finds the thresholds of masks and of magnitudes. They differ in the scale sigma of
@@ -9,9 +9,8 @@ z = (x - t) / sigma, which is s, or s t^(p-1) and grows with t: a :class:`Scale`
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,15 +18,15 @@ from ..links.base_numba import Compiled, NumbaLink, normal_quantile
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
 from ..numba_rows import CHUNK, distance, highest, lowest, moments
-from ..numba_tools import inlined, per_row, specialised, summed
+from ..numba_tools import inlined, per_row, summed
 from ..rows import SAMPLE_SIZE
 from .numba_counting import encloser
 from .numba_gaps import balancer
-from .search import SHORT
 
 # How a search ends: UNSURE where a mask may consist of zeros and ones; INFINITE, before it begins, if an item is.
 LOST, FOUND, UNSURE, INFINITE = range(4)
 
+SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 STEPS, NEWTON_STEPS = 30, 8  # usual are 2 to 5; from the latter on every other step cuts the bracket
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows but what is left to others anyway
 FAR = 8.0  # scales over which the tails fall by a factor
@@ -151,7 +150,7 @@ def tail_sums(link: NumbaLink, real: Real) -> Compiled:
 
 
 def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
-    """``(i, signed, total, slope, excess, move, t, sigma, q)``: how a search ends with the i-th move, LOST if not yet."""
+    """``(i, signed, total, slope, excess, move, t, sigma, q)``: how a search ends with its i-th move, LOST if not."""
     limits = np.finfo(real)
     eps, smallest = float(limits.eps), float(limits.tiny) / float(limits.eps)
     tolerance, reaches_zero = 0.5 * eps**0.5, shape.reaches_zero
@@ -182,8 +181,8 @@ def _judge(shape: Shape, grows: bool, real: Real) -> Compiled:
 def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """``(x, k, s, q, base, t, low, high)``: anchor and offset of the threshold, and how the search has ended.
 
-    It is base + t, with a number of the row's dtype near it, 0 if the scale grows, so that t has all digits. The bracket
-    may be infinite. A step that leaves it, or does not halve the one before last, gives way to a cut.
+    It is base + t, the base a number of the row's dtype near it, so that t has all digits; 0 if the scale grows. The
+    bracket may be infinite. A step that leaves it, or does not halve the one before last, gives way to a cut.
     """
     sums, judge, compact = tail_sums(link, real), _judge(shape, scale.grows, real), shape.compact
     scale_at, newton_step, middle, split = scale.at, scale.step, scale.middle, scale.split
@@ -199,7 +198,7 @@ def _searcher(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compil
             move = newton_step(signed, total, slope, excess, k, q, t, sigma)
             how = judge(i, signed, total, slope, excess, move, t, sigma, q)
             if how != LOST:
-                move = 0.0 if compact and excess >= 0 or not math.isfinite(move) else move
+                move = 0.0 if (compact and excess >= 0) or not math.isfinite(move) else move
                 anchor, offset = split(base, t + move, (t - (t + move)) + move, s, q)
                 return anchor, offset, how
             low, high = max(low, t) if residual > 0 else low, min(high, t) if residual < 0 else high

@@ -10,7 +10,7 @@ with D = sum d, W = sum w (of the true slopes for the logarithm), and dL/ds = -s
 dL/dk is the sum of g_i w_i / (W F(z_i)), where relative slopes will do.
 
 Where all slopes underflow, t lies in a gap that takes digits of x from z. Such rows are read once more: their shares
-w_i / W come from differences of scores, as in :func:`khot.kernels.threshold.derivative.far_shares`.
+w_i / W come from differences of scores, as in :mod:`khot.kernels.threshold.gaps`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,6 +25,7 @@ from ..links.base_triton import bounded, limit_of, log_derivative, nearest_of, s
 from ..rows import Threshold
 from ..tiles import DOUBLE, Plan, Table, plan
 from ..triton_tools import RowNumbers, add3, arithmetic, on_device, per_row, row_numbers, rows_of, store_tile
+from .kinds import KINDS
 from .triton_root import EPS_32, EPS_64, TINY_32, TINY_64, distances, load_shrunk, load_threshold
 
 # Three or four values of each entry at a time.
@@ -439,7 +440,7 @@ def _launch_split(
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = Link.find(link)
-    return launch_backward(x, scale, Threshold(anchor, offset), grad, found, log)
+    return launch_backward(x, scale, Threshold(anchor, offset), grad, found, KINDS[kind].log)

@@ -33,7 +33,7 @@ from ..triton_tools import (
     rows_of,
     store_tile,
 )
-from .search import SLIGHT, SMALL
+from .kinds import KINDS
 from .triton_root import (
     FIRST_STEPS,
     advance,
@@ -54,7 +54,8 @@ FORWARD: Table = {
     torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
 }
 WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}
-SMALL_K, SLIGHT_RATE = tl.constexpr(SMALL), tl.constexpr(SLIGHT)
+SMALL_K = tl.constexpr(0.5)  # so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT_RATE = tl.constexpr(2.0**-10)  # relative, at most, what is made up for
 GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 
 
@@ -328,15 +329,17 @@ def _launch_split(
         )
 
 
-def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
     _, anchor, offset = _checked(x, k, scale, link, False, softness, check, with_y=False)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _checked(x, k, scale, link, log, softness, check, with_y=True)
+    return _checked(x, k, scale, link, KINDS[kind].log, softness, check, with_y=True)
 
 
 def _checked(

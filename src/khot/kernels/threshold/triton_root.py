@@ -24,7 +24,10 @@ from ..links.base_triton import bounded, limit_of, tail_sums
 from ..links.normal_triton import normal_quantile
 from ..newton import NEAR
 from ..triton_tools import farthest, inverse_scale, load_tile
-from .search import COARSE, LARGE_SCALE, SHRINKAGE
+
+COARSE = 2**-50  # relative, a few doubles
+LARGE_SCALE = {torch.float32: 2.0**64, torch.float64: 2.0**500}  # above which t might overflow, and rows are shrunk
+SHRINKAGE = {torch.float32: 2.0**-100, torch.float64: 2.0**-600}  # what it takes from small x is nothing to the scale
 
 FIRST_STEPS = tl.constexpr(6)
 NEWTON_STEPS = tl.constexpr(36)  # of each search, before it bisects the doubles
