@@ -80,9 +80,7 @@ threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
-plain.backend(
-    "numba", module=".numba_backend", takes=lambda x, link, kind: link.has_kernel(kind.log) and not kind.absolute
-)
+plain.backend("numba", module=".numba_backend", takes=lambda x, link, kind: link.has_kernel(kind.log))
 
 
 def solve_threshold(
