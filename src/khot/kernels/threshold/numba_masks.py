@@ -101,7 +101,7 @@ def gradient_of(link: NumbaLink, shape: Shape, kind: str, name: str, real: Real)
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     signed, vanishes, finish = kind == "signed", shape.compact and shape.reaches_zero, _finisher(kind, real)
-    fill_shares = None if vanishes else far_shares_of(link.far, shape.compact, name, real)
+    fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, name, real)
 
     @inlined
     def inward(x, g):
