@@ -264,7 +264,8 @@ def test_results_do_not_depend_on_where_arrays_lie(dtype, log):
     """Close together, the sums of a row are to be taken in the same order as far apart."""
     x, cotangent, memory = normal(13, dtype=dtype), normal(13, seed=1, dtype=dtype), torch.empty(2000, dtype=dtype)
     anchor, offset, grad_k = torch.zeros(3, 1, dtype=torch.float64)
-    loop, size, left = numba_backend._loops(LOGISTIC, x, log).derivative, x.itemsize, torch.zeros(1, dtype=torch.bool)
+    loop = numba_backend._loops(LOGISTIC, x, "log_mask" if log else "mask").derivative
+    size, left = x.itemsize, torch.zeros(1, dtype=torch.bool)
     found = []
     for apart in (13, 16, 24, 40, 1000):
         starts = [0, 13, 13 + apart]

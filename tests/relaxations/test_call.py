@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from khot import topk_threshold
+from khot import topk_mask, topk_threshold
 from khot.kernels.call import call_of, is_first_derivative, is_plain
 from khot.kernels.registry import Backends
 from khot.relaxations.boundary import with_call
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.loops
 
 MAPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED, *ODD_MAPS)}
 MAPS |= {f"log_{case.name}": case.log for case in RELAXATIONS if case.log}
-MAPS["topk_threshold"] = topk_threshold
+MAPS |= {"topk_threshold": topk_threshold, "topk_mask": topk_mask}
 X, K = normal(3, 7), torch.tensor([1.0, 2.5, 4.0])
 
 

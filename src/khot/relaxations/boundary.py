@@ -15,13 +15,17 @@ OfCall = Callable[Concatenate[Call, P], R]
 
 
 def with_call(
-    *, in_parts: bool | Callable[[dict[str, Any]], bool] = False, batch_first: bool = False
+    *,
+    in_parts: bool | Callable[[dict[str, Any]], bool] = False,
+    batch_first: bool = False,
+    needs_float64: bool = True,
 ) -> Callable[[OfCall[P, R]], Callable[P, R]]:
     """Decorator: :func:`of_rows` for a function whose first parameter is the kind of the call, which users do not see.
 
     Args:
         in_parts: As of :func:`khot._distributed.boundary.of_rows`.
         batch_first: As there.
+        needs_float64: As there.
     """
 
     def decorate(function: OfCall[P, R]) -> Callable[P, R]:
@@ -37,13 +41,15 @@ def with_call(
         def by_itself(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(call_of(*args, *kwargs.values()), *args, **kwargs)
 
-        elsewhere = of_rows(in_parts=in_parts, batch_first=batch_first)(publish(by_itself))
+        elsewhere = of_rows(in_parts=in_parts, batch_first=batch_first, needs_float64=needs_float64)(publish(by_itself))
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             kind = call_of(*args, *kwargs.values())
-            if not kind.is_compiling and (is_moved_to_host if kind.is_plain else is_handed_over)(args, kwargs):
-                return elsewhere(*args, **kwargs)
-            return function(kind, *args, **kwargs)
+            if kind.is_plain:
+                goes_elsewhere = needs_float64 and is_moved_to_host(args, kwargs)
+            else:
+                goes_elsewhere = not kind.is_compiling and is_handed_over(args, kwargs)
+            return elsewhere(*args, **kwargs) if goes_elsewhere else function(kind, *args, **kwargs)
 
         return publish(call)
 

@@ -27,7 +27,7 @@ from khot._distributed.shards import Shards
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
-from ..registry import Backends, Operator, only_if
+from ..registry import Backends, Operator
 from ..rows import in_rows_of, with_an_item
 from . import exact, reference
 from .kinds import KINDS, Kind
@@ -86,11 +86,7 @@ threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
-plain.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(lambda x, link, kind: not kind.absolute, "odd maps have no short way"),
-)
+plain.backend("numba", module=".numba_backend", takes=_has_loops)
 
 
 def solve_threshold(

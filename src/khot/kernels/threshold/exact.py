@@ -226,7 +226,7 @@ def threshold(
     k, scale = (v.to(x.device).reshape(-1) for v in (k, scale))
     span = row_range(items, shards)
     if check:
-        _check(x, k, scale, softness, which, span, shards)
+        check_rows(x, k, scale, softness, which, span, shards)
     rows = Rows(items, k, scale, Link.find(link), which, reductions(shards))
     anchor, offset = solve(rows, span, compute_dtype(x))
     return anchor.reshape(batch), offset.reshape(batch)
@@ -237,7 +237,9 @@ def which_scores(x: Tensor, kind: Kind) -> Tensor:
     return kind.scores(x.detach()).double()
 
 
-def _check(x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None) -> None:
+def check_rows(
+    x: Tensor, k: Tensor, scale: Tensor, softness: str, kind: Kind, span: Span, shards: Shards | None
+) -> None:
     """ValueError for contents that no threshold can be found for."""
     if kind.absolute and bool((span.selected > 0).any()):
         row = int((span.selected > 0).nonzero()[0])
@@ -261,7 +263,8 @@ def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> T
     else:
         z = kind.distances(x.double(), at, scale, link)
         y = link.log_value(z) if kind.log else link.value(z)
-    return y.to(x.dtype).contiguous()
+    y = y.to(x.dtype)
+    return (y + 0.0 if kind.log else y).contiguous()  # 0, not -0
 
 
 def mask_derivative(
