@@ -36,7 +36,7 @@ MASK = X, ROW, ROW, "logistic", "mask", "scale", False
         (khot.sigmoid_topk, (X, torch.tensor([2.0]))),
         (khot.sigmoid_topk, (X.half().T, 2, 1.0, 0)),
     ],
-    ids=str,
+    ids=["name", "qualified", "operator", "torch's", "function", "sizes", "other axis"],
 )
 def test_whatever_names_the_operation(operation, arguments):
     found = explain(operation, *arguments)

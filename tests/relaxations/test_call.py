@@ -20,7 +20,7 @@ pytestmark = pytest.mark.loops
 
 MAPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED, *ODD_MAPS)}
 MAPS |= {f"log_{case.name}": case.log for case in RELAXATIONS if case.log}
-MAPS |= {"topk_threshold": topk_threshold, "topk_mask": topk_mask}
+MAPS["topk_threshold"] = topk_threshold
 X, K = normal(3, 7), torch.tensor([1.0, 2.5, 4.0])
 
 
@@ -74,6 +74,12 @@ def test_without_a_gradient(questions):
         questions.clear()
         function(X, 3)
         assert sorted(questions) == ["backend", "is_compiling"]
+
+
+@pytest.mark.parametrize("k", [3, torch.tensor([1, 2, 3])], ids=["number", "sizes"])
+def test_of_a_hard_mask(k, questions):
+    topk_mask(X, k)
+    assert sorted(questions) == ["backend", "is_compiling"]
 
 
 def test_users_do_not_see_the_call():
