@@ -159,3 +159,11 @@ def test_a_result_keeps_nothing_but_the_scores():
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_numbers_written_into_before_the_gradient_are_an_error():
+    x, softness = X.clone().requires_grad_(), torch.full((3,), 2.0, dtype=torch.float64)
+    y = MAPS["sigmoid_topk"](x, 3, softness)
+    softness.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
