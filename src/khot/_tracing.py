@@ -32,7 +32,6 @@ __all__ = [
     "is_moved_to_host",
     "is_one_operation",
     "one_operation",
-    "one_uncompiled_operation",
     "overrides_functions",
     "shape_of",
     "untraced",
@@ -114,43 +113,28 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
     if function is None:
         return functools.partial(one_operation, needs_float64=needs_float64)
 
-    uncompiled = one_uncompiled_operation(function, needs_float64)
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # Dynamo does not know the rest
-            return function(*args, **kwargs)
-        return uncompiled(*args, **kwargs)
-
-    return call
-
-
-def one_uncompiled_operation(function: Callable[P, R], needs_float64: bool = True) -> Callable[P, R]:
-    """:func:`one_operation` for calls of which is known that no compiler traces them."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        device = _device_without_float64(args, kwargs) if needs_float64 else None
-        if device is None and not is_one_operation(args, kwargs):
+        if torch.compiler.is_compiling() or not is_one_operation(args, kwargs, needs_float64):
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
-        template = _without_tensors((args, kwargs), tensors)
-        if device is not None:
-            return _on_host(_Call(function, template), device, tensors)
-        return _run(_Call(function, template), *tensors)
+        operation = _Call(function, _without_tensors((args, kwargs), tensors))
+        device = _device_without_float64(args, kwargs) if needs_float64 else None
+        return _run(operation, *tensors) if device is None else _on_host(operation, device, tensors)
 
     return call
 
 
-def is_one_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a trace or a subclass of tensors that overrides torch's functions gets a call of these as one operation.
+def is_one_operation(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
+    """Whether :func:`one_operation` does anything else with a call than to run it; not to be asked under Dynamo.
 
-    Not to be asked under Dynamo.
+    That is for a trace, for subclasses of tensors that override torch's functions, and for devices without float64.
     """
-    return is_tracing() or _overridden(args, kwargs)
+    return (needs_float64 and is_moved_to_host(args, kwargs)) or is_tracing() or _overridden(args, kwargs)
 
 
 def is_moved_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of these is computed on the host, since their device has no float64."""
+    """Whether a call that needs float64 is computed on the host, as a device has none."""
     return _device_without_float64(args, kwargs) is not None
 
 

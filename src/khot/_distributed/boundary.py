@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, ove
 import torch
 from torch import Tensor
 
-from khot._tracing import is_moved_to_host, is_one_operation, one_uncompiled_operation
+from khot._tracing import is_one_operation, one_operation
 
 from .placements import (
     as_dtensor,
@@ -117,7 +117,7 @@ def of_rows(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        traced = one_uncompiled_operation(function, needs_float64)
+        traced = one_operation(needs_float64=needs_float64)(function)
         signature = inspect.signature(function)
         known = tuple(name for name in (*NUMBERS, *numbers) if name in signature.parameters)
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
@@ -128,7 +128,7 @@ def of_rows(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or not is_handed_over(args, kwargs, needs_float64):
                 return function(*args, **kwargs)
             return (spread if _have_dtensor(args, kwargs) else traced)(*args, **kwargs)
 
@@ -146,9 +146,9 @@ def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
     return call
 
 
-def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether :func:`of_rows` does anything else with these than to call the function; not to be asked under Dynamo."""
-    return _have_dtensor(args, kwargs) or is_one_operation(args, kwargs) or is_moved_to_host(args, kwargs)
+def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
+    """Whether :func:`of_rows` does anything else with a call than to run it; not to be asked under Dynamo."""
+    return _have_dtensor(args, kwargs) or is_one_operation(args, kwargs, needs_float64)
 
 
 def _have_dtensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
