@@ -116,7 +116,7 @@ def _search(
 
     def at_threshold(t: Tensor) -> Evaluation:
         step, g, found = evaluate(rows, Threshold(t, nothing))
-        return step * rows.scale(t), g.clamp(-1 / EPS, 1 / EPS), found
+        return rows.moved(t, step), g.clamp(-1 / EPS, 1 / EPS), found
 
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
     root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)

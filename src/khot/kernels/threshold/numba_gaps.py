@@ -107,6 +107,8 @@ def far_shares_of(far: FarTail, compact: bool, name: str, real: Real) -> Compile
         below, above = (anchor - left) * inverse + offset, (right - anchor) * inverse - offset
         for i in range(shares.shape[0]):
             shares[i] = zero
+        if compact and left == -np.inf:
+            return True  # without items below nothing holds the threshold
         of_left, of_right, tails_left, tails_right, k = 0.0, 0.0, 1.0, 1.0, count_above(x, cut)
         if left > -np.inf and not (compact and right < np.inf):
             is_alone = count_above(x, real(left - reach_below * s)) <= k + 1

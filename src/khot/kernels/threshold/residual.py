@@ -19,7 +19,7 @@ from torch.linalg import vecdot
 from ..links.base import Link
 from ..newton import COARSEST, RESOLUTION, Evaluation
 from ..rows import Threshold
-from .kinds import Kind
+from .kinds import Kind, root_of
 from .reductions import Whole
 
 TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
@@ -53,6 +53,10 @@ class Rows(NamedTuple):
 
     def scale(self, t: Tensor) -> Tensor:
         return self.kind.scale(t, self.softness, self.link)
+
+    def moved(self, t: Tensor, step: Tensor) -> Tensor:
+        """A step in scales, at a threshold t, as one of t; the scale itself may overflow."""
+        return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
 
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
@@ -91,7 +95,7 @@ def _tails(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
         tail, slope = link.tail_and_slope(z)
     if rows.kind.grows:  # as t rises, the scale does, too
         t = rows.kind.threshold(at, rows.softness, link)
-        slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
+        slope = slope * (1 + z.clamp(0, 1) * (rows.softness * t ** (1 / link.q - 1) / link.q).unsqueeze(-1))
     return tail, slope, (tail >= 1 if link.compact else z > 0).double()
 
 
