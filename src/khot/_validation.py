@@ -132,7 +132,7 @@ def check_k(
     """``k`` is a number in [0, n] or a tensor that broadcasts with the batch; a tensor's contents are not looked at."""
     if isinstance(k, Tensor):
         _check_broadcasts("k", k, x, batch_shape, reads_layouts)
-    elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
+    elif not _is_number(k):
         raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
@@ -174,7 +174,7 @@ def check_softness(
     if isinstance(value, Tensor):
         _check_broadcasts(name, value, x, batch_shape, reads_layouts)
         return
-    if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+    if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
     number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
     low, high = softness_limits(x.dtype)
@@ -298,7 +298,14 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
 
 def is_int(value: Any) -> bool:
     """Whether this is an integer of Python, of NumPy or of a compiler; a bool is none."""
-    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a real number of Python, of NumPy or of a compiler; a bool is none."""
+    if type(value) in (int, float):
+        return True
+    return isinstance(value, (Real, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def checked_int(name: str, value: Any, what: str = "an int") -> int:

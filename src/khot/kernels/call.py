@@ -41,17 +41,14 @@ def call_of(*arguments: Any) -> Call:
     """The kind of a call of these arguments."""
     if torch.compiler.is_compiling():
         return Call(True, writes_onnx(), False, None)
-    call, shards = PLAIN if _is_plain(arguments) else WATCHED, shards_of_rows()
+    plain = runs_unwatched() and not in_forward_mode() and all(map(has_memory, arguments))
+    call, shards = PLAIN if plain else WATCHED, shards_of_rows()
     return call if shards is None else call._replace(shards=shards)
 
 
 def is_plain(*arguments: Any) -> bool:
     """Whether a call of these runs now, on data, and no transform, tracer, dispatch mode or forward mode is at work."""
-    return not torch.compiler.is_compiling() and _is_plain(arguments)
-
-
-def _is_plain(arguments: tuple[Any, ...]) -> bool:
-    return runs_unwatched() and not in_forward_mode() and all(map(has_memory, arguments))
+    return call_of(*arguments).is_plain
 
 
 def runs_on_cpu(*tensors: Tensor) -> bool:

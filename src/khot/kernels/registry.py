@@ -183,13 +183,13 @@ class Backends:
         choice = self.choose(*asked)
         return None if choice is None else choice.load()
 
-    def of_backend(self, name: str, *asked: Any) -> Any:
-        """What the backend of this name has, imported, if it takes the call; else None.
+    def named(self, name: str) -> Any:
+        """What the backend of this name has, imported; None if it has nothing.
 
         It is for a call for which that backend has been chosen already, by another operation.
         """
         for choice in self.registered:
-            if choice.name == name and choice.takes(*asked) is None:
+            if choice.name == name:
                 return choice.load()
         return None
 

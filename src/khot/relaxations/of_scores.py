@@ -2,14 +2,13 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from khot._torch_internals import apply_untransformed
 from khot.kernels import threshold
-from khot.kernels.autograd import wants_gradient
 from khot.kernels.call import call_of, is_differentiated_again
-from khot.kernels.registry import Backend
 from khot.kernels.rows import Threshold, compute_dtype, in_rows_of
 from khot.kernels.threshold.derivatives import derivative
 
@@ -76,31 +75,17 @@ class _OfScores(Function):
 def of_scores(x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting) -> Tensor:
     """The values of a plain call."""
     choice = threshold.mask.choose(x, setting.link, setting.kind)
-    y, found = _solved_shortly(choice, x, k, softness, setting) or _solved_by(choice, x, k, softness, setting)
-    result: Tensor = apply_untransformed(_OfScores, x, [y], found) if wants_gradient(x) else y
-    return result
-
-
-def _solved_shortly(
-    choice: Backend | None, x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting
-) -> tuple[Tensor, _Found] | None:
-    """At the least fixed cost: where the backend can, and finds that it did not leave a row to the exact path."""
-    if choice is None or type(k) not in NUMBERS or type(softness) not in NUMBERS:
-        return None
-    short = threshold.plain.of_backend(choice.name, x, setting.link, setting.kind)
+    short = threshold.plain.named(choice.name) if choice and type(k) in NUMBERS and type(softness) in NUMBERS else None
     solved = short and short.mask(_items(x), float(k), float(softness), setting.link, setting.kind)
-    if solved is None:
-        return None
+    if solved is None:  # no short way, or a row that is left to the exact path
+        short, k, softness = None, *(in_rows_of(x, v, x.is_cuda).detach() for v in (k, softness))
+        solved = threshold.mask.by(choice, *setting.arguments(x, k, softness))
     y, anchor, offset = solved
-    return y.to(x.dtype), _Found(k, softness, anchor, offset, setting, short)
-
-
-def _solved_by(
-    choice: Backend | None, x: Tensor, k: float | Tensor, softness: float | Tensor, setting: Setting
-) -> tuple[Tensor, _Found]:
-    k, s = (in_rows_of(x, v, x.is_cuda).detach() for v in (k, softness))
-    y, anchor, offset = threshold.mask.by(choice, *setting.arguments(x, k, s))
-    return y, _Found(k, s, anchor, offset, setting, None)
+    y = y.to(x.dtype)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return y
+    result: Tensor = apply_untransformed(_OfScores, x, [y], _Found(k, softness, anchor, offset, setting, short))
+    return result
 
 
 def _items(x: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ threshold_derivative = Operator(
 )
 threshold_derivative.backend("torch", module=".exact")
 
-# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
+# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where the backend that
+# was chosen for the mask has it.
 plain = Backends(__name__, "PLAIN")
 plain.backend("numba", module=".numba_backend", takes=_has_loops)
 
