@@ -176,7 +176,8 @@ def check_softness(
         return
     if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
-    number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
+    number: Any = value  # that of a compiler stays one; NumPy's scalars become Python's
+    number = number if isinstance(number, (torch.SymInt, torch.SymFloat)) else float(number)
     low, high = softness_limits(x.dtype)
     if not low <= number <= high:
         raise ValueError(softness_error(name, float(number), x.dtype) + (advice if number <= 0 else ""))

@@ -136,9 +136,8 @@ class Backend(NamedTuple):
         return obstacle is None
 
 
-on_choice: Callable[["Backends", tuple[Any, ...]], None] | None = (
-    None  # sees each choice of a backend before it is made
-)
+# Called before each choice of a backend, while :func:`khot.kernels.explain` is at work.
+on_choice: Callable[["Backends", tuple[Any, ...]], None] | None = None
 
 
 class Backends:
