@@ -10,7 +10,7 @@ from khot.constraints import capped_simplex
 
 from ._arguments import Vector
 from .base import is_half
-from .enumerated import EnumeratedDesign
+from .enumeration import EnumeratedDesign
 
 
 class CheckedDesign(EnumeratedDesign):

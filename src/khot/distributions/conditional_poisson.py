@@ -25,7 +25,7 @@ from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
 from .design import SamplingDesign
-from .enumerated import MAX_SUPPORT, TOO_MANY_ADVICE
+from .enumeration import MAX_SUPPORT, TOO_MANY_ADVICE
 
 
 class ConditionalPoisson(SamplingDesign):
