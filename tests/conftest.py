@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch.distributions import Distribution
 
 from khot.kernels import backend
@@ -130,13 +131,14 @@ class EachFileRuns:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for file in sorted(self.idle):
             terminalreporter.write_line(f"FAILED: no test passed in {file}", red=True)
         for name in self.skipped:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
+TORCH = Version(Version(torch.__version__).base_version)
 MOST_CASES = 8  # of a test in a quick run
 
 
@@ -192,6 +194,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if takes_long(item):
             item.add_marker(pytest.mark.slow)
+        for needed in item.iter_markers("needs_torch"):
+            if Version(needed.args[0]) > TORCH:
+                item.add_marker(pytest.mark.skip(reason=f"needs torch {needed.args[0]}"))
     wanted = in_pairs(items)
     if "gpu" not in config.getoption("markexpr"):
         wanted -= {item for item in items if item.get_closest_marker("gpu")}

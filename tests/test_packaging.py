@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-import tomllib
+import sys
 from importlib import metadata, resources
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import khot
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # which pytest brings along
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

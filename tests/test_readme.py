@@ -4,7 +4,7 @@ import csv
 import doctest
 import math
 import re
-import tomllib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ import torch
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 import khot
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # which pytest brings along
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,7 +1,9 @@
 """What khot needs of torch that torch does not promise, in one place: a release that moves it is met here."""
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -35,6 +37,7 @@ __all__ = [
     "recorder",
     "runs_unwatched",
     "version_of",
+    "with_known_sequences",
     "writes_onnx",
     "writes_program",
 ]
@@ -181,6 +184,17 @@ def writes_onnx() -> bool:
     """Whether this is traced by ``torch.onnx.export``; its public function imports all of the exporter."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return flags is not None and bool(flags._is_onnx_exporting)
+
+
+def with_known_sequences(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with ``typing.Sequence`` in its annotations: torch 2.6 knows no other one in schemas."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=typing.Sequence[int]) if parameter.annotation == Sequence[int] else parameter
+        for parameter in signature.parameters.values()
+    ]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def eager_dispatcher() -> AbstractContextManager[Any]:

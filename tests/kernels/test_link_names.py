@@ -26,7 +26,8 @@ class Steep(Logistic):
 
     def __init__(self, steepness=2.0, **others):
         self.steepness = steepness
-        vars(self).update(others)
+        for name, value in others.items():
+            setattr(self, name, value)
 
     def value(self, z):
         return super().value(self.steepness * z)

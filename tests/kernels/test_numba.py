@@ -187,8 +187,8 @@ REPORTED = """
 
 @pytest.mark.slow
 def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
-    first = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
-    second = run_python(REPORTED, NUMBA_CACHE_DIR=str(tmp_path))
+    first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
+    second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
     assert (first, second) == ("0 2\n", "2 2\n")
 
 
@@ -197,7 +197,7 @@ def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
     copy = tmp_path / "kernels"
     shutil.copytree(SOURCE / "kernels", copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(numba_cache, "PACKAGE", copy)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KHOT_CACHE_DIR", str(tmp_path / "cache"))
 
     def folder():
         for cached in (numba_cache.source_stamp, numba_cache._folder):
@@ -226,7 +226,7 @@ def test_the_folder_is_none_of_the_working_directory(tmp_path, monkeypatch):
 def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
+    monkeypatch.setenv("KHOT_CACHE_DIR", str(blocked))
     for cached in (numba_cache._folder, numba_cache._warn_of):
         cached.cache_clear()
     try:
@@ -235,7 +235,7 @@ def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, mon
             kernels = [numba_tools.kernel(_count), numba_tools.kernel(_count)]
             assert [kernel(0, 3) for kernel in kernels] == [3, 3]
         assert len(caught) == 1 and caught[0].category is RuntimeWarning
-        assert str(caught[0].message).endswith("set NUMBA_CACHE_DIR to a folder that can be written")
+        assert str(caught[0].message).endswith("set KHOT_CACHE_DIR to a folder that can be written")
     finally:
         for cached in (numba_cache._folder, numba_cache._warn_of):
             cached.cache_clear()

@@ -32,8 +32,7 @@ class KHotDistribution(TorchDistribution):
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
     ) -> None:
-        super().__init__(batch_shape, event_shape, validate_args=False)
-        del self._validate_args
+        self._batch_shape, self._event_shape = batch_shape, event_shape  # the checks of torch's __init__ come below
         if validate_args is not None:
             self._validate_args = validate_args
         if self._validate_args:

@@ -137,7 +137,7 @@ class SamplingDesign(CheckedDesign):
         param, self.k, self.largest_k = self._sized(param, k)
         shape = shape_of(param)
         batch_shape, event_shape = shape[:-1], shape[-1:]
-        self.__dict__[self.parameter_name] = param
+        setattr(self, self.parameter_name, param)
         self.kept = Kept()
         self._shared_k = None if k is None or isinstance(k, (Tensor, tuple)) else operator.index(k)
         self.relaxation = relaxation

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Size, Tensor
 from torch.types import _size as SizeLike
+from typing_extensions import Self
 
 from khot._distributed.batch import SpreadBatch
 from khot._tracing import shape_of

@@ -1,10 +1,11 @@
 """Designs that are spread over processes: the design of what this process has, whole rows or parts of them."""
 
-from typing import Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
+from typing_extensions import Self
 
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards

@@ -1,4 +1,4 @@
-"""Where compiled loops are kept between processes: a folder of the user's, ``NUMBA_CACHE_DIR`` if that is set.
+"""Where compiled loops are kept between processes: a folder of the user's, or ``KHOT_CACHE_DIR`` if that is set.
 
 numba has a cache of its own, which looks at the file of the function alone: it misses an edit of a function that this
 one calls from another file, and takes a function made by a factory (a loop for one link) for new in every process. Here
@@ -12,6 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +44,8 @@ def source_stamp() -> str:
 
 
 def _base() -> Path:
-    """``NUMBA_CACHE_DIR``, else a folder of the user's; ``XDG_CACHE_HOME`` counts if absolute, by its standard."""
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
+    """``KHOT_CACHE_DIR``, else numba's variable or a folder of the user's, where only an absolute path counts."""
+    if given := os.environ.get("KHOT_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given)
     usual = Path(AppDirs("khot", appauthor=False).user_cache_dir)
     return usual if usual.is_absolute() else Path.home() / ".cache" / "khot"
@@ -73,7 +75,7 @@ def _warn_of(message: str) -> None:
 def _warn_once(error: OSError) -> None:
     _warn_of(
         f"khot compiles its CPU loops anew in every process, since it cannot keep them ({type(error).__name__}: "
-        f"{error.strerror or error}); set NUMBA_CACHE_DIR to a folder that can be written"
+        f"{error.strerror or error}); set KHOT_CACHE_DIR to a folder that can be written"
     )
 
 
@@ -99,13 +101,50 @@ class _Implementation(CompileResultCacheImpl):
         self._filename_base = f"{function.__name__}-{hashlib.sha256(full_name.encode()).hexdigest()[:24]}.{version}"
 
 
+class _Notice:
+    """Tells a person at a terminal, once, why a first call takes long: after two seconds of compilation in all."""
+
+    def __init__(self) -> None:
+        self.patience, self.start = 2.0, 0.0
+        self.timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        self.end()
+        if self.patience > 0 and not os.environ.get("KHOT_QUIET") and sys.stderr is not None and sys.stderr.isatty():
+            self.timer, self.start = threading.Timer(self.patience, self._tell), time.monotonic()
+            self.timer.daemon = True
+            self.timer.start()
+
+    def end(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer, self.patience = None, self.patience - (time.monotonic() - self.start)
+
+    def _tell(self) -> None:
+        self.patience = 0.0
+        sys.stderr.write(
+            f"khot compiles loops for this CPU, once, and keeps them in {_base()}. Compile them ahead of time by "
+            "`python -m khot.warmup`; KHOT_QUIET=1 hides this line.\n"
+        )
+
+
+notice = _Notice()
+
+
 class _Cache(FunctionCache):
     _impl_class = _Implementation
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return sig, codegen.magic_tuple()
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            notice.begin()
+        return found
+
     def save_overload(self, sig: Any, data: Any) -> None:
+        notice.end()
         try:
             super().save_overload(sig, data)
         except OSError as error:

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.draws import draws_of_rows
-from khot._torch_internals import count_as_constant, eager_dispatcher, no_view
+from khot._torch_internals import count_as_constant, eager_dispatcher, no_view, with_known_sequences
 
 from .autograd import move_batch_first
 from .call import Call, call_of, is_plain
@@ -376,4 +376,4 @@ def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
         with eager_dispatcher(), torch.no_grad():
             return function(*args)
 
-    return torch.library.custom_op(f"khot::{name}", below_dispatcher, mutates_args=(), **options)
+    return torch.library.custom_op(f"khot::{name}", with_known_sequences(below_dispatcher), mutates_args=(), **options)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, ReLU, Sequential
 from torch.nn.functional import cross_entropy, mse_loss
 from tqdm import tqdm
+from typing_extensions import Self
 
 from khot._validation import check_choice, check_flag
 from khot.distributions import Pivotal, SamplingDesign

@@ -7,9 +7,9 @@ certainly chosen.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,22 @@ class Moments(NamedTuple):
 STEEP = 5  # times that a link multiplies the rounding of z
 
 
-class Link(ABC):
+class LinkType(ABCMeta):
+    """Takes the argument ``name`` of a class, which ABCMeta of Python 3.10 would take for the name of the class."""
+
+    def __new__(
+        mcls,
+        class_name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        name: str | None = None,
+        **options: Any,
+    ) -> "LinkType":
+        return super().__new__(mcls, class_name, bases, namespace | {"given_name": name}, **options)
+
+
+class Link(metaclass=LinkType):
     r"""An increasing link F of a relaxed top-k mask, :math:`y_i = F((x_i - t)/s), \sum_i y_i = k`.
 
     A subclass gives four elementwise functions in differentiable torch operations; the engine supplies the root, the
@@ -76,6 +91,7 @@ class Link(ABC):
     kernel_has_log: bool = False
     q: float = 1.0
     class_name: str
+    given_name: str | None
     exportable: bool
     has_slots: bool = False
 
@@ -84,11 +100,11 @@ class Link(ABC):
         """Whether the rounding of a float32 z would show in F(z), so that z is taken in float64."""
         return self.compact and self.condition >= STEEP
 
-    def __init_subclass__(cls, name: str | None = None, **kwargs: object) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.kernel = cls.__dict__.get("kernel")
         cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
-        register(cls, name)
+        register(cls, cls.given_name)
 
     def __new__(cls, *args: object, **kwargs: object) -> "Link":
         self = super().__new__(cls)

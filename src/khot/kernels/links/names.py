@@ -15,9 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import torch
-
-from khot._torch_internals import count_as_constant
+from khot._torch_internals import count_as_constant, is_exporting
 
 if TYPE_CHECKING:
     from .base import Link
@@ -58,7 +56,7 @@ def remember(link: "Link") -> None:
     _living[id(link)] = link
 
 
-@count_as_constant  # which Dynamo shall call, not look into
+@count_as_constant  # Dynamo cannot trace a weak dictionary
 def _lives(identity: int) -> bool:
     return identity in _living
 
@@ -68,10 +66,10 @@ def name_of(link: "Link") -> str:
 
     Dynamo traces this for links that are made inside a compiled function.
     """
-    cls, attributes = type(link), vars(link)
+    cls, attributes = type(link), link.__dict__  # not vars(link), which Dynamo of torch 2.8 does not know
     values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
     odd = [attribute for attribute, value in values if value is None]
-    if torch.compiler.is_exporting():
+    if is_exporting():
         _check_exportable(cls, odd)
     if odd or cls.has_slots:
         identity = id(link)
