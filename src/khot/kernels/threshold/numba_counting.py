@@ -16,6 +16,7 @@ from ..links.base_numba import Compiled
 from ..numba_math import Real
 from ..numba_rows import highest, lowest, minimum
 from ..numba_tools import per_row, specialised, summed
+from .numba_scale import Scale
 
 PASSES = 64  # usual are 2 to 10, and 20 beside numbers that are many orders larger than the others
 UNBOUNDED = 3  # passes after which both ends of the bracket are finite
@@ -86,14 +87,14 @@ def _middle(low, high):
 
 
 @functools.cache
-def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
+def encloser(scale: Scale, real: Real) -> Compiled:
     """``(x, k, u, step, s, q)``: low and high, numbers of items that are at least and at most above them, in a gap.
 
     t is a little above low, if at all, and a little below high: at least ``above_low > k`` items are low or above it,
     at most ``above_high < k`` above high. The search starts at u; k / n of the items are expected to be ``step`` apart.
     """
-    count_above, neighbours = counter(real), neighbours_of(real)
-    with specialised(name):
+    count_above, neighbours, scale_at = counter(real), neighbours_of(real), scale.at
+    with specialised(f"{scale.name} {real.__name__}"):
 
         @per_row
         def enclose(x, k, u, step, s, q):
