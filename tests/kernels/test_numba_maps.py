@@ -109,7 +109,7 @@ def test_rare_magnitudes_are_those_of_the_torch_backend(dtype, left):
     left.clear()
     for k in (5, 40):  # all entries, in which case there is no threshold to find
         sparse_topk_magnitude(x[7:].index_fill(-1, torch.tensor(0), 2.0**50), k)  # of which powers lose digits
-    assert left == [1, 1] * 2  # the short way of plain calls, and the long one
+    assert left == [1, 1] * 2  # by the short way of a call with numbers, and by the general one
     x[7, 3] = torch.nan
     with pytest.raises(ValueError, match="`x` must not contain NaN, but row 7 of the flattened batch does"):
         sparse_topk_magnitude(x, 5)

@@ -204,6 +204,13 @@ def some_k_hot() -> Tensor:
     return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
 
 
+def tied_rows() -> tuple[Any, ...]:
+    """Rows with ties at the threshold, infinite entries and a size each."""
+    x = (2 * normal(4, 40)).round()
+    x[1, 3], x[1, 5] = torch.inf, -torch.inf
+    return x, torch.tensor([0, 7, 20, 40]), True
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
@@ -240,6 +247,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "sorted_transport_derivative": [lambda: transport_gradient(3), lambda: transport_gradient(8)],
     "pair_merge": [lambda: (normal(6, 2, 3).abs(), 2, 5), lambda: (normal(50, 2, 3).abs(), 0, 99)],
     "pair_split": [lambda: (normal(5, 3, seed=1), normal(6, 2, 3), 2)],
+    "topk_mask": [tied_rows, lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), True)],
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],

@@ -76,6 +76,7 @@ def _of_two(name: str):
 
 
 minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
+smaller, larger = _of_two("minnum"), _of_two("maxnum")  # the other one if one is NaN
 
 
 @summed

@@ -66,7 +66,7 @@ class NumbaLink(NamedTuple):
     log_value: Compiled = None
     log_derivative: Compiled = None
     distances: Real = None
-    far: FarTail | None = None
+    far: Any = None
 
 
 def variant_of(link: Link) -> str:

@@ -100,6 +100,7 @@ class Items(NamedTuple):
         scale: sigma.
         gain: g.
         stretch: kappa.
+        root: The square root of g / sigma, of magnitudes.
         follows: Whether anything follows the threshold; None where something always does.
         factor: F' / F of logarithms.
         powers: What W has besides f, for each item.
@@ -114,6 +115,7 @@ class Items(NamedTuple):
     scale: Tensor
     gain: Tensor
     stretch: Tensor
+    root: Tensor | None = None
     follows: Tensor | None = None
     factor: Tensor | None = None
     powers: Tensor | None = None
@@ -135,7 +137,8 @@ def items_of(rows: MapRows) -> Items:
         return Items(link.value(z), lever, lever, link.slope(z), s, one, one, follows=binding)
     z, infinite = _finite_distances(a, Threshold(at.anchor, offset), here), a.isinf()
     factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if rows.kind.log else None
-    return Items(z, z, z.masked_fill(infinite, 0.0), link.slope(z), s, one, one, factor=factor)
+    lever = z if can_tell(infinite) and not bool(infinite.any()) else z.masked_fill(infinite, 0.0)
+    return Items(z, z, lever, link.slope(z), s, one, one, factor=factor)
 
 
 def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
@@ -168,6 +171,7 @@ def _magnitudes(rows: MapRows) -> Items:
         ratio * t.clamp(min=TINY),
         t,
         1 - at.offset * ratio / q,
+        ratio.rsqrt(),
         powers=seen_ratio.unsqueeze(-1) * z**q * inside,
         own_slope=torch.where(capped, odds / (1 + odds), 0.0),
         own_lever=torch.where(capped, lever, 0.0),
@@ -302,8 +306,8 @@ def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None)
             centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
         centred = balanced(centred, shares.weight)
     grad_a = centred / here
-    if kind.grows:  # times t / sigma, in two steps: where that overflows, slopes are small
-        (root,) = (v.unsqueeze(-1) for v in over.seen((items.gain / items.scale).sqrt()))
+    if items.root is not None:  # times t / sigma, in two steps: where that overflows, slopes are small
+        (root,) = (v.unsqueeze(-1) for v in over.seen(items.root * (items.gain > 0)))
         grad_a = centred * root * root
     grad_s = -_lever(rows, centred, items, shares) * items.gain
     if items.own_slope is not None and items.own_lever is not None:

@@ -116,7 +116,7 @@ def _search(
 
     def at_threshold(t: Tensor) -> Evaluation:
         step, g, found = evaluate(rows, Threshold(t, nothing))
-        return step * rows.scale(t), g.clamp(-1 / EPS, 1 / EPS), found
+        return rows.moved(t, step), g.clamp(-1 / EPS, 1 / EPS), found
 
     middle = _geometric_mean if rows.kind.grows else arithmetic_mean
     root = guarded_newton(at_threshold, start, (low, high), (1 + nothing, nothing - 1), done, None, middle, steps)
@@ -263,7 +263,8 @@ def values(x: Tensor, scale: Tensor, at: Threshold, link: Link, kind: Kind) -> T
     else:
         z = kind.distances(x.double(), at, scale, link)
         y = link.log_value(z) if kind.log else link.value(z)
-    return y.to(x.dtype).contiguous()
+    y = y.to(x.dtype)
+    return (y + 0.0 if kind.log else y).contiguous()  # 0, not -0
 
 
 def mask_derivative(

@@ -14,56 +14,14 @@ import numpy as np
 
 from ..links.base_numba import Compiled
 from ..numba_math import Real
-from ..numba_rows import highest, lowest, minimum
-from ..numba_tools import per_row, specialised, summed
+from ..numba_rows import highest, lowest
+from ..numba_tools import per_row, specialised
+from ..selection.numba_counting import count_above, neighbours
 from .numba_scale import Scale
 
 PASSES = 64  # usual are 2 to 10, and 20 beside numbers that are many orders larger than the others
 UNBOUNDED = 3  # passes after which both ends of the bracket are finite
-FEW = 2**20  # items that are counted at a time in float32, which is exact and fastest
 STEEP = 4.0  # ratio of the ends of a bracket from which its middle is that of their logarithms
-
-
-@functools.cache
-def counter(real: Real) -> Compiled:
-    """``(x, u)``: how many items are above u, a float64."""
-    zero, one = real(0), real(1)
-    with specialised(real.__name__):
-
-        @summed
-        def of_few(x, u):
-            above = zero
-            for i in range(x.shape[0]):
-                above += one if x[i] > u else zero
-            return above
-
-        @per_row
-        def count_above(x, u):
-            above = 0.0
-            for i in range(0, x.shape[0], FEW):
-                above += of_few(x[i : i + FEW], u)
-            return above
-
-    return count_above
-
-
-@functools.cache
-def neighbours_of(real: Real) -> Compiled:
-    """``(x, u)``: the largest item that is not above u and the smallest that is, or infinite."""
-    nothing = real(np.inf)
-    with specialised(real.__name__):
-
-        @summed
-        def neighbours(x, u):
-            left = right = nothing
-            for i in range(x.shape[0]):
-                v = x[i]
-                above = v > u
-                right = minimum(right, v if above else nothing)
-                left = minimum(left, nothing if above else -v)
-            return -left, right
-
-    return neighbours
 
 
 @per_row
@@ -93,7 +51,7 @@ def encloser(scale: Scale, real: Real) -> Compiled:
     t is a little above low, if at all, and a little below high: at least ``above_low > k`` items are low or above it,
     at most ``above_high < k`` above high. The search starts at u; k / n of the items are expected to be ``step`` apart.
     """
-    count_above, neighbours, scale_at = counter(real), neighbours_of(real), scale.at
+    scale_at = scale.at
     with specialised(f"{scale.name} {real.__name__}"):
 
         @per_row
@@ -102,7 +60,7 @@ def encloser(scale: Scale, real: Real) -> Compiled:
             low, high, above_low, above_high = -np.inf, np.inf, float(n), 0.0
             for i in range(PASSES):
                 cut = real(u)
-                above = count_above(x, cut)
+                above = float(count_above(x, cut))
                 missing = k - above
                 if abs(missing) < 1:
                     left, right = neighbours(x, cut)

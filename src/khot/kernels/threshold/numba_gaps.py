@@ -20,7 +20,8 @@ import numpy as np
 from ..links.base_numba import Compiled, FarTail, NumbaLink
 from ..numba_math import Real
 from ..numba_tools import inlined, per_row
-from .numba_counting import counter, neighbours_of, place_of
+from ..selection.numba_counting import count_above, neighbours
+from .numba_counting import place_of
 from .numba_scale import Scale, Shape
 
 NEGLIGIBLE = -60.0  # log of a slope that shows beside no other
@@ -56,7 +57,7 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
     They are relative to the slope of the item at the edge, which is at the distance a from t; the others lie beyond it,
     in the direction of the sign. The slopes are filled in, if wanted. Usually no other item is near.
     """
-    log_decay, log_hazard, reach, count_above = far.log_decay, far.log_hazard, far.reach, counter(real)
+    log_decay, log_hazard, reach = far.log_decay, far.log_hazard, far.reach
 
     @per_row
     def side(x, k, sign, edge, a, inverse, slopes):
@@ -114,7 +115,7 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
     At k = 0 and k = n the gap has one side. The t of a capped exponential is held by the nearest item above alone.
     """
     assert far is not None
-    side, neighbours, count_above = _sides_of(far, real), neighbours_of(real), counter(real)
+    side = _sides_of(far, real)
 
     @per_row
     def far_shares(x, anchor, offset, s, shares):
@@ -127,6 +128,8 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
         of_left, of_right, tails_left, tails_right = 0.0, 0.0, 1.0, 1.0
         for i in range(shares.shape[0]):
             shares[i] = 0
+        if compact and left == -np.inf:
+            return True  # without items below nothing holds the threshold
         if left > -np.inf and not (compact and right < np.inf):
             of_left, tails_left = side(x, k, -1.0, np.float64(left), below, inverse, shares)
         if right < np.inf:

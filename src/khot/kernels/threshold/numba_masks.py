@@ -88,11 +88,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
     vanishes = shape.compact and shape.reaches_zero
-    fill_shares = (
-        inlined(lambda x, anchor, offset, s, shares: False)
-        if vanishes
-        else far_shares_of(link.far, shape.compact, real)
-    )
+    fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, real)
 
     @summed
     def slopes(x, anchor, inverse, offset, g, q, out):

@@ -20,7 +20,8 @@ from ..numba_math import Real
 from ..numba_rows import CHUNK, distance, highest, lowest, moments
 from ..numba_tools import inlined, per_row, summed
 from ..rows import SAMPLE_SIZE
-from .numba_counting import counter, encloser
+from ..selection.numba_counting import count_above
+from .numba_counting import encloser
 from .numba_gaps import gap_closer
 from .numba_scale import Scale, Shape
 
@@ -155,7 +156,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     neighbouring items are apart there; often those of the row before.
     """
     search, close_gap = _searcher(scale, link, shape, real), gap_closer(scale, link, shape, real)
-    enclose, count_above = encloser(scale, real), counter(real)
+    enclose = encloser(scale, real)
     compact, quantile_of, is_exponential = shape.compact, link.quantile, shape.compact and not shape.reaches_zero
     scale_at, threshold, grows, reach = scale.at, scale.threshold, scale.grows, shape.reach
 

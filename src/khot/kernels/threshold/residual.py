@@ -19,7 +19,7 @@ from torch.linalg import vecdot
 from ..links.base import Link
 from ..newton import COARSEST, RESOLUTION, Evaluation
 from ..rows import Threshold
-from .kinds import Kind
+from .kinds import Kind, root_of
 from .reductions import Whole
 
 TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
@@ -54,6 +54,10 @@ class Rows(NamedTuple):
     def scale(self, t: Tensor) -> Tensor:
         return self.kind.scale(t, self.softness, self.link)
 
+    def moved(self, t: Tensor, step: Tensor) -> Tensor:
+        """A step in scales, at a threshold t, as one of t; the scale itself may overflow."""
+        return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
+
     def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
         left = self.x.masked_fill(above, -torch.inf).amax(-1)
@@ -64,18 +68,10 @@ class Rows(NamedTuple):
 
 def evaluate(rows: Rows, at: Threshold) -> Evaluation:
     """A step of t in scales, a number with the sign of sum F - k, and whether t with that step is the root."""
-    z, link = rows.distances(at), rows.link
-    if link.compact:
-        tail, slope = link.value(z), link.slope(z)
-        above = (tail >= 1).double()
-    else:
-        (tail, slope), above = link.tail_and_slope(z), (z > 0).double()
-    if rows.kind.grows:  # as t rises, the scale does, too
-        t = rows.kind.threshold(at, rows.softness, link)
-        slope = slope * (1 + z.clamp(0, 1) * (rows.scale(t) / (link.q * t)).unsqueeze(-1))
+    tail, slope, above = _tails(rows, at)
     others = 1 - above
     numbers = above.sum(-1), vecdot(tail, others), vecdot(slope, others)
-    if link.compact:
+    if rows.link.compact:
         m, below, falls = rows.over.sum(*numbers)
         return _compact_step(rows, at, m - rows.k, below, falls)
     m, below, falls, beyond, rises = rows.over.sum(*numbers, vecdot(tail, above), vecdot(slope, above))
@@ -84,17 +80,29 @@ def evaluate(rows: Rows, at: Threshold) -> Evaluation:
     g, falls, rises = (a / b).log(), falls / a, rises / b
     lost = torch.minimum(a, b) < UNDERFLOW
     if bool(lost.any()):
-        exact = _by_logarithms(rows, at, z, above > 0, excess)
+        exact = _by_logarithms(rows, at, excess)
         g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
     step = g / (falls + rises)
     return step, g, (step.abs() <= TOLERANCE) | (g == 0)
 
 
-def _by_logarithms(
-    rows: Rows, at: Threshold, z: Tensor, above: Tensor, excess: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _tails(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the items the short tails, the slopes, and 1 for those above."""
+    z, link = rows.distances(at), rows.link
+    if link.compact:
+        tail, slope = link.value(z), link.slope(z)
+    else:
+        tail, slope = link.tail_and_slope(z)
+    if rows.kind.grows:  # as t rises, the scale does, too
+        t = rows.kind.threshold(at, rows.softness, link)
+        slope = slope * (1 + z.clamp(0, 1) * (rows.softness * t ** (1 / link.q - 1) / link.q).unsqueeze(-1))
+    return tail, slope, (tail >= 1 if link.compact else z > 0).double()
+
+
+def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g and the rates at which log A falls and log B rises with t, in scales."""
-    link = rows.link
+    link, z = rows.link, rows.distances(at)
+    above = z > 0
     tail = torch.where(above, link.log_complement(z), link.log_value(z))
     below, beyond = rows.over.logsumexp(*(torch.where(side, tail, -torch.inf) for side in (~above, above)))
     a = torch.logaddexp(below, excess.clamp(min=0).log())
