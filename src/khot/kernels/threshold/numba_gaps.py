@@ -18,13 +18,12 @@ import math
 import numpy as np
 
 from ..links.base_numba import Compiled, FarTail, NumbaLink
-from ..numba_math import Real
-from ..numba_tools import inlined, per_row
+from ..numba_math import FLUSHED_EXP, Real
+from ..numba_tools import inlined, per_row, summed
 from ..selection.numba_counting import count_above, neighbours
 from .numba_counting import place_of
 from .numba_scale import Scale, Shape
 
-NEGLIGIBLE = -60.0  # log of a slope that shows beside no other
 EXPONENTIAL_GAP = 80.0  # scales of a gap around t whose other side a capped exponential does not see
 BALANCING_STEPS = 30  # usual are 1 to 4
 FARTHEST = 1e100  # in scales, whose powers are finite
@@ -57,7 +56,21 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
     They are relative to the slope of the item at the edge, which is at the distance a from t; the others lie beyond it,
     in the direction of the sign. The slopes are filled in, if wanted. Usually no other item is near.
     """
-    log_decay, log_hazard, reach = far.log_decay, far.log_hazard, far.reach
+    log_decay, mills, reach, exp = far.log_decay, far.mills, far.reach, FLUSHED_EXP[np.float64]
+
+    @summed
+    def of_all(x, sign, edge, a, inverse, slopes):
+        total = tails = 0.0
+        for i in range(x.shape[0]):
+            beyond = sign * (np.float64(x[i]) - edge) * inverse
+            there = (beyond >= 0) & (beyond < np.inf)
+            beyond = beyond if there else 0.0
+            slope = exp(log_decay(a, beyond)) if there else 0.0
+            total += slope
+            tails += slope * mills(a + beyond)
+            if slopes.shape[0] > 0:
+                slopes[i] = slope if there else slopes[i]
+        return total, tails
 
     @per_row
     def side(x, k, sign, edge, a, inverse, slopes):
@@ -65,19 +78,8 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
         if (nearer >= k - 1 and sign > 0) or (nearer <= k + 1 and sign < 0):
             if slopes.shape[0] > 0:
                 slopes[place_of(x, real(edge))] = 1
-            return 1.0, math.exp(-log_hazard(a))
-        total = tails = 0.0
-        for i in range(x.shape[0]):
-            beyond = sign * (np.float64(x[i]) - edge)
-            if 0 <= beyond < np.inf:
-                decay = log_decay(a, beyond * inverse)
-                if decay > NEGLIGIBLE:
-                    slope = math.exp(decay)
-                    total += slope
-                    tails += slope * math.exp(-log_hazard(a + beyond * inverse))
-                    if slopes.shape[0] > 0:
-                        slopes[i] = slope
-        return total, tails
+            return 1.0, mills(a)
+        return of_all(x, sign, edge, a, inverse, slopes)
 
     return side
 
@@ -135,8 +137,9 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
         if right < np.inf:
             of_right, tails_right = side(x, k, 1.0, np.float64(right), above, HARD if compact else inverse, shares)
         whole = of_left / tails_left + of_right / tails_right
+        on_left, on_right = real(1 / (whole * tails_left)), real(1 / (whole * tails_right))
         for i in range(shares.shape[0]):
-            shares[i] *= real(1 / (whole * (tails_right if x[i] > cut else tails_left)))
+            shares[i] *= on_right if x[i] > cut else on_left
         return (left == -np.inf or 0 <= below < FARTHEST) and (right == np.inf or 0 <= above < FARTHEST)
 
     return far_shares

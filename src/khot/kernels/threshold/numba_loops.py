@@ -76,13 +76,13 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
                 for i in range(n):
                     items[i] = abs(xs[r, i])
                 row = items
-            a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+            a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
             if how == INFINITE and not absolute:
                 # By its finite items alone, so that the others change no bit of their values.
                 finite, selected = gather_finite(row, items)
                 if finite > 0:
                     row, size = items[:finite], size - selected
-                    a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+                    a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
             if grows:
                 how = how if (a > magnitudes.SMALLEST or a == 0) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:

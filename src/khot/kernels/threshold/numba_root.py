@@ -14,14 +14,14 @@ import math
 
 import numpy as np
 
-from ..links.base_numba import Compiled, NumbaLink, normal_quantile
+from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
 from ..newton import COARSEST, NEAR, RESOLUTION
 from ..numba_math import Real
 from ..numba_rows import CHUNK, distance, highest, lowest, moments
 from ..numba_tools import inlined, per_row, summed
 from ..rows import SAMPLE_SIZE
 from ..selection.numba_counting import count_above
-from .numba_counting import encloser
+from .numba_counting import SMALL, encloser, focus
 from .numba_gaps import gap_closer
 from .numba_scale import Scale, Shape
 
@@ -30,7 +30,6 @@ LOST, FOUND, UNSURE, INFINITE = range(4)
 
 STEPS, NEWTON_STEPS = 30, 8  # usual are 2 to 5; from the latter on every other step cuts the bracket
 NARROWEST, WIDEST = 2.0**-50, 2.0**50  # scales with which nothing overflows but what is left to others anyway
-SMALL = 0.15  # softness, in deviations of the items, below which counting comes first
 NO_QUANTILES = math.nan, math.nan, math.nan, math.nan
 SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
 FAR = 8.0  # scales over which tails fall by a factor
@@ -150,10 +149,11 @@ def _guess(mean, variance, s, quantile, normal, centre, spread):
 
 
 def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, q, centre, spread, sample, known)``: anchor, offset, how the search ends, ``known``.
+    """``(x, k, s, law, sample, known)``: anchor, offset, how the search ends, ``known``.
 
-    ``known`` is a share k / n, the quantiles there of the link and of the normal law, and how many deviations
-    neighbouring items are apart there; often those of the row before.
+    ``law`` is q, and the centre and the spread of the link. ``known`` is a share k / n, the quantiles there of the link
+    and of the normal law, and n times how many deviations neighbouring items are apart there; often those of the row
+    before.
     """
     search, close_gap = _searcher(scale, link, shape, real), gap_closer(scale, link, shape, real)
     enclose = encloser(scale, real)
@@ -161,9 +161,17 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     scale_at, threshold, grows, reach = scale.at, scale.threshold, scale.grows, shape.reach
 
     @per_row
-    def search_from_guess(x, mean, variance, start, k, s, q, centre, spread, known):
+    def quantiles(share, q, known):
+        if share == known[0]:
+            return known
+        share = min(max(share, 1e-300), 1 - 2.0**-53)
+        normal = normal_quantile(share)
+        return share, quantile_of(share, q), normal, normal_spacing(normal)
+
+    @per_row
+    def search_from_guess(x, mean, variance, start, k, s, law, bound, known):
         """From a start, or if that is NaN from a guess; whether that is not worth while, as LOST."""
-        _, quantile, normal, _ = known
+        (q, centre, spread), (_, quantile, normal, _) = law, known
         if math.isnan(start) and grows:
             start = threshold(max(mean - math.sqrt(variance) * normal, LEAST * mean), quantile, s, q)
         elif math.isnan(start):
@@ -175,8 +183,8 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         if grows:
             low, high = 0.0, np.float64(highest(x))
         elif compact:  # all items equal have F(z) = k / n, so t lies within a quantile of the extreme ones
-            low = threshold(lowest(x) - base, quantile + SLACK, s, q)
-            high = threshold(highest(x) - base, quantile - SLACK, s, q)
+            low = threshold(lowest(x) - base, bound + SLACK, s, q)
+            high = threshold(highest(x) - base, bound - SLACK, s, q)
         return search(x, k, s, q, base, min(max(start - base, low), high), low, high)
 
     @per_row
@@ -197,7 +205,7 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         return search(x, k, s, q, base, min(max(start, low), high), low, high)
 
     @per_row
-    def start_of_sample(x, share, s, q, centre, spread, sample, known):
+    def start_of_sample(x, share, s, law, sample, known):
         """The threshold of some items of a long row; NaN if there is none."""
         stride = x.shape[0] // SAMPLE_SIZE
         part = sample[: (x.shape[0] + stride - 1) // stride]
@@ -205,12 +213,12 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             part[i] = x[i * stride]
         mean, variance = moments(part, part[0])
         size = share * part.shape[0]
-        a, c, how = search_from_guess(part, part[0] + mean, variance, np.nan, size, s, q, centre, spread, known)
-        return a + c * scale_at(a, s, q) if how != LOST else np.nan
+        a, c, how = search_from_guess(part, part[0] + mean, variance, np.nan, size, s, law, known[1], known)
+        return a + c * scale_at(a, s, law[0]) if how != LOST else np.nan
 
     @per_row
-    def solve(x, k, s, q, centre, spread, sample, known):
-        n = x.shape[0]
+    def solve(x, k, s, law, sample, known):
+        n, q = x.shape[0], law[0]
         mean, variance = moments(x, x[0])
         mean += x[0]
         if not math.isfinite(variance):
@@ -226,17 +234,17 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             return np.float64(highest(x)), 0.0 if grows else reach, FOUND, known
         if k == n:
             return np.float64(lowest(x)), -reach, FOUND, known
-        share = min(max(k / n, 1e-300), 1 - 2.0**-53)
-        if share != known[0]:
-            normal = normal_quantile(share)
-            known = share, quantile_of(share, q), normal, math.exp(0.5 * normal * normal) * math.sqrt(2 * math.pi) / n
-        start = np.nan
+        known, start, count = quantiles(k / n, q, known), np.nan, float(n)
+        bound = known[1]
         if n >= 4 * SAMPLE_SIZE:
-            start = start_of_sample(x, share, s, q, centre, spread, sample, known)
-        anchor, offset, how = search_from_guess(x, mean, variance, start, k, s, q, centre, spread, known)
+            start = start_of_sample(x, k / n, s, law, sample, known)
+        if math.isnan(start):
+            mean, variance, above, count = focus(x, k, s, mean, variance)
+            known = quantiles((k - above) / count, q, known)
+        anchor, offset, how = search_from_guess(x, mean, variance, start, k, s, law, bound, known)
         if how != FOUND:
             deviation = math.sqrt(variance)
-            u, step = mean, deviation * known[3]
+            u, step = mean, deviation * known[3] / count
             if how == UNSURE:  # half a scale above t lies the gap, if it is one
                 u = anchor + (offset + 0.5) * scale_at(anchor, s, q)
             elif variance < np.inf:
