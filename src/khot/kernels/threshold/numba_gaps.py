@@ -24,6 +24,7 @@ from ..selection.numba_counting import count_above, neighbours
 from .numba_counting import place_of
 from .numba_scale import Scale, Shape
 
+NEGLIGIBLE = -60.0  # log of a slope that shows beside no other, and whose float32 is no subnormal number yet
 EXPONENTIAL_GAP = 80.0  # scales of a gap around t whose other side a capped exponential does not see
 BALANCING_STEPS = 30  # usual are 1 to 4
 FARTHEST = 1e100  # in scales, whose powers are finite
@@ -65,7 +66,8 @@ def _sides_of(far: FarTail, real: Real) -> Compiled:
             beyond = sign * (np.float64(x[i]) - edge) * inverse
             there = (beyond >= 0) & (beyond < np.inf)
             beyond = beyond if there else 0.0
-            slope = exp(log_decay(a, beyond)) if there else 0.0
+            decay = log_decay(a, beyond)
+            slope = exp(decay) if there & (decay > NEGLIGIBLE) else 0.0
             total += slope
             tails += slope * mills(a + beyond)
             if slopes.shape[0] > 0:

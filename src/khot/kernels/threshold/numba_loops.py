@@ -88,9 +88,9 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
             if how == FOUND and y != 0:
-                fill(row, size, a, c, s, q, ys[r] if finite == n else row)
+                fill(row, size, a, c, s, q, ys[r, :finite])
                 if finite < n:
-                    scatter(xs[r], row, ends, ys[r])
+                    scatter(xs[r], finite, ends, ys[r])
                 if absolute:
                     for i in range(n):
                         ys[r, i] = ys[r, i] if xs[r, i] > 0 else -ys[r, i]

@@ -159,7 +159,7 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
             pull += direct(x[i], z, g[i], q)
         return total, pull
 
-    @per_row
+    @summed
     def pull_in_gap(x, anchor, inverse, offset, g, q, shares, total):
         """dL/dk = sum g_i omega_i / F(z_i): above the gap F is 1, and below omega / F' is 1 / sum F'."""
         pull = 0.0
