@@ -16,7 +16,7 @@ from khot.kernels import triton_tools
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
 from khot.kernels.product_tree import triton_forest
-from khot.kernels.threshold import triton_root as threshold_triton
+from khot.kernels.threshold import triton_flagged, triton_search
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -47,7 +47,10 @@ def pytest_runtest_call(item):
 triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [triton_tools.add2, triton_tools.add3, triton_tools.add4]
-EACH = {threshold_triton._merge_spans: (np.sum, np.sum, np.sum, np.min, np.max)}
+EACH = {
+    triton_search._larger_smaller_sum: (np.max, np.min, np.sum),
+    triton_flagged._span_of: (np.sum, np.sum, np.min, np.max),
+}
 _one_by_one = ReduceOps.generic_reduce
 
 

@@ -1,0 +1,257 @@
+"""Rows that the fast path has flagged: their threshold, mask and derivative in float64, by one plain kernel each.
+
+The kernels are launched after every call, a program for each row, and end at once where no flag is set.
+
+Search. Let u_i be the short tail of item i, F below t and 1 - F above it, and m the number of items above. Then
+sum y - k = A - B with A = sum of the tails below + max(m - k, 0) and B = sum of the tails above + max(k - m, 0), both
+sums of positive numbers whose logarithms never underflow. g = log A - log B falls in t from inf to -inf, and is close
+to linear where tails are exponential, in wide gaps as well as near the root. A bracket that each evaluation narrows, a
+secant step in g, bisection where that does not do: first in t, and then in the offset from the item next to t, so that
+z keeps all its digits however large |x| / s is. A compact link has no tails above its cap.
+
+Derivative. Where all slopes underflow, t lies in a gap that takes digits of x from z. Then the slopes on one side are
+taken relative to that of the nearest item there, from differences of scores, and the two sides weigh as the tails
+require, whose sums are equal: k is the number of items above.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..links.base import Link
+from ..links.base_triton import log_derivative, log_short_tail, tails_and_slopes, triton_link, value
+from ..triton_tools import FARTHEST_64, LARGEST_32, LARGEST_64, on_device
+from .triton_rows import TINY_32, TINY_64, Numbers, per_row
+
+MAX_STEPS = tl.constexpr(400)
+FOUND = tl.constexpr(1e-15)  # a g that is nothing but rounding
+RELATIVE, SLACK = tl.constexpr(2.0**-50), tl.constexpr(2.0**-40)
+LEAST_SHARE = tl.constexpr(1e-300)  # k / n, below which quantiles tell no more than from there
+HALF_EPS = tl.constexpr(2.0**-53)
+UNSOUND = tl.constexpr(1)
+BLOCK, WARPS = 512, 4
+
+
+@triton.jit
+def load_block(x_ptr, start, n, other, BLOCK: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    return tl.load(x_ptr + cols, mask=cols < n, other=other).to(tl.float64)
+
+
+@triton.jit
+def distances(x, anchor, off, scale):
+    """z; differences of halves do not overflow."""
+    return (0.5 * x - 0.5 * anchor) * (2.0 / scale) - off
+
+
+@triton.jit
+def _span_of(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, tl.minimum(a2, b2), tl.maximum(a3, b3)
+
+
+@triton.jit
+def _span(x_ptr, n, BLOCK: tl.constexpr):
+    """Number of the finite entries and of +inf, smallest and largest finite entry, and whether there is a NaN."""
+    count, selected, nan = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    lowest, highest = tl.full((), float("inf"), tl.float64), tl.full((), -float("inf"), tl.float64)
+    for start in range(0, n, BLOCK):
+        x = load_block(x_ptr, start, n, -float("inf"), BLOCK)
+        finite = tl.abs(x) < float("inf")
+        first, last = tl.where(finite, x, float("inf")), tl.where(finite, x, -float("inf"))
+        finites, infinites, first, last = tl.reduce(
+            (finite.to(tl.int32), (x == float("inf")).to(tl.int32), first, last), 0, _span_of
+        )
+        count, selected = count + finites, selected + infinites
+        lowest, highest = tl.minimum(lowest, first), tl.maximum(highest, last)
+        nan = tl.maximum(nan, tl.max((x != x).to(tl.int32), 0))
+    return count, selected, lowest, highest, nan > 0
+
+
+@triton.jit
+def _log_add(a, b):
+    """log(exp a + exp b)."""
+    larger = tl.maximum(a, b)
+    return tl.where(larger > -float("inf"), larger + tl.log(1.0 + tl.exp(tl.minimum(a, b) - larger)), larger)
+
+
+@triton.jit
+def _log_sum(log_sum, logs):
+    """log of a sum and of what a block adds to it."""
+    larger = tl.maximum(tl.max(logs, 0), log_sum)
+    base = tl.where(larger > -float("inf"), larger, 0.0)
+    return base + tl.log(tl.exp(log_sum - base) + tl.sum(tl.exp(logs - base), 0))
+
+
+@triton.jit
+def _log_balance(x_ptr, n, anchor, off, scale, whole, rest, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
+    """g = log A - log B at t = anchor + off * scale; 0 where both are nothing, as all of a gap of a compact link is."""
+    below, above = tl.full((), -float("inf"), tl.float64), tl.full((), -float("inf"), tl.float64)
+    count = tl.zeros((), tl.int32)
+    for start in range(0, n, BLOCK):
+        z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, scale)
+        if LINK.compact:
+            up = z >= LINK.cap
+            below = _log_sum(below, tl.where(up, -float("inf"), log_short_tail(z, q, LINK)))
+        else:
+            up, tail = z > 0, log_short_tail(z, q, LINK)
+            below = _log_sum(below, tl.where(up, -float("inf"), tail))
+            above = _log_sum(above, tl.where(up, tail, -float("inf")))
+        count += tl.sum(up.to(tl.int32), 0)
+    excess = (count - whole).to(tl.float64) - rest
+    a = _log_add(below, tl.log(tl.maximum(excess, 0.0)))
+    b = _log_add(above, tl.log(tl.maximum(-excess, 0.0)))
+    return tl.where(a == b, 0.0, a - b)
+
+
+@triton.jit
+def _ordinal(t):
+    """The number of a double in their order; see :func:`khot.kernels.newton.ordinal_mean`."""
+    bits = t.to(tl.int64, bitcast=True)
+    return tl.where(bits < 0, -(bits & 0x7FFFFFFFFFFFFFFF), bits)
+
+
+@triton.jit
+def _ordinal_mean(low, high):
+    a, b = _ordinal(low), _ordinal(high)
+    middle = (a >> 1) + (b >> 1) + (a & b & 1)
+    size = tl.abs(middle).to(tl.float64, bitcast=True)
+    return tl.where(middle < 0, -size, size)
+
+
+@triton.jit
+def _search(
+    x_ptr, n, anchor, in_offset, low, high, width, scale, whole, rest, q, LINK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The root of g in [low, high], or the ends of a bracket of at most this width: root, low, high.
+
+    What varies is the offset from the anchor if ``in_offset`` is 1, else t itself.
+    """
+    t, left, right = 0.5 * low + 0.5 * high, low * 0.0 + float("inf"), low * 0.0 - float("inf")
+    side, steps, going = tl.zeros((), tl.float64), 0, tl.full((), 1, tl.int1)
+    while going & (steps < MAX_STEPS):
+        at, off = tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0)
+        g = _log_balance(x_ptr, n, at, off, scale, whole, rest, q, LINK, BLOCK)
+        again = side * g > 0  # the same end moves twice: the other counts half (Illinois)
+        left, right = tl.where(again & (g < 0), 0.5 * left, left), tl.where(again & (g > 0), 0.5 * right, right)
+        low, left = tl.where(g >= 0, t, low), tl.where(g >= 0, g, left)
+        high, right = tl.where(g <= 0, t, high), tl.where(g <= 0, g, right)
+        side = tl.where(g > 0, 1.0 + 0.0 * side, -1.0)
+        middle = 0.5 * low + 0.5 * high
+        closed = (high - low <= tl.maximum(width, tl.abs(middle) * RELATIVE)) | (middle <= low) | (middle >= high)
+        going = (tl.abs(g) > FOUND) & ~closed
+        secant = low + (high - low) * (left / (left - right))
+        middle = tl.where(steps % 8 == 7, _ordinal_mean(low, high), middle)
+        usable = (secant > low) & (secant < high) & (steps % 4 != 3)
+        t = tl.where(usable, secant, middle)
+        steps += 1
+    return tl.where(tl.abs(left) <= tl.abs(right), low, high), low, high
+
+
+@triton.jit
+def _nearest_item(x_ptr, n, t, BLOCK: tl.constexpr):
+    """The finite entry next to t."""
+    item, distance = tl.zeros((), tl.float64), tl.full((), float("inf"), tl.float64)
+    for start in range(0, n, BLOCK):
+        x = load_block(x_ptr, start, n, float("inf"), BLOCK)
+        away = tl.where(tl.abs(x) < float("inf"), tl.abs(0.5 * x - 0.5 * t), float("inf"))
+        least = tl.min(away, 0)
+        found = tl.max(tl.where(away == least, x, -float("inf")), 0)
+        item, distance = tl.where(least < distance, found, item), tl.minimum(least, distance)
+    return item
+
+
+@triton.jit
+def edges(x_ptr, n, anchor, off, scale, cut, BLOCK: tl.constexpr):
+    """The largest finite entry with z below a cut, the smallest of the other finite ones, and the number of others."""
+    left, right = tl.full((), -float("inf"), tl.float64), tl.full((), float("inf"), tl.float64)
+    count = tl.zeros((), tl.int32)
+    for start in range(0, n, BLOCK):
+        x = load_block(x_ptr, start, n, -float("inf"), BLOCK)
+        above = distances(x, anchor, off, scale) >= cut
+        left = tl.maximum(left, tl.max(tl.where(above, -float("inf"), x), 0))
+        right = tl.minimum(right, tl.min(tl.where(above, x, float("inf")), 0))
+        count += tl.sum(above.to(tl.int32), 0)
+    return left, right, count
+
+
+@triton.jit
+def _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK: tl.constexpr):
+    """Where the mask consists of zeros and ones that leave the threshold free, puts it away from either end."""
+    left, right, count = edges(x_ptr, n, anchor, off, scale, 0.5, BLOCK)
+    room = (0.5 * right - 0.5 * left) * (2.0 / scale) - 1.0
+    free = (count == whole) & (room >= 0)
+    return tl.where(free, left, anchor), tl.where(free, tl.minimum(0.5 * room, 1.0), off)
+
+
+@triton.jit
+def _is_normal(scale, dtype: tl.constexpr):
+    """Whether a scale is a normal number of the dtype that scores are computed in."""
+    if dtype == tl.float64:
+        return (scale >= TINY_64) & (scale <= LARGEST_64)
+    else:
+        return (scale >= TINY_32) & (scale <= LARGEST_32)
+
+
+@triton.jit
+def _solve(x_ptr, n, k, scale, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
+    """Anchor, offset, and whether contents are in order; NaN if they are not."""
+    count, selected, lowest, highest, nan = _span(x_ptr, n, BLOCK)
+    whole = (k + 0.5).to(tl.int32)
+    rest, number = k - whole.to(tl.float64), tl.maximum(count, 1).to(tl.float64)
+    p, complement = (k - selected.to(tl.float64)) / number, ((count + selected).to(tl.float64) - k) / number
+    sound = (p >= 0) & (complement >= 0) & (~nan) & _is_normal(scale, x_ptr.dtype.element_ty)
+    none, reach = p <= 0, tl.full((), LINK.reach, tl.float64)
+    anchor = tl.where(count > 0, tl.where(none, highest, lowest), 0.0)
+    off = tl.where(none, reach, -reach)  # beyond the last item, as far as F needs
+    if sound & (p > 0) & (complement > 0):
+        quantile = LINK.quantile(tl.maximum(p, LEAST_SHARE), tl.maximum(complement, HALF_EPS), q, LINK)
+        width = tl.abs(quantile) * 1.01 + 1.0
+        low = tl.maximum(lowest - width * scale - tl.abs(lowest) * RELATIVE, -FARTHEST_64)
+        high = tl.minimum(highest + width * scale + tl.abs(highest) * RELATIVE, FARTHEST_64)
+        t, low, high = _search(x_ptr, n, 0.0 * low, False, low, high, scale, scale, whole, rest, q, LINK, BLOCK)
+        anchor = _nearest_item(x_ptr, n, t, BLOCK)
+        low, high = distances(low, anchor, 0.0, scale), distances(high, anchor, 0.0, scale)
+        low, high = low - (1.0 + tl.abs(low)) * SLACK, high + (1.0 + tl.abs(high)) * SLACK
+        off, _, _ = _search(x_ptr, n, anchor, True, low, high, 0.0 * low, scale, whole, rest, q, LINK, BLOCK)
+        if LINK.compact and LINK.reaches_zero:
+            anchor, off = _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK)
+    bad = tl.full((), float("nan"), tl.float64)
+    return tl.where(sound, anchor, bad), tl.where(sound, off, bad), sound
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_scale", "stride_x", "n", "rows"])
+def _flagged_fwd(
+    x_ptr, y_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, rows, n,
+    q_number: tl.float64, LINK: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row, if it is flagged."""
+    row = tl.program_id(0).to(tl.int64)
+    anchor_ptr, offset_ptr, flag_ptr = at
+    if tl.load(flag_ptr + row) == 0:
+        return
+    k, scale = per_row(row, sizes, k_number, scale_number, stride_k, stride_scale)
+    q, x_ptr = tl.full((), q_number, tl.float64), x_ptr + row * stride_x
+    anchor, off, sound = _solve(x_ptr, n, k, scale, q, LINK, BLOCK)
+    tl.store(anchor_ptr + row, anchor)
+    tl.store(offset_ptr + row, off)
+    if not sound:
+        tl.store(flag_ptr + rows, UNSOUND)
+    if KIND != "threshold":
+        for start in range(0, n, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, scale)
+            y = value(z * LINK.unit, q, LINK, KIND == "log_mask")
+            tl.store(y_ptr + row * n + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
+
+
+def launch_flagged(
+    x: Tensor, y: Tensor | None, at: tuple[Tensor, ...], numbers: Numbers, link: Link, kind: str
+) -> None:
+    """Solves the flagged rows of x (rows, n): into y, unless ``kind`` is "threshold", and ``at``."""
+    rows, n = x.shape
+    _flagged_fwd[(rows,)](
+        x, y, at, *numbers, x.stride(0), rows, n, float(link.q), LINK=triton_link(link), KIND=kind, BLOCK=BLOCK,
+        num_warps=WARPS,
+    )  # fmt: skip
