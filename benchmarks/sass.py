@@ -218,7 +218,11 @@ def count(blocks: list[Block], cold: Collection[str], search: Collection[str], t
     hot = hot_blocks(blocks, cold)
     loops = loops_of(blocks, hot)
     own = [loop.difference(*(other for other in loops if other < loop)) for loop in loops]
-    steps = [loop for loop, mine in zip(loops, own, strict=True) if any(not v.chain.isdisjoint(search) for i in mine for v in blocks[i].instructions)]
+    steps = [
+        loop
+        for loop, mine in zip(loops, own, strict=True)
+        if any(not v.chain.isdisjoint(search) for i in mine for v in blocks[i].instructions)
+    ]
     step: set[int] = set().union(*steps)
     counts = Counts(Counter(), Counter(), Counter())
     for i in hot:

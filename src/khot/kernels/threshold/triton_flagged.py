@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..links.base import Link
 from ..links.base_triton import log_derivative, log_short_tail, tails_and_slopes, triton_link, value
-from ..triton_tools import FARTHEST_64, LARGEST_32, LARGEST_64, on_device
-from .triton_rows import TINY_32, TINY_64, Numbers, per_row
+from ..triton_tools import FARTHEST_64
+from .triton_rows import TINY_64, UNDERFLOW_32, Numbers, is_normal, per_row
 
 MAX_STEPS = tl.constexpr(400)
 FOUND = tl.constexpr(1e-15)  # a g that is nothing but rounding
@@ -31,6 +31,7 @@ RELATIVE, SLACK = tl.constexpr(2.0**-50), tl.constexpr(2.0**-40)
 LEAST_SHARE = tl.constexpr(1e-300)  # k / n, below which quantiles tell no more than from there
 HALF_EPS = tl.constexpr(2.0**-53)
 UNSOUND = tl.constexpr(1)
+SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 BLOCK, WARPS = 512, 4
 
 
@@ -186,22 +187,13 @@ def _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _is_normal(scale, dtype: tl.constexpr):
-    """Whether a scale is a normal number of the dtype that scores are computed in."""
-    if dtype == tl.float64:
-        return (scale >= TINY_64) & (scale <= LARGEST_64)
-    else:
-        return (scale >= TINY_32) & (scale <= LARGEST_32)
-
-
-@triton.jit
 def _solve(x_ptr, n, k, scale, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
     """Anchor, offset, and whether contents are in order; NaN if they are not."""
     count, selected, lowest, highest, nan = _span(x_ptr, n, BLOCK)
     whole = (k + 0.5).to(tl.int32)
     rest, number = k - whole.to(tl.float64), tl.maximum(count, 1).to(tl.float64)
     p, complement = (k - selected.to(tl.float64)) / number, ((count + selected).to(tl.float64) - k) / number
-    sound = (p >= 0) & (complement >= 0) & (~nan) & _is_normal(scale, x_ptr.dtype.element_ty)
+    sound = (p >= 0) & (complement >= 0) & (~nan) & is_normal(scale, x_ptr.dtype.element_ty)
     none, reach = p <= 0, tl.full((), LINK.reach, tl.float64)
     anchor = tl.where(count > 0, tl.where(none, highest, lowest), 0.0)
     off = tl.where(none, reach, -reach)  # beyond the last item, as far as F needs
@@ -215,7 +207,7 @@ def _solve(x_ptr, n, k, scale, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
         low, high = distances(low, anchor, 0.0, scale), distances(high, anchor, 0.0, scale)
         low, high = low - (1.0 + tl.abs(low)) * SLACK, high + (1.0 + tl.abs(high)) * SLACK
         off, _, _ = _search(x_ptr, n, anchor, True, low, high, 0.0 * low, scale, whole, rest, q, LINK, BLOCK)
-        if LINK.compact and LINK.reaches_zero:
+        if (LINK.compact and LINK.reaches_zero) & (rest == 0):
             anchor, off = _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK)
     bad = tl.full((), float("nan"), tl.float64)
     return tl.where(sound, anchor, bad), tl.where(sound, off, bad), sound
@@ -231,7 +223,7 @@ def _flagged_fwd(
     anchor_ptr, offset_ptr, flag_ptr = at
     if tl.load(flag_ptr + row) == 0:
         return
-    k, scale = per_row(row, sizes, k_number, scale_number, stride_k, stride_scale)
+    k, scale = per_row(row, sizes[0], k_number, stride_k), per_row(row, sizes[1], scale_number, stride_scale)
     q, x_ptr = tl.full((), q_number, tl.float64), x_ptr + row * stride_x
     anchor, off, sound = _solve(x_ptr, n, k, scale, q, LINK, BLOCK)
     tl.store(anchor_ptr + row, anchor)
@@ -246,6 +238,122 @@ def _flagged_fwd(
             tl.store(y_ptr + row * n + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
 
 
+@triton.jit
+def _terms(x, g, anchor, off, scale, q, LINK: tl.constexpr, LOG: tl.constexpr):
+    """z, F' and g times the derivative of the result."""
+    z = distances(x, anchor, off, scale)
+    tail, w = tails_and_slopes(z * LINK.unit, q, LINK)
+    if LOG:
+        d = tl.where(x > -float("inf"), g * log_derivative(z * LINK.unit, w, tail, LINK), 0.0)
+    else:
+        d = g * w
+    return z, w, d
+
+
+@triton.jit
+def _relative_slopes(x, left, right, first, last, scale, LINK: tl.constexpr):
+    """Slopes of a block above and below a gap, relative to those of the items at its edges, and tails likewise.
+
+    The edges are ``left`` and ``right``, with the distances ``last`` and ``first`` from t.
+    """
+    finite, above = tl.abs(x) < float("inf"), x >= right
+    beyond = tl.where(finite, tl.where(above, 0.5 * x - 0.5 * right, 0.5 * left - 0.5 * x) * (2.0 / scale), 0.0)
+    start = tl.where(above, first, last)
+    if LINK.compact:  # of capped entries only those next to the cap reach it when t rises
+        slope = tl.where(above, tl.where(beyond > 0, 0.0, 1.0), tl.exp(LINK.log_decay(start, beyond, LINK)))
+        tail = slope
+    else:
+        slope = tl.exp(LINK.log_decay(start, beyond, LINK))
+        tail = slope / LINK.hazard(start + beyond, LINK)
+    slope, tail = tl.where(finite, slope, 0.0), tl.where(finite, tail, 0.0)
+    return slope, tail, above
+
+
+@triton.jit
+def _weights_of_sides(x_ptr, g_ptr, n, left, right, first, last, scale, LINK: tl.constexpr, BLOCK: tl.constexpr):
+    """What relative slopes above and below a gap are multiplied by to be shares, and sum of share * g above and below."""
+    zero = tl.zeros((), tl.float64)
+    slope_above, slope_below, tail_above, tail_below, pull_above, pull_below = zero, zero, zero, zero, zero, zero
+    for start in range(0, n, BLOCK):
+        x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
+        slope, tail, above = _relative_slopes(x, left, right, first, last, scale, LINK)
+        slope_above += tl.sum(tl.where(above, slope, 0.0), 0)
+        slope_below += tl.sum(tl.where(above, 0.0, slope), 0)
+        tail_above += tl.sum(tl.where(above, tail, 0.0), 0)
+        tail_below += tl.sum(tl.where(above, 0.0, tail), 0)
+        pull_above += tl.sum(tl.where(above, slope * g, 0.0), 0)
+        pull_below += tl.sum(tl.where(above, 0.0, slope * g), 0)
+    # The tails on both sides have the same sum; those of a side without entries are nothing.
+    of_above = tl.where(tail_above > 0, 1.0 / tail_above, 0.0)
+    of_below = tl.where(tail_below > 0, 1.0 / tail_below, 0.0)
+    if LINK.compact:  # t is next to the cap of the nearest entry above; without entries below nothing holds it
+        of_below = tl.where(tail_above > 0, 0.0, of_below)
+        of_above = tl.where(tail_below > 0, of_above, 0.0)
+    total = slope_above * of_above + slope_below * of_below
+    of_above, of_below = tl.where(total > 0, of_above / total, 0.0), tl.where(total > 0, of_below / total, 0.0)
+    return of_above, of_below, pull_above * of_above, pull_below * of_below
+
+
+@triton.jit
+def _grad_scale(lever, scale):
+    """dL/dscale from 2^-32 sum z dL/dz, of which neither z nor the scale let a product overflow on the way."""
+    root = tl.sqrt(scale)
+    return -lever / root * GROWN / root
+
+
+@triton.jit(do_not_specialize=["stride_scale", "stride_x", "stride_g", "n"])
+def _flagged_bwd(
+    x_ptr, g_ptr, out_ptr, at, scale_ptr, scale_number: tl.float64, stride_scale, stride_x, stride_g, n,
+    q_number: tl.float64, LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row, if it is flagged."""
+    row = tl.program_id(0).to(tl.int64)
+    anchor_ptr, offset_ptr, grad_k_ptr, grad_scale_ptr, flag_ptr = at
+    if tl.load(flag_ptr + row) == 0:
+        return
+    scale, q = per_row(row, scale_ptr, scale_number, stride_scale), tl.full((), q_number, tl.float64)
+    anchor, off = tl.load(anchor_ptr + row), tl.load(offset_ptr + row)
+    x_ptr, g_ptr, out_ptr = x_ptr + row * stride_x, g_ptr + row * stride_g, out_ptr + row * n
+    weight, direct = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
+    for start in range(0, n, BLOCK):
+        x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
+        _, w, d = _terms(x, g, anchor, off, scale, q, LINK, LOG)
+        weight += tl.sum(w, 0)
+        direct += tl.sum(d, 0)
+    held = tl.maximum(weight, TINY_64)
+    mean, left, right, first, last, of_above, of_below = direct / held, off, off, off, off, off, off
+    grad_k, far = mean, False
+    if not (LINK.heavy or (LINK.compact and LINK.reaches_zero)):
+        far = weight < UNDERFLOW_32
+        if far:
+            cut = LINK.cap if LINK.compact else 0.0
+            left, right, _ = edges(x_ptr, n, anchor, off, scale, cut, BLOCK)
+            first, last = distances(right, anchor, off, scale), -distances(left, anchor, off, scale)
+            of_above, of_below, above, below = _weights_of_sides(
+                x_ptr, g_ptr, n, left, right, first, last, scale, LINK, BLOCK
+            )
+            if LOG:
+                mean, grad_k = direct, above + direct / held
+            else:
+                mean, grad_k = above + below, above + below
+    tl.store(grad_k_ptr + row, grad_k)
+    lever = tl.zeros((), tl.float64)
+    for start in range(0, n, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
+        z, w, d = _terms(x, g, anchor, off, scale, q, LINK, LOG)
+        if LOG:
+            if far:
+                slope, _, above = _relative_slopes(x, left, right, first, last, scale, LINK)
+                w = slope * tl.where(above, of_above, of_below)
+            grad = d - w * mean
+        else:
+            grad = w * (g - mean)
+        tl.store(out_ptr + cols, (grad / scale).to(out_ptr.dtype.element_ty), mask=cols < n)
+        lever += tl.sum(grad * (tl.minimum(tl.maximum(z, -FARTHEST_64), FARTHEST_64) * SHRUNK), 0)
+    tl.store(grad_scale_ptr + row, _grad_scale(lever, scale))
+
+
 def launch_flagged(
     x: Tensor, y: Tensor | None, at: tuple[Tensor, ...], numbers: Numbers, link: Link, kind: str
 ) -> None:
@@ -254,4 +362,15 @@ def launch_flagged(
     _flagged_fwd[(rows,)](
         x, y, at, *numbers, x.stride(0), rows, n, float(link.q), LINK=triton_link(link), KIND=kind, BLOCK=BLOCK,
         num_warps=WARPS,
+    )  # fmt: skip
+
+
+def launch_flagged_backward(
+    x: Tensor, g: Tensor, grad_x: Tensor, at: tuple[Tensor, ...], scale: tuple[Tensor | int, float, int], link: Link, kind: str
+) -> None:
+    """The derivatives of the flagged rows of x (rows, n); ``at`` are anchor, offset, dL/dk, dL/dscale and flags."""
+    rows, n = x.shape
+    _flagged_bwd[(rows,)](
+        x, g, grad_x, at, *scale, x.stride(0), g.stride(0), n, float(link.q),
+        LINK=triton_link(link), LOG=kind == "log_mask", BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip

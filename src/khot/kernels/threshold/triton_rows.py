@@ -25,15 +25,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_tools import row_numbers
+from ..triton_tools import LARGEST_32, LARGEST_64, add2, row_numbers
 
 _SINGLE, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 EPS_32, EPS_64 = tl.constexpr(_SINGLE.eps), tl.constexpr(_DOUBLE.eps)
 TINY_32, TINY_64 = tl.constexpr(_SINGLE.tiny), tl.constexpr(_DOUBLE.tiny)
+UNDERFLOW_32, UNDERFLOW_64 = tl.constexpr(_SINGLE.tiny / _SINGLE.eps), tl.constexpr(_DOUBLE.tiny / _DOUBLE.eps)
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
+PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Tile:
         warps: Warps of a program.
         aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
         dtype: Of the arithmetic.
+        stage: "rows" if a program takes whole rows; of split rows, what it does with its chunk of one: "sums" or
+            "write".
     """
 
     rows: int
@@ -55,22 +59,29 @@ class Tile:
     warps: int
     aligned: bool
     dtype: tl.dtype
+    stage: str = "rows"
 
     @property
     def size(self) -> int:
         """Columns."""
         return self.unroll * self.width
 
-    def chunks(self, rows: int, n: int) -> tuple[int, int]:
-        """Programs for each row, and the columns that each but the last takes: whole tiles."""
+    def splits(self, rows: int, n: int) -> int:
+        """Programs for each of few rows, with a whole number of tiles each."""
         programs = max(1, min(PROGRAMS // rows, -(-n // self.size)))
-        length = -(-n // (programs * self.size)) * self.size
-        return -(-n // length), length
+        return -(-n // (-(-n // (programs * self.size)) * self.size))
+
+
+def is_split(rows: int, n: int) -> bool:
+    """Whether so few rows are so long that several programs take one."""
+    return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
 
 
 def tile_of(*rows: Tensor, double: bool) -> Tile:
     """The tile for tensors ``(rows, n)`` that are read or written together."""
-    n, dtype = rows[0].shape[1], tl.float64 if double else tl.float32
+    (number, n), dtype = rows[0].shape, tl.float64 if double else tl.float32
+    if is_split(number, n):
+        return Tile(1, 16, 256, 8, False, dtype)
     if n <= SHORT:
         return Tile(4, 8, 8, 1, False, dtype)
     if n <= IN_A_WARP:
@@ -80,10 +91,59 @@ def tile_of(*rows: Tensor, double: bool) -> Tile:
 
 
 @triton.jit
+def eps_of(dtype: tl.constexpr):
+    return EPS_64 if dtype == tl.float64 else EPS_32
+
+
+@triton.jit
+def tiny_of(dtype: tl.constexpr):
+    return TINY_64 if dtype == tl.float64 else TINY_32
+
+
+@triton.jit
+def is_normal(scale, dtype: tl.constexpr):
+    """Whether a scale is a normal number of the dtype that scores of this dtype are computed in."""
+    if dtype == tl.float64:
+        return (scale >= TINY_64) & (scale <= LARGEST_64)
+    else:
+        return (scale >= TINY_32) & (scale <= LARGEST_32)
+
+
+@triton.jit
+def underflow_of(dtype: tl.constexpr):
+    """A sum of tails or slopes of which some have lost digits."""
+    return UNDERFLOW_64 if dtype == tl.float64 else UNDERFLOW_32
+
+
+@triton.jit
 def program_rows(rows, TILE: tl.constexpr):
     """The rows of this program, (rows,); beyond the last one the last again, of which all write the same."""
-    first = tl.program_id(0) * TILE.rows
-    return tl.minimum(first + tl.arange(0, TILE.rows), rows - 1).to(tl.int64)
+    ROWS: tl.constexpr = TILE.rows
+    if TILE.stage == "rows":
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    else:
+        row = tl.program_id(1) + tl.arange(0, ROWS)
+    return tl.minimum(row, rows - 1).to(tl.int64)
+
+
+@triton.jit
+def chunk_of(n, TILE: tl.constexpr):
+    """Where the columns of this program begin, and their number: all, or whole tiles but for the last program."""
+    if TILE.stage == "rows":
+        begin, length = 0, n
+    else:
+        length = tl.cdiv(n, tl.num_programs(0) * TILE.size) * TILE.size
+        begin = tl.program_id(0) * length
+        length = tl.maximum(tl.minimum(n - begin, length), 0)
+    return begin, length
+
+
+@triton.jit
+def sums_of_chunks(partial_ptr, row, SUMS: tl.constexpr):
+    """The two sums over each row from those of its chunks, of each of which there are ``SUMS`` numbers."""
+    part = tl.arange(0, PARTS)[None, :]
+    here, there = partial_ptr + (row[:, None] * PARTS + part) * SUMS, part < tl.num_programs(0)
+    return tl.reduce((tl.load(here, mask=there, other=0.0), tl.load(here + 1, mask=there, other=0.0)), 1, add2)
 
 
 @triton.jit
@@ -161,7 +221,7 @@ def any_row(flags):
 class Numbers(NamedTuple):
     """k and scale as arguments of a kernel, each one number for all rows, or a float64 tensor with one for each."""
 
-    tensors: tuple[Tensor | None, Tensor | None]
+    tensors: tuple[Tensor | int, Tensor | int]
     k: float
     scale: float
     stride_k: int
@@ -170,19 +230,20 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, k: Tensor, scale: Tensor, device: torch.device) -> "Numbers":
         """From tensors of the batch shape."""
-        first, second = row_numbers(k, device), row_numbers(scale, device)
-        return cls((first.tensor, second.tensor), first.number, second.number, first.stride, second.stride)
+        (first, number, stride), (second, other, step) = (argument_of(v, device) for v in (k, scale))
+        return cls((first, second), number, other, stride, step)
+
+
+def argument_of(values: Tensor, device: torch.device) -> tuple[Tensor | int, float, int]:
+    """What :func:`per_row` takes of k or a scale, from a tensor of the batch shape: tensor or 0, number and stride."""
+    found = row_numbers(values, device)
+    return (0, found.number, 0) if found.tensor is None else (found.tensor, 1.0, found.stride)
 
 
 @triton.jit
-def per_row(row, tensors, k_number, scale_number, stride_k, stride_scale):
-    """k and scale of rows, in float64."""
-    if tensors[0] is None:
-        k = tl.full(row.shape, k_number, tl.float64)
+def per_row(row, pointer, number, stride):
+    """k or scale of rows, in float64: a number, or times one what a tensor has."""
+    if pointer.dtype.is_ptr():
+        return tl.load(pointer + row * stride) * number
     else:
-        k = tl.load(tensors[0] + row * stride_k)
-    if tensors[1] is None:
-        scale = tl.full(row.shape, scale_number, tl.float64)
-    else:
-        scale = tl.load(tensors[1] + row * stride_scale)
-    return k, scale
+        return tl.full(row.shape, number, tl.float64)

@@ -18,7 +18,7 @@ from ..links.base_triton import against, is_below, tails_and_slopes
 from ..links.normal_triton import normal_quantile
 from ..newton import NEAR
 from ..triton_tools import LOG2_E, add2, add3, add4, quotient, reciprocal, rough_log
-from .triton_rows import EPS_32, EPS_64, TINY_32, TINY_64, any_row, load, over, partial_sums
+from .triton_rows import any_row, eps_of, load, over, partial_sums, underflow_of
 
 GOING, DONE, SPECIAL, LOST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # states of a row
 MAX_STEPS, GAP_STEPS = tl.constexpr(48), tl.constexpr(8)
@@ -29,17 +29,6 @@ SERIES_OF_ATANH = tl.constexpr(1e-3)  # up to which r^2 three terms are exact in
 ALMOST_ALL, ALMOST_NONE = tl.constexpr(1.0 - NEAR), tl.constexpr(NEAR)
 SLIGHT_REST = tl.constexpr(1e-4)  # what the items below add to whole ones so that expansions in it are exact
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
-
-
-@triton.jit
-def eps_of(dtype: tl.constexpr):
-    return EPS_64 if dtype == tl.float64 else EPS_32
-
-
-@triton.jit
-def underflow_of(dtype: tl.constexpr):
-    """A sum of tails or slopes of which some have lost digits."""
-    return TINY_64 / EPS_64 if dtype == tl.float64 else TINY_32 / EPS_32
 
 
 @triton.jit
@@ -95,7 +84,9 @@ def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK:
     shape += quotient(variance, variance + own) * (normal_quantile(p, complement) - shape)
     guess = mean - centre * scale - shape * width
     density = number * INV_SQRT_2PI * tl.exp2(shape * shape * (-0.5 * LOG2_E)) * quotient(scale, width)
-    reach = tl.sqrt(variance * number) * WIDER + tl.abs(origin) * eps_of(guess.dtype)  # no entry is farther from the mean
+    reach = tl.sqrt(variance * number) * WIDER + tl.abs(origin) * eps_of(
+        guess.dtype
+    )  # no entry is farther from the mean
     low = (mean - reach - guess) * inverse - quantile - 1.0
     high = (mean + reach - guess) * inverse - quantile + 1.0
     sound = (p > 0) & (complement > 0) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
