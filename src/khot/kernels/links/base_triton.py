@@ -33,9 +33,9 @@ Device = Any  # a function with @triton.jit: one to compile, or one to interpret
 
 
 @triton.jit
-def no_hazard_but_one(a, LINK: tl.constexpr):
+def constant_hazard(a, LINK: tl.constexpr):
     """The ``hazard`` of an exponential tail."""
-    return 0.0 * a + 1.0
+    return tl.full(a.shape, 1.0, a.dtype)
 
 
 @triton.jit
@@ -61,7 +61,7 @@ class TritonLink:
     of: type[Link]
     unit: float = 1.0
     quantile: Device
-    hazard: Device = no_hazard_but_one
+    hazard: Device = constant_hazard
     log_decay: Device = exponential_decay
 
     @property

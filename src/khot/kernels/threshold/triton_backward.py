@@ -29,12 +29,14 @@ from .triton_rows import (
     Tile,
     argument_of,
     chunk_of,
+    converted,
     is_split,
     load,
     over,
     partial_sums,
     per_row,
     program_rows,
+    smallest_unit,
     starts,
     store,
     sums_of_chunks,
@@ -44,7 +46,6 @@ from .triton_rows import (
 )
 
 SUMS = tl.constexpr(8)  # room for the sums of a chunk
-LARGEST_LEVER = tl.constexpr(1e30)  # a z farther out has no slope, or flags its row
 
 
 @triton.jit
@@ -97,10 +98,10 @@ def _write(
             grad = w * over(unit) * (g - over(a + mean))
         store(out_rows, grad, start, n, TILE)
         if WITH_SCALE:
-            z = tl.minimum(tl.maximum(z * (1.0 / LINK.unit), -LARGEST_LEVER), LARGEST_LEVER)
-            lever -= tl.sum(grad * z, 0)
+            z = z * (1.0 / LINK.unit)
+            lever -= tl.sum(tl.where(grad == 0, 0.0, grad * z), 0)  # z may be infinite
             left += tl.sum(grad, 0)
-            reach += tl.sum(w * z, 0)
+            reach += tl.sum(tl.where(w == 0, 0.0, w * z), 0)
     if WITH_SCALE:
         lever, left, reach = tl.reduce((lever, left, reach), 1, add3)
     else:
@@ -109,9 +110,9 @@ def _write(
 
 
 @triton.jit
-def _is_solved(weight, mean, lever, LINK: tl.constexpr):
-    """Whether sums are finite, and slopes have not underflowed; those of a compact link may all be 0."""
-    finite = (tl.abs(mean) < float("inf")) & (tl.abs(lever) < float("inf"))
+def _is_solved(weight, mean, lever, unit, LINK: tl.constexpr):
+    """Whether nothing overflows, and slopes have not underflowed; those of a compact link may all be 0."""
+    finite = (tl.abs(mean) < float("inf")) & (tl.abs(lever) < float("inf")) & (unit >= smallest_unit(unit.dtype))
     if LINK.compact and LINK.reaches_zero:
         return finite
     else:
@@ -133,7 +134,7 @@ def _mask_bwd(
     q = tl.full((), q_number, tl.float64).to(TILE.dtype)
     x_rows, g_rows = starts(x_ptr, row, stride_x, TILE), starts(g_ptr, row, stride_g, TILE)
     out_rows = starts(out_ptr, row, n, TILE)
-    a = 0.0 * off if LOG else tl.load(g_rows).to(TILE.dtype)
+    a = 0.0 * off if LOG else converted(tl.load(g_rows), TILE.dtype)
     begin, length = chunk_of(n, TILE)
     x_rows, g_rows, out_rows = x_rows + begin, g_rows + begin, out_rows + begin
     if TILE.stage == "write":
@@ -159,7 +160,7 @@ def _mask_bwd(
             lever += left * reach
             tl.store(grad_scale_ptr + row, lever.to(tl.float64))
         tl.store(grad_k_ptr + row, tl.where(weight > 0, a + mean, 0.0).to(tl.float64))
-        tl.store(flag_ptr + row, 1 - _is_solved(weight, mean, lever, LINK).to(tl.int32))
+        tl.store(flag_ptr + row, 1 - _is_solved(weight, mean, lever, unit, LINK).to(tl.int32))
 
 
 def launch_backward(

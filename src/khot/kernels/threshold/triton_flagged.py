@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..links.base import Link
 from ..links.base_triton import log_derivative, log_short_tail, tails_and_slopes, triton_link, value
-from ..triton_tools import FARTHEST_64
-from .triton_rows import TINY_64, UNDERFLOW_32, Numbers, is_normal, per_row
+from ..triton_tools import FARTHEST_64, LARGEST_64
+from .triton_rows import TINY_64, UNDERFLOW_32, Numbers, converted, is_normal, per_row
 
 MAX_STEPS = tl.constexpr(400)
 FOUND = tl.constexpr(1e-15)  # a g that is nothing but rounding
@@ -38,13 +38,18 @@ BLOCK, WARPS = 512, 4
 @triton.jit
 def load_block(x_ptr, start, n, other, BLOCK: tl.constexpr):
     cols = start + tl.arange(0, BLOCK)
-    return tl.load(x_ptr + cols, mask=cols < n, other=other).to(tl.float64)
+    return converted(tl.load(x_ptr + cols, mask=cols < n, other=other), tl.float64)
 
 
 @triton.jit
 def distances(x, anchor, off, scale):
     """z; differences of halves do not overflow."""
     return (0.5 * x - 0.5 * anchor) * (2.0 / scale) - off
+
+
+@triton.jit
+def _finite(z):
+    return tl.minimum(tl.maximum(z, -FARTHEST_64), FARTHEST_64)
 
 
 @triton.jit
@@ -200,12 +205,14 @@ def _solve(x_ptr, n, k, scale, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
     if sound & (p > 0) & (complement > 0):
         quantile = LINK.quantile(tl.maximum(p, LEAST_SHARE), tl.maximum(complement, HALF_EPS), q, LINK)
         width = tl.abs(quantile) * 1.01 + 1.0
-        low = tl.maximum(lowest - width * scale - tl.abs(lowest) * RELATIVE, -FARTHEST_64)
-        high = tl.minimum(highest + width * scale + tl.abs(highest) * RELATIVE, FARTHEST_64)
+        low = tl.maximum(lowest - width * scale - tl.abs(lowest) * RELATIVE, -LARGEST_64)
+        high = tl.minimum(highest + width * scale + tl.abs(highest) * RELATIVE, LARGEST_64)
         t, low, high = _search(x_ptr, n, 0.0 * low, False, low, high, scale, scale, whole, rest, q, LINK, BLOCK)
         anchor = _nearest_item(x_ptr, n, t, BLOCK)
-        low, high = distances(low, anchor, 0.0, scale), distances(high, anchor, 0.0, scale)
-        low, high = low - (1.0 + tl.abs(low)) * SLACK, high + (1.0 + tl.abs(high)) * SLACK
+        # An end that is the largest double has not been looked beyond.
+        first, last = _finite(distances(low, anchor, 0.0, scale)), _finite(distances(high, anchor, 0.0, scale))
+        first, last = tl.where(low <= -LARGEST_64, -FARTHEST_64, first), tl.where(high >= LARGEST_64, FARTHEST_64, last)
+        low, high = first - (1.0 + tl.abs(first)) * SLACK, last + (1.0 + tl.abs(last)) * SLACK
         off, _, _ = _search(x_ptr, n, anchor, True, low, high, 0.0 * low, scale, whole, rest, q, LINK, BLOCK)
         if (LINK.compact and LINK.reaches_zero) & (rest == 0):
             anchor, off = _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK)
@@ -235,7 +242,7 @@ def _flagged_fwd(
             cols = start + tl.arange(0, BLOCK)
             z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, scale)
             y = value(z * LINK.unit, q, LINK, KIND == "log_mask")
-            tl.store(y_ptr + row * n + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
+            tl.store(y_ptr + row * n + cols, converted(y, y_ptr.dtype.element_ty), mask=cols < n)
 
 
 @triton.jit
@@ -349,8 +356,8 @@ def _flagged_bwd(
             grad = d - w * mean
         else:
             grad = w * (g - mean)
-        tl.store(out_ptr + cols, (grad / scale).to(out_ptr.dtype.element_ty), mask=cols < n)
-        lever += tl.sum(grad * (tl.minimum(tl.maximum(z, -FARTHEST_64), FARTHEST_64) * SHRUNK), 0)
+        tl.store(out_ptr + cols, converted(grad / scale, out_ptr.dtype.element_ty), mask=cols < n)
+        lever += tl.sum(grad * (_finite(z) * SHRUNK), 0)
     tl.store(grad_scale_ptr + row, _grad_scale(lever, scale))
 
 

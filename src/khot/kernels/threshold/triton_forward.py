@@ -23,7 +23,6 @@ from ..contents import check_rows
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
 from ..triton_tools import add4, on_device, quotient, reciprocal, rows_of
-from .search import SLIGHT, SMALL
 from .triton_flagged import launch_flagged
 from .triton_rows import (
     PARTS,
@@ -44,7 +43,8 @@ from .triton_rows import (
 )
 from .triton_search import DONE, GOING, LOST, SPECIAL, advance, first_guess, moments, row_sums, search, settle
 
-SMALL_K, SLIGHT_RATE = tl.constexpr(SMALL), tl.constexpr(SLIGHT)
+SMALL_K = tl.constexpr(0.5)  # a sum so small that no entry which is scaled to make up for rounding gets to 1
+SLIGHT_RATE = tl.constexpr(2.0**-10)  # relative, at most, what is made up for
 SAMPLE = 2**14  # entries of a split row that are looked at first
 STEPS = tl.constexpr(6)
 STATE, SUMS = tl.constexpr(8), tl.constexpr(4)  # room for the numbers of a split row, and for the sums of a chunk

@@ -31,6 +31,7 @@ _SINGLE, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 EPS_32, EPS_64 = tl.constexpr(_SINGLE.eps), tl.constexpr(_DOUBLE.eps)
 TINY_32, TINY_64 = tl.constexpr(_SINGLE.tiny), tl.constexpr(_DOUBLE.tiny)
 UNDERFLOW_32, UNDERFLOW_64 = tl.constexpr(_SINGLE.tiny / _SINGLE.eps), tl.constexpr(_DOUBLE.tiny / _DOUBLE.eps)
+SMALLEST_32, SMALLEST_64 = tl.constexpr(2.0**-64), tl.constexpr(2.0**-500)
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
@@ -81,7 +82,7 @@ def tile_of(*rows: Tensor, double: bool) -> Tile:
     """The tile for tensors ``(rows, n)`` that are read or written together."""
     (number, n), dtype = rows[0].shape, tl.float64 if double else tl.float32
     if is_split(number, n):
-        return Tile(1, 16, 256, 8, False, dtype)
+        return Tile(1, 16, 256, 8, False, dtype, "sums")
     if n <= SHORT:
         return Tile(4, 8, 8, 1, False, dtype)
     if n <= IN_A_WARP:
@@ -98,6 +99,12 @@ def eps_of(dtype: tl.constexpr):
 @triton.jit
 def tiny_of(dtype: tl.constexpr):
     return TINY_64 if dtype == tl.float64 else TINY_32
+
+
+@triton.jit
+def smallest_unit(dtype: tl.constexpr):
+    """1 / scale, below which differences of scores may overflow that are not many scales."""
+    return SMALLEST_64 if dtype == tl.float64 else SMALLEST_32
 
 
 @triton.jit
@@ -160,11 +167,19 @@ def columns(TILE: tl.constexpr):
 
 
 @triton.jit
+def converted(x, dtype: tl.constexpr):
+    """x in another dtype; float64 and half types meet in float32, which not every compiler can do by itself."""
+    if (x.dtype == tl.float64) or (dtype == tl.float64):
+        x = x if (x.dtype == tl.float64) and (dtype == tl.float64) else x.to(tl.float32)
+    return x.to(dtype)
+
+
+@triton.jit
 def load(x_rows, start, n, other, TILE: tl.constexpr):
     """A tile, and ``other`` beyond the row."""
     here = over(x_rows + start) + columns(TILE)
     if start + TILE.size <= n:
-        x = tl.load(here).to(TILE.dtype)
+        x = converted(tl.load(here), TILE.dtype)
     else:
         x = _load_part(here, left_of(start, n, TILE), other, TILE)
     return x
@@ -179,14 +194,14 @@ def left_of(start, n, TILE: tl.constexpr):
 @triton.jit
 def _load_part(here, left, other, TILE: tl.constexpr):
     there = columns(TILE) < left
-    return tl.where(there, tl.load(here, mask=there).to(TILE.dtype), other)
+    return tl.where(there, converted(tl.load(here, mask=there), TILE.dtype), other)
 
 
 @triton.jit
 def store(y_rows, y, start, n, TILE: tl.constexpr):
     """Writes what there is of a tile."""
     here = over(y_rows + start) + columns(TILE)
-    y = y.to(y_rows.dtype.element_ty)
+    y = converted(y, y_rows.dtype.element_ty)
     if start + TILE.size <= n:
         tl.store(here, y)
     else:

@@ -16,9 +16,8 @@ import triton.language as tl
 
 from ..links.base_triton import against, is_below, tails_and_slopes
 from ..links.normal_triton import normal_quantile
-from ..newton import NEAR
 from ..triton_tools import LOG2_E, add2, add3, add4, quotient, reciprocal, rough_log
-from .triton_rows import any_row, eps_of, load, over, partial_sums, underflow_of
+from .triton_rows import any_row, converted, eps_of, load, over, partial_sums, underflow_of
 
 GOING, DONE, SPECIAL, LOST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # states of a row
 MAX_STEPS, GAP_STEPS = tl.constexpr(48), tl.constexpr(8)
@@ -26,7 +25,7 @@ FAR_STEP = tl.constexpr(2.0)  # in scales; a step by density is rough, and never
 LAST_STEP = tl.constexpr(2.0**-16)  # in scales, of a link with kinks; what it does to entries next to one is nothing
 WIDER = tl.constexpr(1.01)  # factor of a bracket, for the rounding of the moments
 SERIES_OF_ATANH = tl.constexpr(1e-3)  # up to which r^2 three terms are exact in float32
-ALMOST_ALL, ALMOST_NONE = tl.constexpr(1.0 - NEAR), tl.constexpr(NEAR)
+ALMOST_NONE, ALMOST_ALL = tl.constexpr(2.0**-18), tl.constexpr(1.0 - 2.0**-18)
 SLIGHT_REST = tl.constexpr(1e-4)  # what the items below add to whole ones so that expansions in it are exact
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
@@ -37,7 +36,7 @@ def moments(x_rows, n, TILE: tl.constexpr):
 
     The variance about any entry of the row is off by n eps at most. A NaN or +inf makes the sums NaN or infinite.
     """
-    origin = tl.load(x_rows).to(TILE.dtype)
+    origin = converted(tl.load(x_rows), TILE.dtype)
     origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
     total, squares = partial_sums(TILE), partial_sums(TILE)
     for start in range(0, n, TILE.size):
