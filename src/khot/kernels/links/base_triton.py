@@ -33,7 +33,7 @@ Device = Any  # a function with @triton.jit: one to compile, or one to interpret
 
 
 @triton.jit
-def constant_hazard(a, LINK: tl.constexpr):
+def constant_hazard(a, tail, LINK: tl.constexpr):
     """The ``hazard`` of an exponential tail."""
     return tl.full(a.shape, 1.0, a.dtype)
 
@@ -53,7 +53,7 @@ class TritonLink:
         of: The class of the link, for its ``reach`` and ``reaches_zero``.
         unit: The functions of the loop take ``unit * z``.
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
-        hazard: ``(a, LINK)``: F'(-a) / F(-a), without underflow of either.
+        hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; from F(-a), too.
         log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
     """
 
@@ -92,7 +92,7 @@ class SmoothLink(TritonLink):
 
     Attributes:
         tails: ``(a, LINK)``: F(-z) and F'(z) at a = unit * z >= 0.
-        log_tail: ``(a, LINK)``: log F(-a), without underflow of F.
+        log_tail: ``(a, tail, LINK)``: log F(-a), without underflow of F; from F(-a), too.
         has_log: Whether there are maps to log F.
         heavy: Whether the tails fall like powers.
     """
@@ -166,7 +166,7 @@ def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
         return tl.where(z < LINK.cap * LINK.unit, tail, 1.0)
     elif LOG:
         tl.static_assert(LINK.has_log, "no logarithm of this link")
-        return tl.where(z > 0, _log_complement(tail), LINK.log_tail(tl.abs(z) * (1.0 / LINK.unit), LINK))
+        return tl.where(z > 0, _log_complement(tail), LINK.log_tail(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
     else:
         return tl.where(z > 0, 1.0 - tail, tail)
 
@@ -183,7 +183,7 @@ def _log_complement(tail):
 def log_derivative(z, slope, tail, LINK: tl.constexpr):
     """F'(z) / F(z), the derivative of log F, at ``unit * z``, from F' and the short tail there."""
     tl.static_assert(LINK.has_log, "no logarithm of this link")
-    return tl.where(z > 0, quotient(slope, 1.0 - tail), LINK.hazard(tl.abs(z) * (1.0 / LINK.unit), LINK))
+    return tl.where(z > 0, quotient(slope, 1.0 - tail), LINK.hazard(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
 
 
 @triton.jit
@@ -192,4 +192,5 @@ def log_short_tail(z, q, LINK: tl.constexpr):
     if LINK.compact:
         return LINK.log_uncapped(z, q, LINK)
     else:
-        return LINK.log_tail(tl.abs(z), LINK)
+        tail, _ = LINK.tails(tl.abs(z) * LINK.unit, LINK)
+        return LINK.log_tail(tl.abs(z), tail, LINK)

@@ -20,7 +20,7 @@ def _tails(a, LINK: tl.constexpr):
 
 
 @triton.jit
-def _log_tail(a, LINK: tl.constexpr):
+def _log_tail(a, tail, LINK: tl.constexpr):
     return -a - LN_2
 
 

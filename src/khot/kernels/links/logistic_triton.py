@@ -19,13 +19,13 @@ def _tails(a, LINK: tl.constexpr):
 
 
 @triton.jit
-def _log_tail(a, LINK: tl.constexpr):
-    return -tl.log(1.0 + tl.exp(-a)) - a
+def _log_tail(a, tail, LINK: tl.constexpr):
+    return tl.log(1.0 - tail) - a
 
 
 @triton.jit
-def _hazard(a, LINK: tl.constexpr):
-    return 1.0 / (1.0 + tl.exp(-a))
+def _hazard(a, tail, LINK: tl.constexpr):
+    return 1.0 - tail
 
 
 @triton.jit

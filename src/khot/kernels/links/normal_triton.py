@@ -46,12 +46,12 @@ def _tails(a, LINK: tl.constexpr):
 
 
 @triton.jit
-def _log_tail(a, LINK: tl.constexpr):
+def _log_tail(a, tail, LINK: tl.constexpr):
     return tl.log(_mills(a, 1.0)) - 0.5 * a * a
 
 
 @triton.jit
-def _hazard(a, LINK: tl.constexpr):
+def _hazard(a, tail, LINK: tl.constexpr):
     return 1.0 / (_mills(a, 1.0) * (1.0 / DENSITY_AT_0))
 
 

@@ -94,13 +94,13 @@ def _tails(a, LINK: tl.constexpr):
 
 
 @triton.jit
-def _log_tail(a, LINK: tl.constexpr):
+def _log_tail(a, tail, LINK: tl.constexpr):
     inverse = _inverse_radius(a, LINK)
     return tl.log(_scaled_tail(a, inverse, LINK)) + LINK.df * tl.log(inverse)
 
 
 @triton.jit
-def _hazard(a, LINK: tl.constexpr):
+def _hazard(a, tail, LINK: tl.constexpr):
     inverse = _inverse_radius(a, LINK)
     return LINK.density * inverse / _scaled_tail(a, inverse, LINK)
 

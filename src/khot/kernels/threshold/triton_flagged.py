@@ -32,7 +32,7 @@ LEAST_SHARE = tl.constexpr(1e-300)  # k / n, below which quantiles tell no more 
 HALF_EPS = tl.constexpr(2.0**-53)
 UNSOUND = tl.constexpr(1)
 SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
-BLOCK, WARPS = 512, 4
+BLOCK, WARPS = 256, 4
 
 
 @triton.jit
@@ -42,9 +42,9 @@ def load_block(x_ptr, start, n, other, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def distances(x, anchor, off, scale):
-    """z; differences of halves do not overflow."""
-    return (0.5 * x - 0.5 * anchor) * (2.0 / scale) - off
+def distances(x, anchor, off, twice):
+    """z, from twice the inverse of the scale: differences of halves do not overflow."""
+    return (0.5 * x - 0.5 * anchor) * twice - off
 
 
 @triton.jit
@@ -91,12 +91,12 @@ def _log_sum(log_sum, logs):
 
 
 @triton.jit
-def _log_balance(x_ptr, n, anchor, off, scale, whole, rest, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
+def _log_balance(x_ptr, n, anchor, off, whole, rest, twice, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
     """g = log A - log B at t = anchor + off * scale; 0 where both are nothing, as all of a gap of a compact link is."""
     below, above = tl.full((), -float("inf"), tl.float64), tl.full((), -float("inf"), tl.float64)
     count = tl.zeros((), tl.int32)
     for start in range(0, n, BLOCK):
-        z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, scale)
+        z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, twice)
         if LINK.compact:
             up = z >= LINK.cap
             below = _log_sum(below, tl.where(up, -float("inf"), log_short_tail(z, q, LINK)))
@@ -127,35 +127,6 @@ def _ordinal_mean(low, high):
 
 
 @triton.jit
-def _search(
-    x_ptr, n, anchor, in_offset, low, high, width, scale, whole, rest, q, LINK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The root of g in [low, high], or the ends of a bracket of at most this width: root, low, high.
-
-    What varies is the offset from the anchor if ``in_offset`` is 1, else t itself.
-    """
-    t, left, right = 0.5 * low + 0.5 * high, low * 0.0 + float("inf"), low * 0.0 - float("inf")
-    side, steps, going = tl.zeros((), tl.float64), 0, tl.full((), 1, tl.int1)
-    while going & (steps < MAX_STEPS):
-        at, off = tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0)
-        g = _log_balance(x_ptr, n, at, off, scale, whole, rest, q, LINK, BLOCK)
-        again = side * g > 0  # the same end moves twice: the other counts half (Illinois)
-        left, right = tl.where(again & (g < 0), 0.5 * left, left), tl.where(again & (g > 0), 0.5 * right, right)
-        low, left = tl.where(g >= 0, t, low), tl.where(g >= 0, g, left)
-        high, right = tl.where(g <= 0, t, high), tl.where(g <= 0, g, right)
-        side = tl.where(g > 0, 1.0 + 0.0 * side, -1.0)
-        middle = 0.5 * low + 0.5 * high
-        closed = (high - low <= tl.maximum(width, tl.abs(middle) * RELATIVE)) | (middle <= low) | (middle >= high)
-        going = (tl.abs(g) > FOUND) & ~closed
-        secant = low + (high - low) * (left / (left - right))
-        middle = tl.where(steps % 8 == 7, _ordinal_mean(low, high), middle)
-        usable = (secant > low) & (secant < high) & (steps % 4 != 3)
-        t = tl.where(usable, secant, middle)
-        steps += 1
-    return tl.where(tl.abs(left) <= tl.abs(right), low, high), low, high
-
-
-@triton.jit
 def _nearest_item(x_ptr, n, t, BLOCK: tl.constexpr):
     """The finite entry next to t."""
     item, distance = tl.zeros((), tl.float64), tl.full((), float("inf"), tl.float64)
@@ -169,13 +140,56 @@ def _nearest_item(x_ptr, n, t, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def edges(x_ptr, n, anchor, off, scale, cut, BLOCK: tl.constexpr):
+def _search(x_ptr, n, low, high, whole, rest, twice, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
+    """Anchor and offset of the root of g in [low, high].
+
+    The search runs in t until the bracket is as narrow as a scale, and then in the offset from the item next to t.
+    """
+    t, left, right = 0.5 * low + 0.5 * high, low * 0.0 + float("inf"), low * 0.0 - float("inf")
+    anchor, side, steps = low * 0.0, low * 0.0, 0
+    in_offset, going = tl.full((), 0, tl.int1), tl.full((), 1, tl.int1)
+    while going & (steps < MAX_STEPS):
+        g = _log_balance(
+            x_ptr, n, tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0), whole, rest, twice, q, LINK, BLOCK
+        )
+        again = side * g > 0  # the same end moves twice: the other counts half (Illinois)
+        left, right = tl.where(again & (g < 0), 0.5 * left, left), tl.where(again & (g > 0), 0.5 * right, right)
+        low, left = tl.where(g >= 0, t, low), tl.where(g >= 0, g, left)
+        high, right = tl.where(g <= 0, t, high), tl.where(g <= 0, g, right)
+        side = tl.where(g > 0, 1.0 + 0.0 * side, -1.0)
+        middle = 0.5 * low + 0.5 * high
+        width = tl.where(in_offset, 0.0, 2.0 / twice)
+        closed = (high - low <= tl.maximum(width, tl.abs(middle) * RELATIVE)) | (middle <= low) | (middle >= high)
+        done = (tl.abs(g) <= FOUND) | closed
+        secant = low + (high - low) * (left / (left - right))
+        middle = tl.where(steps % 8 == 7, _ordinal_mean(low, high), middle)
+        usable = (secant > low) & (secant < high) & (steps % 4 != 3)
+        t = tl.where(done, tl.where(tl.abs(left) <= tl.abs(right), low, high), tl.where(usable, secant, middle))
+        steps, going = steps + 1, ~(done & in_offset)
+        if done & ~in_offset:
+            anchor = _nearest_item(x_ptr, n, t, BLOCK)
+            low, high = _offset_of(low, anchor, -1.0, twice), _offset_of(high, anchor, 1.0, twice)
+            t, left, right = 0.5 * low + 0.5 * high, low * 0.0 + float("inf"), low * 0.0 - float("inf")
+            in_offset, side = ~in_offset, 0.0 * side
+    return anchor, t
+
+
+@triton.jit
+def _offset_of(end, anchor, side, twice):
+    """An end of a bracket in t as one in offsets, with room for rounding; none has been looked for beyond doubles."""
+    off = _finite(distances(end, anchor, 0.0, twice))
+    off = tl.where(side * end >= LARGEST_64, side * FARTHEST_64, off)
+    return off + side * (1.0 + tl.abs(off)) * SLACK
+
+
+@triton.jit
+def edges(x_ptr, n, anchor, off, twice, cut, BLOCK: tl.constexpr):
     """The largest finite entry with z below a cut, the smallest of the other finite ones, and the number of others."""
     left, right = tl.full((), -float("inf"), tl.float64), tl.full((), float("inf"), tl.float64)
     count = tl.zeros((), tl.int32)
     for start in range(0, n, BLOCK):
         x = load_block(x_ptr, start, n, -float("inf"), BLOCK)
-        above = distances(x, anchor, off, scale) >= cut
+        above = distances(x, anchor, off, twice) >= cut
         left = tl.maximum(left, tl.max(tl.where(above, -float("inf"), x), 0))
         right = tl.minimum(right, tl.min(tl.where(above, x, float("inf")), 0))
         count += tl.sum(above.to(tl.int32), 0)
@@ -183,10 +197,10 @@ def edges(x_ptr, n, anchor, off, scale, cut, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK: tl.constexpr):
+def _leave_kink(x_ptr, n, anchor, off, twice, whole, BLOCK: tl.constexpr):
     """Where the mask consists of zeros and ones that leave the threshold free, puts it away from either end."""
-    left, right, count = edges(x_ptr, n, anchor, off, scale, 0.5, BLOCK)
-    room = (0.5 * right - 0.5 * left) * (2.0 / scale) - 1.0
+    left, right, count = edges(x_ptr, n, anchor, off, twice, 0.5, BLOCK)
+    room = (0.5 * right - 0.5 * left) * twice - 1.0
     free = (count == whole) & (room >= 0)
     return tl.where(free, left, anchor), tl.where(free, tl.minimum(0.5 * room, 1.0), off)
 
@@ -195,29 +209,23 @@ def _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK: tl.constexpr):
 def _solve(x_ptr, n, k, scale, q, LINK: tl.constexpr, BLOCK: tl.constexpr):
     """Anchor, offset, and whether contents are in order; NaN if they are not."""
     count, selected, lowest, highest, nan = _span(x_ptr, n, BLOCK)
-    whole = (k + 0.5).to(tl.int32)
-    rest, number = k - whole.to(tl.float64), tl.maximum(count, 1).to(tl.float64)
+    whole, number = (k + 0.5).to(tl.int32), tl.maximum(count, 1).to(tl.float64)
     p, complement = (k - selected.to(tl.float64)) / number, ((count + selected).to(tl.float64) - k) / number
     sound = (p >= 0) & (complement >= 0) & (~nan) & is_normal(scale, x_ptr.dtype.element_ty)
-    none, reach = p <= 0, tl.full((), LINK.reach, tl.float64)
-    anchor = tl.where(count > 0, tl.where(none, highest, lowest), 0.0)
-    off = tl.where(none, reach, -reach)  # beyond the last item, as far as F needs
     if sound & (p > 0) & (complement > 0):
         quantile = LINK.quantile(tl.maximum(p, LEAST_SHARE), tl.maximum(complement, HALF_EPS), q, LINK)
-        width = tl.abs(quantile) * 1.01 + 1.0
-        low = tl.maximum(lowest - width * scale - tl.abs(lowest) * RELATIVE, -LARGEST_64)
-        high = tl.minimum(highest + width * scale + tl.abs(highest) * RELATIVE, LARGEST_64)
-        t, low, high = _search(x_ptr, n, 0.0 * low, False, low, high, scale, scale, whole, rest, q, LINK, BLOCK)
-        anchor = _nearest_item(x_ptr, n, t, BLOCK)
-        # An end that is the largest double has not been looked beyond.
-        first, last = _finite(distances(low, anchor, 0.0, scale)), _finite(distances(high, anchor, 0.0, scale))
-        first, last = tl.where(low <= -LARGEST_64, -FARTHEST_64, first), tl.where(high >= LARGEST_64, FARTHEST_64, last)
-        low, high = first - (1.0 + tl.abs(first)) * SLACK, last + (1.0 + tl.abs(last)) * SLACK
-        off, _, _ = _search(x_ptr, n, anchor, True, low, high, 0.0 * low, scale, whole, rest, q, LINK, BLOCK)
+        reach = (tl.abs(quantile) * 1.01 + 1.0) * scale
+        low = tl.maximum(lowest - reach - tl.abs(lowest) * RELATIVE, -LARGEST_64)
+        high = tl.minimum(highest + reach + tl.abs(highest) * RELATIVE, LARGEST_64)
+        rest = k - whole.to(tl.float64)
+        anchor, off = _search(x_ptr, n, low, high, whole, rest, 2.0 / scale, q, LINK, BLOCK)
         if (LINK.compact and LINK.reaches_zero) & (rest == 0):
-            anchor, off = _leave_kink(x_ptr, n, anchor, off, scale, whole, BLOCK)
-    bad = tl.full((), float("nan"), tl.float64)
-    return tl.where(sound, anchor, bad), tl.where(sound, off, bad), sound
+            anchor, off = _leave_kink(x_ptr, n, anchor, off, 2.0 / scale, whole, BLOCK)
+    else:  # beyond the last item, as far as F needs
+        reach = tl.full((), LINK.reach, tl.float64)
+        anchor, off = tl.where(p <= 0, highest, lowest), tl.where(p <= 0, reach, -reach)
+        anchor = tl.where(sound, tl.where(count > 0, anchor, 0.0), float("nan"))
+    return anchor, off, sound
 
 
 @triton.jit(do_not_specialize=["stride_k", "stride_scale", "stride_x", "n", "rows"])
@@ -238,17 +246,18 @@ def _flagged_fwd(
     if not sound:
         tl.store(flag_ptr + rows, UNSOUND)
     if KIND != "threshold":
+        twice = 2.0 / per_row(row, sizes[1], scale_number, stride_scale)  # again, rather than kept through all that
         for start in range(0, n, BLOCK):
             cols = start + tl.arange(0, BLOCK)
-            z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, scale)
+            z = distances(load_block(x_ptr, start, n, -float("inf"), BLOCK), anchor, off, twice)
             y = value(z * LINK.unit, q, LINK, KIND == "log_mask")
             tl.store(y_ptr + row * n + cols, converted(y, y_ptr.dtype.element_ty), mask=cols < n)
 
 
 @triton.jit
-def _terms(x, g, anchor, off, scale, q, LINK: tl.constexpr, LOG: tl.constexpr):
+def _terms(x, g, anchor, off, twice, q, LINK: tl.constexpr, LOG: tl.constexpr):
     """z, F' and g times the derivative of the result."""
-    z = distances(x, anchor, off, scale)
+    z = distances(x, anchor, off, twice)
     tail, w = tails_and_slopes(z * LINK.unit, q, LINK)
     if LOG:
         d = tl.where(x > -float("inf"), g * log_derivative(z * LINK.unit, w, tail, LINK), 0.0)
@@ -258,32 +267,32 @@ def _terms(x, g, anchor, off, scale, q, LINK: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def _relative_slopes(x, left, right, first, last, scale, LINK: tl.constexpr):
+def _relative_slopes(x, left, right, first, last, twice, LINK: tl.constexpr):
     """Slopes of a block above and below a gap, relative to those of the items at its edges, and tails likewise.
 
     The edges are ``left`` and ``right``, with the distances ``last`` and ``first`` from t.
     """
     finite, above = tl.abs(x) < float("inf"), x >= right
-    beyond = tl.where(finite, tl.where(above, 0.5 * x - 0.5 * right, 0.5 * left - 0.5 * x) * (2.0 / scale), 0.0)
+    beyond = tl.where(finite, tl.where(above, 0.5 * x - 0.5 * right, 0.5 * left - 0.5 * x) * twice, 0.0)
     start = tl.where(above, first, last)
     if LINK.compact:  # of capped entries only those next to the cap reach it when t rises
         slope = tl.where(above, tl.where(beyond > 0, 0.0, 1.0), tl.exp(LINK.log_decay(start, beyond, LINK)))
         tail = slope
     else:
         slope = tl.exp(LINK.log_decay(start, beyond, LINK))
-        tail = slope / LINK.hazard(start + beyond, LINK)
+        tail = slope / LINK.hazard(start + beyond, 0.0, LINK)
     slope, tail = tl.where(finite, slope, 0.0), tl.where(finite, tail, 0.0)
     return slope, tail, above
 
 
 @triton.jit
-def _weights_of_sides(x_ptr, g_ptr, n, left, right, first, last, scale, LINK: tl.constexpr, BLOCK: tl.constexpr):
+def _weights_of_sides(x_ptr, g_ptr, n, left, right, first, last, twice, LINK: tl.constexpr, BLOCK: tl.constexpr):
     """What relative slopes above and below a gap are multiplied by to be shares, and sum of share * g above and below."""
     zero = tl.zeros((), tl.float64)
     slope_above, slope_below, tail_above, tail_below, pull_above, pull_below = zero, zero, zero, zero, zero, zero
     for start in range(0, n, BLOCK):
         x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
-        slope, tail, above = _relative_slopes(x, left, right, first, last, scale, LINK)
+        slope, tail, above = _relative_slopes(x, left, right, first, last, twice, LINK)
         slope_above += tl.sum(tl.where(above, slope, 0.0), 0)
         slope_below += tl.sum(tl.where(above, 0.0, slope), 0)
         tail_above += tl.sum(tl.where(above, tail, 0.0), 0)
@@ -321,10 +330,10 @@ def _flagged_bwd(
     scale, q = per_row(row, scale_ptr, scale_number, stride_scale), tl.full((), q_number, tl.float64)
     anchor, off = tl.load(anchor_ptr + row), tl.load(offset_ptr + row)
     x_ptr, g_ptr, out_ptr = x_ptr + row * stride_x, g_ptr + row * stride_g, out_ptr + row * n
-    weight, direct = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
+    twice, weight, direct = 2.0 / scale, tl.zeros((), tl.float64), tl.zeros((), tl.float64)
     for start in range(0, n, BLOCK):
         x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
-        _, w, d = _terms(x, g, anchor, off, scale, q, LINK, LOG)
+        _, w, d = _terms(x, g, anchor, off, twice, q, LINK, LOG)
         weight += tl.sum(w, 0)
         direct += tl.sum(d, 0)
     held = tl.maximum(weight, TINY_64)
@@ -334,10 +343,10 @@ def _flagged_bwd(
         far = weight < UNDERFLOW_32
         if far:
             cut = LINK.cap if LINK.compact else 0.0
-            left, right, _ = edges(x_ptr, n, anchor, off, scale, cut, BLOCK)
-            first, last = distances(right, anchor, off, scale), -distances(left, anchor, off, scale)
+            left, right, _ = edges(x_ptr, n, anchor, off, twice, cut, BLOCK)
+            first, last = distances(right, anchor, off, twice), -distances(left, anchor, off, twice)
             of_above, of_below, above, below = _weights_of_sides(
-                x_ptr, g_ptr, n, left, right, first, last, scale, LINK, BLOCK
+                x_ptr, g_ptr, n, left, right, first, last, twice, LINK, BLOCK
             )
             if LOG:
                 mean, grad_k = direct, above + direct / held
@@ -348,10 +357,10 @@ def _flagged_bwd(
     for start in range(0, n, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
-        z, w, d = _terms(x, g, anchor, off, scale, q, LINK, LOG)
+        z, w, d = _terms(x, g, anchor, off, twice, q, LINK, LOG)
         if LOG:
             if far:
-                slope, _, above = _relative_slopes(x, left, right, first, last, scale, LINK)
+                slope, _, above = _relative_slopes(x, left, right, first, last, twice, LINK)
                 w = slope * tl.where(above, of_above, of_below)
             grad = d - w * mean
         else:

@@ -82,13 +82,13 @@ def tile_of(*rows: Tensor, double: bool) -> Tile:
     """The tile for tensors ``(rows, n)`` that are read or written together."""
     (number, n), dtype = rows[0].shape, tl.float64 if double else tl.float32
     if is_split(number, n):
-        return Tile(1, 16, 256, 8, False, dtype, "sums")
+        return Tile(1, 8, 256, 8, False, dtype, "sums")
     if n <= SHORT:
         return Tile(4, 8, 8, 1, False, dtype)
     if n <= IN_A_WARP:
         return Tile(1, 8, 32, 1, False, dtype)
     aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
-    return Tile(1, 4, 256, 2, True, dtype) if aligned else Tile(1, 16, 64, 2, False, dtype)
+    return Tile(1, 2, 256, 2, True, dtype) if aligned else Tile(1, 8, 64, 2, False, dtype)
 
 
 @triton.jit

@@ -298,7 +298,7 @@ def _relative_tails(x_rows, n, left, right, first, last, inverse, LINK: tl.const
         beyond = tl.where(there, tl.where(above, x - over(right), over(left) - x) * over(inverse), 0.0)
         edge = tl.where(above, over(first), over(last))
         slope = tl.where(there, tl.exp(LINK.log_decay(edge, beyond, LINK)), 0.0)
-        tail = slope / LINK.hazard(edge + beyond, LINK)
+        tail = slope / LINK.hazard(edge + beyond, 0.0, LINK)
         tail_above += tl.sum(tl.where(above, tail, 0.0), 0)
         slope_above += tl.sum(tl.where(above, slope, 0.0), 0)
         tail_below += tl.sum(tl.where(above, 0.0, tail), 0)
