@@ -82,7 +82,7 @@ def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     if kernel is not None:
         seed = draw_seed(x.device)
         return kernel(x, sizes(x, k), centre, seed, FIRST, 1, x.dtype, noise.name)[0]
-    return order_draw.smallest(order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k, x.dtype)
+    return khot.topk_mask(-order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k).to(x.dtype)
 
 
 def pivotal(x: Tensor, k: int) -> Tensor:
@@ -98,6 +98,7 @@ OPERATIONS = {
     "softmax": Operation(lambda x, k: torch.softmax(x, -1), reference=False),
     "topk": Operation(lambda x, k: torch.topk(x, k).values, reference=False),
     "sort": Operation(lambda x, k: torch.sort(x).values, reference=False),
+    "topk_mask": Operation(khot.topk_mask, differentiable=False),
     "sigmoid_topk": Operation(khot.sigmoid_topk),
     "log_sigmoid_topk": Operation(khot.log_sigmoid_topk),
     "lapsum_topk": Operation(khot.lapsum_topk),

@@ -9,7 +9,6 @@ import torch
 from timing import arguments, write_csv
 from torch import Tensor
 
-from khot.kernels.links.base import TailSums
 from khot.kernels.links.logistic import Logistic
 from khot.kernels.threshold import solve_threshold
 
@@ -79,9 +78,9 @@ class _Counting(Logistic):
     def __init__(self, n: int) -> None:
         self.n, self.count = n, 0.0
 
-    def tail_sums(self, z: Tensor) -> TailSums:
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         self.count += z.shape[-1] / self.n
-        return super().tail_sums(z)
+        return super().tail_and_slope(z)
 
 
 def main() -> None:

@@ -24,27 +24,33 @@ class Timing(NamedTuple):
     high: float
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float = 1.0, rounds: int = 15) -> dict[str, Timing]:
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    seconds: float = 1.0,
+    rounds: int = 15,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
     """Times the calls in turns, so that whatever else the machine does falls on all of them alike.
 
     Args:
         calls: Name to function.
         seconds: About how long each function is run in all.
         rounds: Number of measurements of each.
+        clock: What tells the time; ``time.process_time`` leaves out what other processes take, and adds up threads.
     """
     repeats = {}
     for name, call in calls.items():
         call()
-        start = time.perf_counter()
+        start = clock()
         call()
-        repeats[name] = max(1, int(seconds / rounds / max(time.perf_counter() - start, 1e-7)))
+        repeats[name] = max(1, int(seconds / rounds / max(clock() - start, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats[name]):
                 call()
-            samples[name].append((time.perf_counter() - start) / repeats[name])
+            samples[name].append((clock() - start) / repeats[name])
     timings = {}
     for name, values in samples.items():
         low, median, high = torch.tensor(values, dtype=torch.float64).quantile(
@@ -106,12 +112,28 @@ def arguments(description: str, default_csv: str) -> argparse.Namespace:
     return options
 
 
-def run_parts(description: str, name: str, parts: Mapping[str, Callable[[float], list[dict[str, object]]]]) -> None:
-    """The command line of a benchmark of several parts, each of which returns the rows of its table."""
+def run_parts(
+    description: str,
+    name: str,
+    parts: Mapping[str, Callable[[float], list[dict[str, object]]]],
+    seconds: float = 1.0,
+    threads: int | None = None,
+) -> None:
+    """The command line of a benchmark of several parts, each of which returns the rows of its table.
+
+    Args:
+        description: What ``--help`` says.
+        name: What the files of the tables begin with.
+        parts: Name to function, of the seconds for each measurement.
+        seconds: Default of ``--seconds``.
+        threads: Default of ``--threads``; torch's choice if not given.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *parts], help="which parts to run")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each measurement")
-    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time spent on each measurement")
+    parser.add_argument(
+        "--threads", type=int, default=threads, help=f"torch threads (default: {threads or 'its choice'})"
+    )
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -26,7 +26,7 @@ from khot import (
     transport_topk,
 )
 from khot.relaxations import Link, StudentT
-from khot.relaxations.engine import relaxed_mask
+from khot.relaxations.engine import ThresholdMap
 
 
 def behind(member: Any) -> Any:
@@ -184,7 +184,7 @@ def student_t(df: int, interpreted: bool = False) -> RelaxationCase:
         partial(capped_simplex_map, link=link),
         scipy.stats.t(df).cdf,
         softness="scale",
-        log=lambda x, k, scale=1.0, dim=-1: relaxed_mask(x, k, scale, dim, link=link, name="scale", log=True),
+        log=lambda x, k, scale=1.0, dim=-1: ThresholdMap(link, "scale").logarithm(x, k, scale, dim),
         interpreted=interpreted,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import khot
 from tests.experiments.test_smoke import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,10 @@ OWN_TESTS = {  # of the experiments that test_smoke.py does not run
     "vae": "test_vae.py",
     "variable_selection": "test_variable_selection.py",
 }
+UNTIMED = {  # public names that are no map, design or estimator of their own
+    "AdaptiveStep", "Link", "Logistic", "MovingAverage", "SamplingDesign", "StudentT", "horvitz_thompson",
+    "straight_through_value",
+}  # fmt: skip
 HELPERS = {"build_readme", "common", "generated_language", "image_data", "runs"}  # tested by what they return
 
 
@@ -124,6 +129,15 @@ def test_help_of_benchmarks(file, load, capsys):
         module.main()
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "--help" in shown and module.__doc__.split()[0] in shown
+
+
+def test_regimes_are_timed_of_every_map_design_and_estimator(load):
+    module = load(ROOT / "benchmarks" / "regimes.py")
+    timed = {
+        word for family in (module.MAPS, module.DESIGNS, module.ESTIMATORS) for name in family for word in name.split()
+    }
+    packages = (khot.relaxations, khot.distributions, khot.estimators)
+    assert {name for package in packages for name in package.__all__} - timed == UNTIMED
 
 
 @pytest.mark.slow

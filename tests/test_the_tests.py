@@ -72,7 +72,7 @@ def test_no_parameters_are_an_error(pytestconfig):
 
 def backend_here():
     row = torch.ones(2, dtype=torch.float64)
-    return threshold.mask.choose(torch.zeros(2, 5), row, row, LOGISTIC.key, False, "scale", False).name
+    return threshold.mask.choose(torch.zeros(2, 5), row, row, LOGISTIC.key, "mask", "scale", False).name
 
 
 def test_plain_pytest_computes_in_plain_torch(pytestconfig):

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
+    "alias",
     "all_true",
     "apply_untransformed",
     "count_as_constant",
@@ -90,7 +91,12 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once
 
 def no_view(x: Tensor) -> Tensor:
     """The same numbers, as a tensor into which users may write: not into views that a Function has made itself."""
-    return cast(Tensor, _UNSAFE_VIEW(x, x.shape)) if x._is_view() else x
+    return alias(x) if x._is_view() else x
+
+
+def alias(x: Tensor) -> Tensor:
+    """The same numbers as another tensor, which autograd does not take for a view."""
+    return cast(Tensor, _UNSAFE_VIEW(x, x.shape))
 
 
 def version_of(x: Tensor) -> int | None:

@@ -44,9 +44,6 @@ from khot.kernels.autograd import with_forward_mode
 from khot.kernels.rows import compute_dtype
 from khot.relaxations import (
     lapsum_topk,
-    log_lapsum_topk,
-    log_sigmoid_topk,
-    sigmoid_topk,
     sparse_topk,
     sparse_topk_magnitude,
     sparse_topk_signed,
@@ -68,7 +65,6 @@ SMALLEST_SLACK = 1e-6
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": torch.mean, "sum": torch.sum}
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
-_LOGARITHMS: dict[Relaxation, Relaxation] = {lapsum_topk: log_lapsum_topk, sigmoid_topk: log_sigmoid_topk}
 
 
 class _Conjugate(Function):
@@ -325,7 +321,7 @@ def topk_cross_entropy(
 
     dtype, scores = x.dtype, x.to(compute_dtype(x)).expand(len(sizes), *x.shape)
     column = (-1, *(1,) * target.dim())
-    logarithm = _LOGARITHMS.get(relaxation)
+    logarithm = getattr(relaxation, "logarithm", None)
     if logarithm is None:
         mask = relaxation(scores, sizes.view(column), softness)
         logs = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()

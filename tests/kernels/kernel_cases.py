@@ -12,18 +12,19 @@ from torch import Tensor
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.rows import Threshold
-from khot.kernels.threshold.derivative import derivative, mask_values
+from khot.kernels.threshold import exact
+from khot.kernels.threshold.kinds import KINDS
 from khot.kernels.threshold.triton_backward import launch_backward
 from khot.kernels.threshold.triton_forward import launch_forward
 from tests.kernels.cases_draws import draws
 from tests.kernels.cases_order import order_maps
+from tests.kernels.cases_selection import selections
 from tests.kernels.cases_transport import transports
 from tests.kernels.cases_tree import trees
 from tests.kernels.kernel_case import DOUBLE, HALF, SINGLE, Inputs, KernelCase, Outputs
 from tests.kernels.kernel_links import LINKS
 
 # One of each way through a row; 1000 leaves lanes unused, 1 and 33 most of them.
-KINDS = ("mask", "log_mask")
 SHAPES = [(3, 1), (2, 33), (2, 1000), (1, 20_000), (1, 70_000)]
 
 
@@ -40,7 +41,7 @@ def scores(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
 
 
 def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
-    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "scale", True))
+    return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "mask", "scale", True))
 
 
 def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
@@ -51,7 +52,7 @@ def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, k
 
 def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
     at = threshold_of(x, k, scale, link)
-    return mask_values(x, scale, at, link, kind == "log_mask"), at.anchor + at.offset * scale
+    return exact.values(x, scale, at, link, KINDS[kind]), at.anchor + at.offset * scale
 
 
 def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
@@ -59,7 +60,7 @@ def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Lin
 
 
 def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
-    return derivative(x, scale, threshold_of(x, k, scale, link), grad, None, link, kind == "log_mask")
+    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, link.key, kind, True)
 
 
 def masks() -> list[KernelCase]:
@@ -68,7 +69,7 @@ def masks() -> list[KernelCase]:
     double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
     largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]
     entries: list[KernelCase] = []
-    for link, kind in [(v, kind) for v in LINKS for kind in KINDS if v.kernel_has_log or kind == "mask"]:
+    for link, kind in [(v, kind) for v in LINKS for kind in ("mask", "log_mask") if v.kernel_has_log or kind == "mask"]:
         name = f"{link.kernel}{'_log' if kind == 'log_mask' else ''}"
         whole = link is LOGISTIC and kind == "mask"
         compiled = [*everywhere, ((64, 4096), HALF), *long_rows, *double] if whole else largest
@@ -96,4 +97,4 @@ def masks() -> list[KernelCase]:
     return entries
 
 
-KERNELS = [*masks(), *draws(), *order_maps(), *transports(), *trees()]
+KERNELS = [*masks(), *draws(), *order_maps(), *selections(), *transports(), *trees()]

@@ -43,9 +43,9 @@ def calls_of(case, x):
 
 def test_the_calls_are_seen():
     seen = {func.name() for case in MAPS for func, _ in calls_of(case, normal(3, 6))}
-    thresholds = {"threshold", "odd_map", "isotonic", "sorted_transport"}
+    thresholds = {"threshold", "threshold_mask", "isotonic", "sorted_transport"}
     others = {
-        "odd_map_derivative",
+        "threshold_mask_derivative",
         "sorted_transport_derivative",
         "decayed_sums",
         "soft_count_inverse",

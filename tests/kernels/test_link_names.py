@@ -41,12 +41,7 @@ class Steep(Logistic):
         return super().inverse(p) / self.steepness
 
     log_value, log_complement, log_slope = Link.log_value, Link.log_complement, Link.log_slope
-    normalised_slope, slope_, slope_at, tail_sums = (
-        Link.normalised_slope,
-        Link.slope_,
-        Link.slope_at,
-        Link.tail_sums,
-    )
+    slope_at, tail_and_slope = Link.slope_at, Link.tail_and_slope
 
 
 class NamedSteep(Steep, name="tests.steep"):

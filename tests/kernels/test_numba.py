@@ -26,7 +26,6 @@ numba = pytest.importorskip("numba", reason="numba is not installed")
 
 from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - skipped before it imports numba
 from khot.kernels.order_draw.numba_backend import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
-from khot.kernels.order_draw.numba_backend import nth_smallest  # noqa: E402 - skipped before it imports numba
 from khot.kernels.tournament.numba_backend import _tournaments  # noqa: E402 - skipped before it imports numba
 
 pytestmark = pytest.mark.loops
@@ -302,18 +301,6 @@ def test_where_numba_cannot_run_torch_does(monkeypatch):
             sigmoid_topk(torch.zeros(4), 2)
     finally:
         obstacle.cache_clear()
-
-
-def test_selection_is_that_of_a_sort():
-    select = numba.njit(lambda x, n, room: nth_smallest(x, n, room))
-    x = normal(1, 60).numpy()[0]
-    far = np.where(x > 1, np.inf, np.where(x < -1, -np.inf, x))
-    rows = [x, np.sort(x), np.sort(x)[::-1].copy(), np.round(2 * x), np.zeros(60), far, x[:1], x[:2]]
-    for row in rows:
-        found = [select(row, n, np.empty(len(row))) for n in range(len(row))]
-        assert found == np.sort(row).tolist()
-    x[::7] = np.nan
-    assert [select(x, n, np.empty(60)) for n in range(51)] == np.sort(x)[:51].tolist()
 
 
 @pytest.mark.slow

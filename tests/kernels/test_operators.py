@@ -45,38 +45,22 @@ def rows(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def mask_gradient(log: bool) -> tuple[Any, ...]:
+def mask_gradient(kind: str) -> tuple[Any, ...]:
     x, k, scale = rows()
-    at = simplex.threshold(x, k, scale, LOGISTIC.key, "scale", True)
-    return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, log, True
+    at = simplex.threshold(x, k, scale, LOGISTIC.key, kind, "scale", True)
+    return x, scale, *at, normal(3, 40, seed=1), LOGISTIC.key, kind, True
 
 
 def threshold_gradient() -> tuple[Any, ...]:
     """Of thresholds that are not their anchors."""
-    x, scale, anchor, offset, _, link, _, _ = mask_gradient(False)
-    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link
+    x, scale, anchor, offset, _, link, _, _ = mask_gradient("mask")
+    return x, scale, anchor - 0.25 * scale, offset + 0.25, normal(3, seed=1), link, "mask"
 
 
-def wide_gap() -> tuple[Tensor, ...]:
-    """Two rows with a wide gap around the threshold and one without: x, scales, anchors and offsets."""
-    x, _, scale = rows()
-    x[:2, :30] -= 1e4
-    k = torch.tensor([10.0, 10.0, 30.0], dtype=DOUBLE)
-    return x, scale, *simplex.threshold(x, k, scale, LOGISTIC.key, "scale", True)
-
-
-def gap_mean() -> tuple[Any, ...]:
-    x, scale, anchor, offset = wide_gap()
-    z = (x - anchor.unsqueeze(-1)) / scale.unsqueeze(-1) - offset.unsqueeze(-1)
-    share = LOGISTIC.normalised_slope(z)
-    far = torch.tensor([True, True, False])
-    return (share * z).sum(-1), share, x, scale, anchor, offset, far, LOGISTIC.key
-
-
-def odd_gradient(magnitude: bool, with_strength: bool = True) -> tuple[Any, ...]:
+def odd_gradient(kind: str, with_strength: bool = True) -> tuple[Any, ...]:
     x, k, strength = rows()
-    at = OPERATORS["odd_threshold"].reference(x, k, strength, SPARSE.key, magnitude, True)
-    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, magnitude, with_strength
+    at = simplex.threshold(x, k, strength, SPARSE.key, kind, "strength", True)
+    return x, strength, *at, normal(3, 40, seed=1), SPARSE.key, kind, with_strength
 
 
 def sorted_rows() -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +102,7 @@ def law(count: int) -> tuple[Tensor, ...]:
 
 
 def balanced(k: Tensor) -> Tensor:
-    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), LOGISTIC.key, False, "", False)[0]
+    return simplex.mask(normal(2, 9), k.double(), torch.ones(2).double(), LOGISTIC.key, "mask", "", False)[0]
 
 
 def duels() -> tuple[Tensor, ...]:
@@ -199,7 +183,7 @@ def marked() -> tuple[Tensor, Tensor]:
     """Probabilities that add up to 4, 2 and 3, some of them 0 or 1, and a row without a choice."""
     scores = 2 * normal(4, 9)
     scores[1, 3], scores[1, 5], k = torch.inf, -torch.inf, torch.tensor([4, 2, 8, 3])
-    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, False, "", False)[0]
+    probs = simplex.mask(scores, k.double(), torch.ones(4).double(), LOGISTIC.key, "mask", "", False)[0]
     probs[3] = k_hot(scores, k)[3]
     return probs.float().double(), k
 
@@ -220,30 +204,34 @@ def some_k_hot() -> Tensor:
     return torch.stack([k_hot(normal(4, 9, seed=seed), k) for seed in range(3)] + [k_hot(*marked())])
 
 
+def tied_rows() -> tuple[Any, ...]:
+    """Rows with ties at the threshold, infinite entries and a size each."""
+    x = (2 * normal(4, 40)).round()
+    x[1, 3], x[1, 5] = torch.inf, -torch.inf
+    return x, torch.tensor([0, 7, 20, 40]), True
+
+
 SIZES = torch.tensor([3, 4])
 ISOTONIC = (normal(1, 33), normal(1, 33, seed=1).abs(), torch.tensor([0.5]).double())
 CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "threshold": [
-        lambda: (*rows(), LOGISTIC.key, "scale", True),
-        lambda: (*rows(), SPARSE.key, "s", True),
+        lambda: (*rows(), LOGISTIC.key, "mask", "scale", True),
+        *(lambda kind=kind: (*rows(), SPARSE.key, kind, "s", True) for kind in ("mask", "signed", "magnitude")),
     ],
     "threshold_mask": [
-        lambda: (*rows(), LOGISTIC.key, False, "scale", True),
-        lambda: (*rows(), LOGISTIC.key, True, "scale", True),
-        lambda: (*rows(), SPARSE.key, False, "scale", True),
+        lambda: (*rows(), LOGISTIC.key, "mask", "scale", True),
+        lambda: (*rows(), LOGISTIC.key, "log_mask", "scale", True),
+        *(lambda kind=kind: (*rows(), SPARSE.key, kind, "scale", True) for kind in ("mask", "signed", "magnitude")),
     ],
-    "threshold_mask_derivative": [lambda: mask_gradient(False), lambda: mask_gradient(True)],
+    "threshold_mask_derivative": [
+        lambda: mask_gradient("mask"),
+        lambda: mask_gradient("log_mask"),
+        lambda: odd_gradient("signed"),
+        lambda: odd_gradient("magnitude"),
+        lambda: odd_gradient("signed", with_strength=False),
+        lambda: odd_gradient("magnitude", with_strength=False),
+    ],
     "threshold_derivative": [threshold_gradient],
-    "threshold_far_shares": [lambda: (*wide_gap(), LOGISTIC.key)],
-    "threshold_means_in_gaps": [gap_mean],
-    "odd_threshold": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
-    "odd_map": [lambda: (*rows(), SPARSE.key, False, True), lambda: (*rows(), SPARSE.key, True, True)],
-    "odd_map_derivative": [
-        lambda: odd_gradient(False),
-        lambda: odd_gradient(True),
-        lambda: odd_gradient(False, with_strength=False),
-        lambda: odd_gradient(True, with_strength=False),
-    ],
     "isotonic": [
         lambda: (*ISOTONIC, 2.0, False, False, 0, "s,w"),
         lambda: (*ISOTONIC, 2.0, True, False, 0, "s,w"),
@@ -259,6 +247,7 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "sorted_transport_derivative": [lambda: transport_gradient(3), lambda: transport_gradient(8)],
     "pair_merge": [lambda: (normal(6, 2, 3).abs(), 2, 5), lambda: (normal(50, 2, 3).abs(), 0, 99)],
     "pair_split": [lambda: (normal(5, 3, seed=1), normal(6, 2, 3), 2)],
+    "topk_mask": [tied_rows, lambda: (normal(3, 1000).float(), torch.tensor(50).expand(3), True)],
     "forest_roots": [lambda: (*leaves(), 6, 5), lambda: (*leaves(), 6, 3)],
     "forest_outsides": [lambda: (leaves()[0], normal(1, 1, 3), leaves()[1], 6, 5)],
     "forest_bends": [lambda: (leaves()[0], normal(2, 20, 3), normal(7, 3, 3), leaves()[1], 6, 3, True)],
@@ -343,10 +332,10 @@ def test_is_what_the_reference_defines(name, make, option):
     operator, arguments = OPERATORS[name], make()
     found = option.load()(*arguments)
     expected = operator.reference(*arguments)
-    if name == "threshold" or name == "odd_threshold":  # t, however it is split
-        scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if name == "odd_threshold" and arguments[4] else 1)
+    if name == "threshold":  # t, however it is split
+        scale = arguments[2] * (expected[0] ** (1 / SPARSE.q) if arguments[4] == "magnitude" else 1)
         found, expected = (anchor + offset * scale for anchor, offset in (found, expected))
-    elif name in ("threshold_mask", "odd_map", "order_inclusion"):
+    elif name in ("threshold_mask", "order_inclusion"):
         found, expected = found[0], expected[0]
     elif name == "soft_count_inverse":  # the point, whichever neighbour it goes by
         z = arguments[0]

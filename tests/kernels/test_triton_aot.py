@@ -24,14 +24,14 @@ def masks(*links: str) -> list[str]:
 # them everywhere. `python -m tests.kernels.aot` takes all kernels at all sizes.
 ALL_SIZES = [
     *masks("normal", "clip_power", "student_t_4_log"),
-    *("transport_k10", "transport_gradient_k10", "order_log_exponential_draw"),
+    *("transport_k10", "transport_gradient_k10", "order_log_exponential_draw", "topk_mask"),
 ]
 
 ON_TARGETS = {
     "sm_80": ["gradient_normal", "forest"],
     "sm_90": ALL_SIZES,
     "sm_100": ["gradient_clip_power", "pairs"],
-    "gfx942": ["mask_normal", "transport_gradient_k10", "tree"],
+    "gfx942": ["mask_normal", "transport_gradient_k10", "tree", "topk_mask"],
 }
 
 

@@ -26,6 +26,7 @@ OF_KERNELS = [
 MARKED = [
     "distributions/test_order_sampling.py",
     "distributions/test_pivotal.py",
+    "kernels/test_selection.py",
     "relaxations/test_capped_softmax.py",
     "relaxations/test_contract.py",
     "relaxations/test_lapsum.py",

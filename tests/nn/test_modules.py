@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils import parametrize
 
 import khot
+from khot.kernels import backend
 from khot.nn import BatchTopK, ExpertChoice, JumpReLU, KHotGate, NMSparsity, TopK, TopKCrossEntropyLoss, TopKMask
 from tests.inputs import normal
 
@@ -98,7 +99,7 @@ class TestBatchTopK:
     def test_a_straight_through_mask_takes_one_topk(self):
         """The entries that are kept are found once, for the mask and for the threshold."""
         module, x = BatchTopK(2, 0.5, straight_through=True), normal(9, 6)
-        with torch.profiler.profile() as profile:
+        with backend("torch"), torch.profiler.profile() as profile:  # which has a sort for every mask
             module(x)
         assert sum(event.count for event in profile.key_averages() if event.key in ("aten::topk", "aten::sort")) == 1
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from khot import capped_simplex_map, log_sigmoid_topk, sparse_topk, sparse_topk_magnitude
+from khot.kernels.threshold.kinds import LOG_MASK, MASK
+from khot.kernels.threshold.reference import LONGEST_REACH, portable_mask
 from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
 from khot.relaxations import StudentT
 from khot.relaxations.linked import link_of
-from khot.relaxations.portable import LONGEST_REACH, portable_mask
 from tests.inputs import normal
 from tests.maps import RELAXATIONS
 
@@ -79,10 +80,10 @@ def test_portable_masks_are_the_masks(case):
     x = 3 * normal(4, 8)
     x[2, 3] = -torch.inf
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-        y = portable_mask(x.to(dtype), k, scale, link, False)
+        y = portable_mask(x.to(dtype), k, scale, link, MASK)
         torch.testing.assert_close(y, case.map(x.to(dtype), k, scale), rtol=tolerance, atol=tolerance)
     if case.log:
-        y = portable_mask(x[1], 2.5, 1.0, link, True)
+        y = portable_mask(x[1], 2.5, 1.0, link, LOG_MASK)
         torch.testing.assert_close(y, case.log(x[1], 2.5, 1.0), rtol=1e-9, atol=1e-9)
 
 
@@ -101,7 +102,6 @@ def test_links_with_heavy_tails_are_an_error(exporting):
         torch.export.export(module.eval(), (X,))
 
 
-def test_other_maps_stay_operations_that_onnx_refuses(exporting):
-    """By name: it says that it has no translation of this operation."""
-    program = torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))
-    assert any("khot.odd_map" in str(node.target) for node in program.graph.nodes)
+def test_maps_of_absolute_values_are_an_error(exporting):
+    with pytest.raises(NotImplementedError, match="masks of scores"):
+        torch.export.export(TopK(2, 0.5, sparse_topk_magnitude), (X,))

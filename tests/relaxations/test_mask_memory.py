@@ -11,6 +11,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")]
 
 MOST = 8  # times the scores, which count, and so do all tensors but the cotangent
+MOST_ON_THE_EXACT_PATH = 20  # where a user's own link is computed, in float64
 ROOT = Path(__file__).parents[2]
 SCRIPT = r"""
 import gc, json, os, sys, threading
@@ -74,4 +75,5 @@ def test_at_most_eight_times_the_scores():
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout)
     assert found and all(times > 2 for times in found.values()), found  # or nothing was measured
-    assert all(times <= MOST for times in found.values()), found
+    own = {name for name in found if "capped_simplex_map" in name}
+    assert own and all(found[name] <= (MOST_ON_THE_EXACT_PATH if name in own else MOST) for name in found), found

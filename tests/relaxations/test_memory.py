@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import khot
+from khot.kernels import backend
 from tests.inputs import normal
 
 N = 10**6
@@ -24,17 +25,18 @@ def peak_memory(function, x):
     return held.max().item() / (x.numel() * x.element_size())
 
 
-# 8 times the input, or what the documentation says and why.
+# 8 times the input, or what the documentation says and why. The exact path computes thresholds in float64: of float32
+# scores it takes twice as much, in units of them.
 MAPS = {
     "soft_rank": (lambda x: khot.soft_rank(x, 0.1), 8),
     "soft_sort": (lambda x: khot.soft_sort(x, 0.1, descending=True), 8),
     "soft_rank_far": (lambda x: khot.soft_rank(x, 1e-12), 8),
     "soft_sort_far": (lambda x: khot.soft_sort(x, 1e-12), 8),
     "soft_sort_flat": (lambda x: khot.soft_sort(x, 1e3), 8),
-    "sparse_topk_magnitude": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1), 8),
-    "sparse_topk_magnitude_p": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1, 1.5), 8),
-    "sparse_topk_magnitude_hard": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 1e-12), 8),
-    "sparse_topk_signed": (lambda x: khot.sparse_topk_signed(x, SIZE, 0.1, 1.5), 8),
+    "sparse_topk_magnitude": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1), 16),
+    "sparse_topk_magnitude_p": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 0.1, 1.5), 16),
+    "sparse_topk_magnitude_hard": (lambda x: khot.sparse_topk_magnitude(x, SIZE, 1e-12), 16),
+    "sparse_topk_signed": (lambda x: khot.sparse_topk_signed(x, SIZE, 0.1, 1.5), 11),
     "sigmoid_topk": (lambda x: khot.sigmoid_topk(x, SIZE, 0.1), 8),
     "lapsum_topk": (lambda x: khot.lapsum_topk(x, SIZE, 0.1), 8),
     "normal_topk": (lambda x: khot.normal_topk(x, SIZE, 0.1), 8),
@@ -44,6 +46,7 @@ MAPS = {
     "permutahedron_sort": (lambda x: khot.permutahedron_sort(x, 0.1), 26),
     "sorted_transport_topk": (lambda x: khot.sorted_transport_topk(x, 3, 0.1), 48),
 }
+ON_THE_EXACT_PATH = {name for name in MAPS if name.startswith("sparse") or name.endswith(("topk", "softmax"))}
 QUICK = ("soft_rank", "sparse_topk_magnitude")
 
 
@@ -57,4 +60,10 @@ QUICK = ("soft_rank", "sparse_topk_magnitude")
 )
 def test_peak_memory(name, dtype):
     function, limit = MAPS[name]
-    assert peak_memory(function, normal(N, dtype=dtype).requires_grad_()) <= limit
+    if name in ON_THE_EXACT_PATH:
+        with backend("torch"):
+            found = peak_memory(function, normal(N, dtype=dtype).requires_grad_())
+        assert found <= (limit if dtype == torch.float64 else 2 * limit + 2)
+        limit = 8 if name != "sparse_topk_magnitude_hard" else 20  # whose row goes from the fast path to the exact one
+    with backend("auto"):
+        assert peak_memory(function, normal(N, dtype=dtype).requires_grad_()) <= limit

@@ -112,9 +112,7 @@ class OrderSampling(SamplingDesign):
         if kernel is not None:
             return self._draw_with(kernel, sample_shape, generator)
         ranks = self._ranks(sample_shape, generator)
-        if isinstance(self.size, Tensor):
-            return topk_mask(ranks.neg_(), self.size).to(self.parameter.dtype)
-        return order_draw.smallest(ranks, self.size, self.parameter.dtype)
+        return topk_mask(ranks.neg_(), self.size).to(self.parameter.dtype)
 
     def sample_indices(
         self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None

@@ -1,7 +1,8 @@
 """exp and log of one number, for loops that a compiler takes several turns of at once, as it does not of math.exp.
 
 Results are off by at most 2 units in the last place and underflow gradually. The polynomials are interpolated at
-Chebyshev points. A factory of loops picks those of its dtype from :data:`EXP`, :data:`LOG` and :data:`LOG1P`.
+Chebyshev points. A factory of loops picks those of its dtype from :data:`EXP`, :data:`LOG` and :data:`LOG1P`, or from
+:data:`FLUSHED_EXP`, which is 0 where exp is a subnormal number: a processor takes a hundred cycles for one of these.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -41,6 +42,7 @@ ROUNDER_32, ROUNDER_64 = np.float32(1.5 * 2**23), 1.5 * 2**52
 NEAR_UNDERFLOW_32, NEAR_UNDERFLOW_64 = np.float32(-86), -700.0  # whose powers of e are still normal numbers
 LIFT = 64  # binary orders by which those below are lifted on the way
 LOWEST_32, LOWEST_64 = np.float32(-104), -746.0  # whose powers of e are 0
+LOWEST_NORMAL_32, LOWEST_NORMAL_64 = np.float32(-87), -708.0  # whose powers of e are the last normal numbers
 HIGHEST_32, HIGHEST_64 = np.float32(88.3), 709.0
 
 _E32 = tuple(map(np.float32, (0.1666657699, 0.04166655462, 0.008363179053, 0.001392618359)))
@@ -65,6 +67,18 @@ def _exp32(v):
 
 
 @inlined
+def _flushed_exp32(v):
+    a = min(max(v, LOWEST_NORMAL_32), HIGHEST_32)
+    shifted = a * np.float32(1 / math.log(2)) + ROUNDER_32
+    n = shifted - ROUNDER_32
+    r = (a - n * np.float32(LOG2_HIGH)) - n * np.float32(LOG2_LOW)
+    p = ((_E32[3] * r + _E32[2]) * r + _E32[1]) * r + _E32[0]
+    p = (p * r + np.float32(0.5)) * (r * r) + r + np.float32(1)
+    scale = _float32_of((_bits_of_32(shifted) + np.int32(127)) << np.int32(23))
+    return p * scale if v >= LOWEST_NORMAL_32 else np.float32(0)
+
+
+@inlined
 def _exp64(v):
     v = min(max(v, LOWEST_64), HIGHEST_64)
     shifted = v * (1 / math.log(2)) + ROUNDER_64
@@ -76,6 +90,19 @@ def _exp64(v):
     low = v < NEAR_UNDERFLOW_64
     exponent = _bits_of_64(shifted) + np.int64(1023 + LIFT if low else 1023)
     return p * _float64_of(exponent << np.int64(52)) * (2.0**-LIFT if low else 1.0)
+
+
+@inlined
+def _flushed_exp64(v):
+    a = min(max(v, LOWEST_NORMAL_64), HIGHEST_64)
+    shifted = a * (1 / math.log(2)) + ROUNDER_64
+    n = shifted - ROUNDER_64
+    r = (a - n * LOG2_HIGH) - n * LOG2_LOW
+    p = ((_E64[8] * r + _E64[7]) * r + _E64[6]) * r + _E64[5]
+    p = (((p * r + _E64[4]) * r + _E64[3]) * r + _E64[2]) * r + _E64[1]
+    p = ((p * r + _E64[0]) * r + 0.5) * (r * r) + r + 1.0
+    scale = _float64_of((_bits_of_64(shifted) + np.int64(1023)) << np.int64(52))
+    return p * scale if v >= LOWEST_NORMAL_64 else 0.0
 
 
 # log x = n log 2 + log(1 + f) with 1 + f from sqrt(1/2) to sqrt 2; with s = f / (2 + f), log(1 + f) = 2 atanh s is
@@ -140,5 +167,6 @@ def _log1p64(x):
 
 
 EXP = {np.float32: _exp32, np.float64: _exp64}
+FLUSHED_EXP = {np.float32: _flushed_exp32, np.float64: _flushed_exp64}
 LOG = {np.float32: _log32, np.float64: _log64}  # of x >= 0, finite
 LOG1P = {np.float32: _log1p32, np.float64: _log1p64}  # of x > -1, finite

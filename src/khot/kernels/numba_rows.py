@@ -76,6 +76,7 @@ def _of_two(name: str):
 
 
 minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
+smaller, larger = _of_two("minnum"), _of_two("maxnum")  # the other one if one is NaN
 
 
 @summed
@@ -139,41 +140,8 @@ def moments(x, centre):
 
 
 @per_row
-def look(x, with_ends):
-    """Number of +inf and of finite items; of the latter the smallest and largest, if asked for, mean and variance.
-
-    The variance is not finite if there is a NaN, if no item is finite, or if squares overflow.
-    """
-    mean, variance = moments(x, x[0])
-    if math.isfinite(variance):
-        low, high = (np.float64(lowest(x)), np.float64(highest(x))) if with_ends else (0.0, 0.0)
-        return 0, x.shape[0], low, high, x[0] + mean, variance
-    return _look_around_infinities(x)
-
-
-@per_row
-def _look_around_infinities(x):
-    selected = finite = 0
-    low, high, centre, total, squares = np.inf, -np.inf, 0.0, 0.0, 0.0
-    for v in x:
-        if math.isfinite(v):
-            centre = np.float64(v) if finite == 0 else centre
-            finite += 1
-            d = np.float64(v) - centre
-            low, high, total, squares = min(low, v), max(high, v), total + d, squares + d * d
-        elif v == np.inf:
-            selected += 1
-        elif v != -np.inf:
-            return 0, 0, 0.0, 0.0, 0.0, np.nan
-    if finite == 0:
-        return selected, 0, 0.0, 0.0, 0.0, 0.0
-    mean = total / finite
-    return selected, finite, low, high, centre + mean, max(squares / finite - mean * mean, 0.0)
-
-
-@per_row
 def gather_finite(x, kept):
-    """Copies the finite items to the start of ``kept``; returns their number and that of +inf."""
+    """Copies the finite items to the start of ``kept``; returns their number and that of +inf, zeros with a NaN."""
     finite = selected = 0
     for v in x:
         if math.isfinite(v):
@@ -181,6 +149,8 @@ def gather_finite(x, kept):
             finite += 1
         elif v > 0:
             selected += 1
+        elif v != -np.inf:
+            return 0, 0
     return finite, selected
 
 

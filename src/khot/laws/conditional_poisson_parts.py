@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
-from khot.kernels.threshold.parts import solve_threshold_of_parts
+from khot.kernels.threshold import solve_threshold
 
 from .characteristic import Complex, Nodes, nodes_of_count
 
@@ -61,7 +61,7 @@ def units_of(theta: Tensor, k: Tensor, shards: Shards) -> Units:
 
 def centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:
     """The t with ``sum(sigmoid(theta - t)) = k``, float64 ``(*batch)``; 0 where there is none."""
-    return solve_threshold_of_parts(theta, k, shards).nan_to_num(0.0, 0.0, 0.0)
+    return solve_threshold(theta, k, shards=shards).nan_to_num(0.0, 0.0, 0.0)
 
 
 def open_centre(theta: Tensor, k: Tensor, shards: Shards) -> Tensor:

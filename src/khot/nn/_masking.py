@@ -16,7 +16,6 @@ from khot._validation import (
     check_enough,
     check_flag,
     check_function,
-    check_k,
     check_scores,
     checked_int,
     checked_positive,
@@ -125,27 +124,6 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
     return mask
 
 
-def keep_largest(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """``keep(x, hard_mask(x, k, dim))``, and the entries that are kept, ``(..., k)``, at the cost of ``topk``.
-
-    Of a tensor k, or of x of which other processes have parts, infinities in the place of those that are not kept.
-    """
-    check_scores(x, dim, joint=True)
-    if has_parts(x) or isinstance(k, Tensor):
-        mask = hard_mask(x, k, dim)
-        return keep(x, mask), kept_entries(x, mask)
-    rows = as_rows(x, dim)
-    check_k(k, x, rows.shape[:-1], rows.shape[-1])
-    values, indices = rows.topk(k, -1, sorted=False)
-    if looks_at_contents(values):
-        if bool(values.isnan().any()):  # which topk takes for the largest
-            raise ValueError("`x` must not contain NaN")
-        if bool((values == -torch.inf).any()):
-            check_enough(rows, k)
-    kept = torch.zeros_like(rows).scatter(-1, indices, values.masked_fill(values == -torch.inf, 0))
-    return as_axes(kept, x, dim), values.detach()
-
-
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """The product, in which entries that ``-inf`` excludes are 0."""
     return x.masked_fill(x == -torch.inf, 0) * mask
@@ -153,6 +131,7 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
 
 def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """:func:`keep` and the mask, a function of x: both in float32 at least, so that the product is rounded once."""
+    check_scores(x, -1)
     wide = x.to(compute_dtype(x))
     found = mask(wide)
     return keep(wide, found).to(x.dtype), found

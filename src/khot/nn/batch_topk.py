@@ -27,7 +27,7 @@ from khot._validation import (
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, has_parts, keep, keep_largest, keep_masked, kept_entries
+from ._masking import Masking, Relaxation, hard_mask, has_parts, keep, keep_masked, kept_entries
 from .jump_relu import JumpReLU, checked_threshold
 
 UNTRAINED = (
@@ -198,15 +198,12 @@ class BatchTopK(Masking):
         axes = tuple(range(x.dim()))
         watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
         if self.softness is None or not (self.training or self.threshold is None):
-            y, kept = keep_largest(x, whole, axes)
+            y, mask = keep_masked(x, lambda scores: hard_mask(scores, whole, axes))
         else:
             y, mask = keep_masked(x, lambda scores: self.mask_of(scores, size, axes))
-            if self.straight_through:
-                kept = kept_entries(x, mask)
-            elif watches:
-                kept = keep_largest(x.detach(), whole, axes)[1]
         if watches:
-            self._watch(x.detach(), kept)
+            is_hard = self.softness is None or self.straight_through
+            self._watch(x.detach(), kept_entries(x, mask if is_hard else hard_mask(x.detach(), whole, axes)))
         return y
 
     def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._validation import check_strided, checked_int, expanded, is_int, looks_at_contents, tensors_among
+from khot._validation import check_strided, expanded, is_int, looks_at_contents, tensors_among
 from khot.relaxations import sigmoid_topk
 
-from ._masking import Masking, Relaxation, check_axes, checked_size, has_parts, keep_largest, keep_masked
+from ._masking import Masking, Relaxation, check_axes, checked_size, has_parts, keep_masked
 
 
 class TopKMask(Masking):
@@ -102,8 +102,6 @@ class TopK(TopKMask):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self.number("k") if k is None else k
-        if self.softness is None and not isinstance(k, Tensor):
-            return keep_largest(x, checked_int("k", k, "an int or an integer tensor for a hard mask"), self.dim)[0]
         return keep_masked(x, lambda scores: self.mask(scores, k))[0]
 
 

@@ -5,11 +5,13 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 
-from .engine import relaxed_mask
+from .engine import ThresholdMap
 from .linked import with_link
 
+MAP = ThresholdMap(CAPPED_EXPONENTIAL, "temperature")
 
-@with_link(CAPPED_EXPONENTIAL)
+
+@with_link(MAP.link)
 @of_rows(in_parts=True)
 def capped_softmax(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
@@ -51,4 +53,4 @@ def capped_softmax(
         >>> capped_softmax(size.log(), 2)
         tensor([0.1667, 0.3333, 0.5000, 1.0000])
     """
-    return relaxed_mask(x, k, temperature, dim, link=CAPPED_EXPONENTIAL, name="temperature")
+    return MAP(x, k, temperature, dim)

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._distributed.shards import shards_of_rows
-from khot._validation import check_k, check_scores, checked_int, looks_at_contents, tensors_among
+from khot._torch_internals import is_exporting
+from khot._validation import check_k, check_scores, checked_int, checks_contents
+from khot.kernels import selection
+from khot.kernels.call import call_of
+from khot.kernels.selection.exact import mask_of_largest
 
 from .axes import as_axes, as_rows
 from .in_parts import topk_mask_of_parts
@@ -19,8 +22,8 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
 
     .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle
 
-    Exactly ``k`` entries are marked, ties or not; which of tied entries is unspecified. Not differentiable: the result
-    carries no gradient.
+    Exactly ``k`` entries are marked: of equal scores the earlier ones, on every device and for rows that are cut over
+    processes, too. Not differentiable: the result carries no gradient. O(n) time, by counting; nothing is sorted.
 
     Args:
         x: Real scores with ``n`` entries along ``dim``; infinities are ordinary scores here.
@@ -40,19 +43,20 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
     """
     check_scores(x, dim, joint=True)
     k = checked_whole(k)
-    rows = as_rows(x.detach(), dim)
-    if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
-        return as_axes(topk_mask_of_parts(rows, k, shards), x, dim)
+    rows, call = as_rows(x.detach(), dim), call_of(x, k)
+    if call.shards is not None:
+        return as_axes(topk_mask_of_parts(rows, k, call.shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
     check_k(k, x, batch, n)
-    readable = x.numel() > 0 and looks_at_contents(*tensors_among(x, k))
-    if readable:
-        check_ranked(rows, k)
-    if not isinstance(k, Tensor):
-        return as_axes(torch.zeros_like(rows).scatter(-1, rows.topk(k, -1, sorted=False).indices, 1.0), x, dim)
-    order = rows.topk(int(k.max()) if readable else n, -1).indices
-    marks = torch.arange(order.shape[-1], device=x.device) < k.to(x.device).expand(batch).unsqueeze(-1)
-    return as_axes(torch.zeros_like(rows).scatter(-1, order, marks.to(x.dtype)), x, dim)
+    if isinstance(k, Tensor):
+        sizes = k.detach().to(x.device, torch.int64).expand(batch)
+    elif call.is_compiling:
+        sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
+    else:
+        sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
+    if call.writes_onnx or (call.is_compiling and is_exporting()):  # a program that runs without this library
+        return as_axes(mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
+    return as_axes(selection.topk_mask(rows, sizes, checks_contents(x)), x, dim)
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
@@ -63,11 +67,3 @@ def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
     if k.is_floating_point():
         raise TypeError(f"`k` must be {what}, but got {k!r}")
     return k
-
-
-def check_ranked(x: Tensor, k: int | Tensor) -> None:
-    """Contents of the rows of x (..., n), which may be infinite, and of k."""
-    if bool(x.amax(-1).isnan().any()):
-        raise ValueError("`x` must not contain NaN")
-    if isinstance(k, Tensor) and bool(((k < 0) | (k > x.shape[-1])).any()):
-        raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k in [{k.min()}, {k.max()}] with n={x.shape[-1]}")

@@ -5,11 +5,13 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.laplace import LAPLACE
 
-from .engine import relaxed_mask
-from .linked import with_link
+from .engine import ThresholdMap
+from .linked import logarithm_of, with_link
+
+MAP = ThresholdMap(LAPLACE, "scale")
 
 
-@with_link(LAPLACE)
+@with_link(MAP.link)
 @of_rows(in_parts=True)
 def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
@@ -43,9 +45,10 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         >>> lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1839, 0.5000, 0.8161])
     """
-    return relaxed_mask(x, k, scale, dim, link=LAPLACE, name="scale")
+    return MAP(x, k, scale, dim)
 
 
+@logarithm_of(lapsum_topk)
 @of_rows(in_parts=True)
 def log_lapsum_topk(
     x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
@@ -78,4 +81,4 @@ def log_lapsum_topk(
         >>> log_lapsum_topk(torch.tensor([0.0, 1000.0, 1000.0]), 1.5)
         tensor([-1.0000e+03, -2.8768e-01, -2.8768e-01])
     """
-    return relaxed_mask(x, k, scale, dim, link=LAPLACE, name="scale", log=True)
+    return MAP.logarithm(x, k, scale, dim)

@@ -31,6 +31,16 @@ def with_link(link: Link | Callable[..., Link]) -> Callable[[_Map], _Map]:
     return note
 
 
+def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:
+    """Notes that the function is the logarithm of a relaxed mask, as the attribute ``logarithm`` of that."""
+
+    def note(logarithm: _Map) -> _Map:
+        relaxation.__dict__["logarithm"] = logarithm
+        return logarithm
+
+    return note
+
+
 def link_of(relaxation: Callable[..., Any]) -> Link | None:
     """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it."""
     settings = relaxation.keywords if isinstance(relaxation, partial) else {}

@@ -15,8 +15,9 @@ from khot._torch_internals import recorder, version_of
 from khot._tracing import one_operation
 from khot.kernels.links.logistic import LOGISTIC
 
-from .engine import mask_distances
+from .engine import ThresholdMap
 
+MAP = ThresholdMap(LOGISTIC, "temperature")
 _ATTRIBUTE = "_khot_scores"
 ROUNDING = 4  # units; of float32 masks 1.2 was seen
 
@@ -24,7 +25,7 @@ ROUNDING = 4  # units; of float32 masks 1.2 was seen
 @one_operation
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
-    return mask_distances(x, k, temperature, link=LOGISTIC, name="temperature")
+    return MAP.distances(x, k, temperature)
 
 
 def log_volume(z: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.threshold.kinds import MAGNITUDE
 
-from .odd_map import apply_odd_map
+from .engine import ThresholdMap
 from .sparse import check_exponent
 
 
@@ -52,4 +53,4 @@ def sparse_topk_magnitude(
         tensor([ 0., -0., -2.])
     """
     check_exponent(p)
-    return apply_odd_map(x, k, strength, dim, clipped_power(float(p)), True)
+    return ThresholdMap(clipped_power(float(p)), "strength", MAGNITUDE)(x, k, strength, dim)

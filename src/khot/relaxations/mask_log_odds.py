@@ -8,7 +8,7 @@ from torch import Tensor
 
 from khot._distributed.shards import row_sums
 
-from .engine import mask_distances
+from .engine import ThresholdMap
 from .linked import link_of
 
 
@@ -24,7 +24,7 @@ def mask_log_odds(
     if link is None or link.compact:
         return None
     x = x.double()
-    z = link.log_odds(mask_distances(x, k, softness, link=link, name="softness"))
+    z = link.log_odds(ThresholdMap(link, "softness").distances(x, k, softness))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
     included, count = (number.unsqueeze(-1) for number in row_sums(x == torch.inf, finite))

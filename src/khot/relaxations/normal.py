@@ -5,11 +5,13 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.normal import NORMAL
 
-from .engine import relaxed_mask
+from .engine import ThresholdMap
 from .linked import with_link
 
+MAP = ThresholdMap(NORMAL, "scale")
 
-@with_link(NORMAL)
+
+@with_link(MAP.link)
 @of_rows(in_parts=True)
 def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
@@ -44,4 +46,4 @@ def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         >>> normal_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1587, 0.5000, 0.8413])
     """
-    return relaxed_mask(x, k, scale, dim, link=NORMAL, name="scale")
+    return MAP(x, k, scale, dim)

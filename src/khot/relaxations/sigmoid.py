@@ -5,11 +5,13 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.logistic import LOGISTIC
 
-from .engine import relaxed_mask
-from .linked import with_link
+from .engine import ThresholdMap
+from .linked import logarithm_of, with_link
+
+MAP = ThresholdMap(LOGISTIC, "temperature")
 
 
-@with_link(LOGISTIC)
+@with_link(MAP.link)
 @of_rows(in_parts=True)
 def sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
@@ -46,9 +48,10 @@ def sigmoid_topk(
         >>> sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    return relaxed_mask(x, k, temperature, dim, link=LOGISTIC, name="temperature")
+    return MAP(x, k, temperature, dim)
 
 
+@logarithm_of(sigmoid_topk)
 @of_rows(in_parts=True)
 def log_sigmoid_topk(
     x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
@@ -82,4 +85,4 @@ def log_sigmoid_topk(
         >>> log_sigmoid_topk(torch.tensor([0.0, 1000.0]), 1)
         tensor([-500.,    0.])
     """
-    return relaxed_mask(x, k, temperature, dim, link=LOGISTIC, name="temperature", log=True)
+    return MAP.logarithm(x, k, temperature, dim)

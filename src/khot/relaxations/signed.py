@@ -4,8 +4,9 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.threshold.kinds import SIGNED
 
-from .odd_map import apply_odd_map
+from .engine import ThresholdMap
 from .sparse import check_exponent
 
 
@@ -49,4 +50,4 @@ def sparse_topk_signed(
         tensor([ 0.2000, -0.8000, -1.0000])
     """
     check_exponent(p)
-    return apply_odd_map(x, k, strength, dim, clipped_power(float(p)), False)
+    return ThresholdMap(clipped_power(float(p)), "strength", SIGNED)(x, k, strength, dim)

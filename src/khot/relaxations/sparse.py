@@ -8,7 +8,7 @@ from khot._distributed.boundary import of_rows
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
 
-from .engine import relaxed_mask
+from .engine import ThresholdMap
 from .linked import with_link
 
 
@@ -68,4 +68,4 @@ def sparse_topk(
         >>> sparse_topk(torch.tensor([0.0, 0.5, 1.0, 3.0]), 2)
         tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    return relaxed_mask(x, k, strength, dim, link=_link(p), name="strength")
+    return ThresholdMap(_link(p), "strength")(x, k, strength, dim)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_function, check_k, check_scores, check_softness, looks_at_contents, tensors_among
+from khot._validation import check_function, check_scores, check_softness
 
 from .axes import as_rows
-from .engine import mask_threshold
-from .hard import check_ranked, checked_whole, topk_mask
+from .engine import ThresholdMap
+from .hard import topk_mask
 from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
 
@@ -72,25 +72,17 @@ def topk_threshold(
             "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "
             f"attribute `link`, or topk_mask, but got {relaxation!r}"
         )
-    return mask_threshold(rows, k, softness, link=link, name="softness")
+    return ThresholdMap(link, "softness").threshold(rows, k, softness)
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:
-    k = checked_whole(k)
-    check_k(k, x, x.shape[:-1], x.shape[-1])
-    if x.numel() and looks_at_contents(*tensors_among(x, k)):
-        check_ranked(x, k)
-    n = x.shape[-1]
-    if isinstance(k, Tensor):
-        ordered = x.sort(-1, descending=True).values
-        k = k.to(x.device).expand(x.shape[:-1]).unsqueeze(-1)
-    else:
-        ordered = x.topk(min(k + 1, n), -1).values
-        k = torch.full((*x.shape[:-1], 1), k, device=x.device)
+    n, chosen = x.shape[-1], topk_mask(x, k) > 0
     if n == 0:
         return x.new_full(x.shape[:-1], torch.inf, dtype=torch.float64)
-    at = torch.cat([k - 1, k], -1).clamp(0, ordered.shape[-1] - 1)
-    last, following = ordered.gather(-1, at).double().unbind(-1)
+    last = x.masked_fill(~chosen, torch.inf).amin(-1).double()
+    following = x.masked_fill(chosen, -torch.inf).amax(-1).double()
     middle = torch.where(last == torch.inf, following, last / 2 + following / 2)  # above no infinity is anything
-    none, all_ = (k == 0).squeeze(-1), (k == n).squeeze(-1)
-    return middle.masked_fill(all_, -torch.inf).masked_fill(none, torch.inf)
+    if not isinstance(k, Tensor):
+        k = torch.full((), k, device=x.device)
+    k = k.to(x.device)
+    return middle.masked_fill(k == n, -torch.inf).masked_fill(k == 0, torch.inf)

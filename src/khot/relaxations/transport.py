@@ -9,8 +9,10 @@ from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 from .axes import as_rows
-from .engine import relaxed_mask
+from .engine import ThresholdMap
 from .linked import with_link
+
+MAP = ThresholdMap(LOGISTIC, "epsilon / 2")
 
 
 class _TwoAnchors(Link, name="two_anchors"):
@@ -54,9 +56,6 @@ class _TwoAnchors(Link, name="two_anchors"):
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         rate, bend = LOGISTIC.limits_at_ends(2 * z, 2 * beyond, share)
         return 2 * rate, bend
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        return LOGISTIC.normalised_slope(2 * z)
 
     def slope_at(self, p: Tensor) -> Tensor:
         return 2 * LOGISTIC.slope_at(p)
@@ -107,4 +106,4 @@ def transport_topk(
         if looks_at_contents(epsilon):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
-    return relaxed_mask(x, k, epsilon / 2, dim, link=LOGISTIC, name="epsilon / 2")
+    return MAP(x, k, epsilon / 2, dim)

@@ -24,6 +24,24 @@ Compiled = Any  # a function that numba has compiled
 NEARLY_BALANCED = 1 / 32
 
 
+class FarTail(NamedTuple):
+    """The tails of a link far from its threshold, relative to each other, in float64; a and ``beyond`` are sizes.
+
+    Attributes:
+        log_decay: ``(a, beyond)``: log F'(a + beyond) - log F'(a).
+        log_hazard: ``(a)``: log of F'(a) over the tail F(-a).
+        gap: Of how many scales a gap around t has to be for these to be exact, or for tails to be about to underflow.
+        reach: How many scales beyond the nearest item on its side another one does not show beside it.
+        is_exponential: Whether the hazard is the same everywhere.
+    """
+
+    log_decay: Compiled
+    log_hazard: Compiled
+    gap: float
+    reach: float
+    is_exponential: bool = False
+
+
 class NumbaLink(NamedTuple):
     """What loops know of a link: functions of z in the dtype of the loop, and of float64 for the quantile and the step.
 
@@ -37,6 +55,7 @@ class NumbaLink(NamedTuple):
         log_value: ``(z, q)``: log F(z), also where F underflows; None if the link has no logarithms here.
         log_derivative: ``(z, q)``: F'(z) / F(z), likewise.
         distances: The dtype of z for the terms and the value, if it is not that of the loop.
+        far: Its far tails, of a compact link that below; None if it has none.
     """
 
     terms: Compiled
@@ -47,6 +66,7 @@ class NumbaLink(NamedTuple):
     log_value: Compiled = None
     log_derivative: Compiled = None
     distances: Real = None
+    far: Any = None
 
 
 def variant_of(link: Link) -> str:
@@ -66,7 +86,7 @@ def numba_link(module: str, variant: str, real: Real) -> NumbaLink:
 
 
 def smooth_link(
-    tails: Compiled, quantile: Compiled, real: Real, ordered_tail: Compiled = None, **logarithms: Compiled
+    tails: Compiled, quantile: Compiled, far: FarTail, real: Real, ordered_tail: Compiled = None, **logarithms: Compiled
 ) -> NumbaLink:
     """The record of a link with F(-z) = 1 - F(z), from ``tails(a) -> (F(-a), F'(a))`` for a >= 0.
 
@@ -91,12 +111,26 @@ def smooth_link(
         _, found = tails(abs(z))
         return found
 
-    return NumbaLink(terms, value, slope, quantile, balance_step, **logarithms)
+    return NumbaLink(terms, value, slope, quantile, balance_step, far=far, **logarithms)
+
+
+@inlined
+def _exponential_decay(a, beyond):
+    return -beyond
+
+
+@inlined
+def _unit_hazard(a):
+    return 0.0
+
+
+# Beside 1, exp(-40) is less than rounding.
+EXPONENTIAL_TAIL = FarTail(_exponential_decay, _unit_hazard, gap=80.0, reach=50.0, is_exponential=True)
 
 
 @per_row
 def balance_step(signed, total, slope, excess, k, q):
-    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.search`."""
+    """Newton's method on log(A / B), for which see :mod:`khot.kernels.threshold.residual`."""
     size = total + abs(excess)
     ratio = (signed + excess) / size
     square = ratio * ratio

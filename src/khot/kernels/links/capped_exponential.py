@@ -6,7 +6,7 @@ argmax of <x, y> - s sum y log y over the capped simplex has log y_i = min(0, (x
 import torch
 from torch import Tensor
 
-from .base import Link, Moments, TailSums
+from .base import Link, Moments
 
 
 class CappedExponential(Link, name="capped_exponential"):
@@ -45,24 +45,6 @@ class CappedExponential(Link, name="capped_exponential"):
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         return (z < 0).to(z.dtype), torch.zeros_like(z)
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        uncapped = z < 0
-        return torch.softmax(z.masked_fill(~uncapped, torch.finfo(z.dtype).min), -1) * uncapped
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        """Counts only the entries with F = 1 as above, so that the sums of the others are exponentials of z."""
-        uncapped = torch.lt(z, 0, out=torch.empty_like(z))
-        capped = z.shape[-1] - uncapped.sum(-1)
-        total = z.clamp_(max=0).exp_().mul_(uncapped).sum(-1)
-        return TailSums(capped, total, total, total)
-
-    def newton_step(self, sums: TailSums, excess: Tensor) -> Tensor:
-        # A step of t by d multiplies the uncapped by exp(-d), hence d = log(total / (k - capped)) while the same
-        # entries are capped. With more caps than k, all entries together fall by no more than that factor.
-        residual = sums.total + excess
-        k = sums.above - excess
-        return torch.where(excess < 0, (sums.total / -excess).log(), torch.log1p(residual / k))
 
 
 CAPPED_EXPONENTIAL = CappedExponential()

@@ -4,9 +4,9 @@
 
 import math
 
-from ..numba_math import EXP, Real
+from ..numba_math import FLUSHED_EXP, Real
 from ..numba_tools import inlined, per_row
-from .base_numba import NumbaLink
+from .base_numba import EXPONENTIAL_TAIL, NumbaLink
 
 
 @per_row
@@ -20,7 +20,7 @@ def _newton_step(signed, total, slope, excess, k, q):
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    exp, zero, one = EXP[real], real(0), real(1)
+    exp, zero, one = FLUSHED_EXP[real], real(0), real(1)
 
     @inlined
     def terms(z, q):
@@ -35,4 +35,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
     def slope(z, q):
         return exp(min(z, zero)) if z < zero else zero
 
-    return NumbaLink(terms, value, slope, _quantile, _newton_step)
+    return NumbaLink(terms, value, slope, _quantile, _newton_step, far=EXPONENTIAL_TAIL)

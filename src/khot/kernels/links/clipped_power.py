@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Link, Moments, TailSums
+from .base import Link, Moments
 from .names import as_constant
 
 LARGEST_PRODUCT = 100  # exponent of a power that is taken by multiplications
@@ -55,36 +55,6 @@ class ClippedPower(Link, name="clipped_power"):
 
     def inverse(self, p: Tensor) -> Tensor:
         return p ** (1 / self.q)
-
-    def slope_(self, z: Tensor) -> Tensor:
-        z.clamp_(0, 1)
-        z.mul_(torch.lt(z, 1, out=torch.empty_like(z)))
-        return z.sign_() if self.q == 1 else z.pow_(self.q - 1).mul_(self.q)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        """Counts only the entries with ``F = 1`` as above, so that the sums of the others are powers of z."""
-        z.clamp_(0, 1)
-        buffer = torch.lt(z, 1, out=torch.empty_like(z))
-        capped = z.shape[-1] - buffer.sum(-1)
-        z.mul_(buffer)  # the caps are counted, and out of the sums
-        if self.q == 1:
-            total, slope = z.sum(-1), z.sign_().sum(-1)
-        else:
-            power = _power(z, self.q - 1)
-            slope = self.q * power.sum(-1)
-            total = power.mul_(z).sum(-1)
-        return TailSums(capped, total, total, slope)
-
-    def newton_step(self, sums: TailSums, excess: Tensor) -> Tensor:
-        # With P the sum of the uncapped, P^(1/q) is linear in t for tied entries, and for every row where q = 1: Newton
-        # on P^(1/q) = (k - capped)^(1/q). If there are more caps than k, Newton on the residual, and if there is no
-        # slope, a step as if one entry had some.
-        residual = sums.total + excess
-        if self.q == 1:
-            return residual / sums.slope.clamp(min=1)
-        power = self.q * sums.total * (1 - (-excess / sums.total) ** (1 / self.q))
-        step = torch.where(excess <= 0, power, residual) / sums.slope
-        return torch.where(sums.slope > 0, step, residual)
 
 
 def _power(z: Tensor, exponent: float) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from ..numba_math import EXP, LOG, Real
+from ..numba_math import FLUSHED_EXP, LOG, Real
 from ..numba_tools import inlined, per_row, specialised
 from .base_numba import Compiled, NumbaLink
 
@@ -42,7 +42,7 @@ def _product(m: int) -> Compiled:
 
 def power_below(variant: str, real: Real) -> Compiled:
     """z^(q - 1) for 0 < z < 1."""
-    exp, log, one = EXP[real], LOG[real], real(1)
+    exp, log, one = FLUSHED_EXP[real], LOG[real], real(1)
     if variant == "clip":
         return inlined(lambda z, q: one)
     if variant in GENERAL:

@@ -7,7 +7,7 @@ is the density, too: F' = u.
 import torch
 from torch import Tensor
 
-from .base import LOG_2, Link, Moments, TailSums, _exp_, _step
+from .base import LOG_2, Link, Moments
 
 
 class Laplace(Link, name="laplace"):
@@ -18,14 +18,18 @@ class Laplace(Link, name="laplace"):
     kernel, kernel_has_log = "laplace", True
 
     def value(self, z: Tensor) -> Tensor:
-        tail = z.abs().mul_(-1 / LOG_2).sub_(1).exp2_()
-        return _step(z).sub_(tail).abs_()  # 1 - tail above 0, tail below
+        tail = self.slope(z)
+        return torch.where(z > 0, 1 - tail, tail)
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)
 
     def slope(self, z: Tensor) -> Tensor:
         return 0.5 * torch.exp(-z.abs())
+
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        tail = self.slope(z)
+        return tail, tail
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.where(p <= 0.5, (2 * p).log(), -(2 - 2 * p).log())
@@ -46,9 +50,6 @@ class Laplace(Link, name="laplace"):
         tail = (-z.clamp(min=0)).exp()
         return tail / (2 - tail)
 
-    def log_tail(self, z: Tensor) -> Tensor:
-        return z.abs().neg_().sub_(LOG_2)
-
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
         return -beyond.abs()
 
@@ -57,26 +58,6 @@ class Laplace(Link, name="laplace"):
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         return -z.sign(), torch.zeros_like(z)
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        return torch.softmax(-z.abs(), -1)
-
-    def log_slope_(self, z: Tensor) -> Tensor:
-        return z.abs_().neg_().sub_(LOG_2)
-
-    def normalised_slope_(self, z: Tensor) -> Tensor:
-        return torch.softmax(self.log_slope_(z), -1)
-
-    def slope_(self, z: Tensor) -> Tensor:
-        return _exp_(z.abs_().neg_()).mul_(0.5)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        # u = F' = exp(-|z|) / 2.
-        above = torch.gt(z, 0, out=torch.empty_like(z))
-        count = above.sum(-1)
-        tail = _exp_(z.abs_().neg_())
-        total = 0.5 * tail.sum(-1)
-        return TailSums(count, total - tail.mul_(above).sum(-1), total, total)
 
 
 LAPLACE = Laplace()

@@ -4,10 +4,10 @@
 
 import math
 
-from ..numba_math import EXP, LOG1P, Real
+from ..numba_math import FLUSHED_EXP, LOG1P, Real
 from ..numba_tools import inlined, per_row
 from .base import LOG_2
-from .base_numba import NumbaLink, smooth_link
+from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
 
 
 @per_row
@@ -16,7 +16,7 @@ def _quantile(p, q):
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    exp, log1p = EXP[real], LOG1P[real]
+    exp, log1p = FLUSHED_EXP[real], LOG1P[real]
     zero, half, one, two, log_2 = map(real, (0, 0.5, 1, 2, LOG_2))
 
     @inlined
@@ -33,4 +33,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return decay / (two - decay) if z > zero else one
 
-    return smooth_link(tails, _quantile, real, log_value=log_value, log_derivative=log_derivative)
+    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value=log_value, log_derivative=log_derivative)

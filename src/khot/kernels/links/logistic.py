@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import Link, Moments, TailSums
+from .base import Link, Moments
 
 
 class Logistic(Link, name="logistic"):
@@ -27,6 +27,10 @@ class Logistic(Link, name="logistic"):
 
     def slope(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z) * torch.sigmoid(-z)
+
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        tail = torch.sigmoid(-z.abs())
+        return tail, tail - tail * tail
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.logit(p)
@@ -49,9 +53,6 @@ class Logistic(Link, name="logistic"):
     def log_derivative(self, z: Tensor) -> Tensor:
         return torch.sigmoid(-z)
 
-    def log_tail(self, z: Tensor) -> Tensor:
-        return torch.nn.functional.logsigmoid(z.abs().neg_())
-
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
         return -beyond.abs()
 
@@ -60,29 +61,6 @@ class Logistic(Link, name="logistic"):
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         return -z.sign(), 2 * z.sign() * share  # r = 1 - 2 F, and the tails u are their own slopes
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        return torch.softmax(self.log_slope(z), -1)
-
-    def log_slope_(self, z: Tensor) -> Tensor:
-        log_tail = z.abs_().neg_()
-        return log_tail.sub_(log_tail.exp().log1p_().mul_(2))
-
-    def normalised_slope_(self, z: Tensor) -> Tensor:
-        return torch.softmax(self.log_slope_(z), -1)
-
-    def slope_(self, z: Tensor) -> Tensor:
-        tail = z.abs_().neg_().sigmoid_()
-        return tail.sub_(tail * tail)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        # u = sigmoid(-|z|) and F' = u - u^2, hence one transcendental function and two buffers for all four sums.
-        above = torch.gt(z, 0, out=torch.empty_like(z))
-        count = above.sum(-1)
-        tail = z.abs_().neg_().sigmoid_()
-        total = tail.sum(-1)
-        slope = total - torch.linalg.vector_norm(tail, dim=-1).square_()
-        return TailSums(count, total - 2 * tail.mul_(above).sum(-1), total, slope)
 
 
 LOGISTIC = Logistic()

@@ -4,9 +4,9 @@
 
 import math
 
-from ..numba_math import EXP, LOG1P, Real
+from ..numba_math import FLUSHED_EXP, LOG1P, Real
 from ..numba_tools import inlined, per_row
-from .base_numba import NumbaLink, smooth_link
+from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
 
 FAR = 40  # from where 1 + exp(-a) is 1, and exp(a) does not overflow before
 
@@ -17,7 +17,7 @@ def _quantile(p, q):
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    exp, log1p, zero, one, far = EXP[real], LOG1P[real], real(0), real(1), real(FAR)
+    exp, log1p, zero, one, far = FLUSHED_EXP[real], LOG1P[real], real(0), real(1), real(FAR)
 
     @inlined
     def tails(a):
@@ -35,4 +35,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(-abs(z))
         return (decay if z > zero else one) / (one + decay)
 
-    return smooth_link(tails, _quantile, real, log_value=log_value, log_derivative=log_derivative)
+    return smooth_link(tails, _quantile, EXPONENTIAL_TAIL, real, log_value=log_value, log_derivative=log_derivative)

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import INFINITE, Link, Moments, TailSums, _exp_
+from .base import INFINITE, Link, Moments
 
 SQRT_HALF = math.sqrt(0.5)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -23,13 +23,16 @@ class Normal(Link, name="normal"):
     kernel = "normal"
 
     def value(self, z: Tensor) -> Tensor:
-        return (z * -SQRT_HALF).erfc_().mul_(0.5)
+        return 0.5 * torch.erfc(-SQRT_HALF * z)
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)
 
     def slope(self, z: Tensor) -> Tensor:
         return INV_SQRT_2PI * torch.exp(-0.5 * z * z)
+
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.value(-z.abs()), self.slope(z)
 
     def inverse(self, p: Tensor) -> Tensor:
         return torch.special.ndtri(p)
@@ -43,10 +46,6 @@ class Normal(Link, name="normal"):
     def log_slope(self, z: Tensor) -> Tensor:
         return -0.5 * z * z + math.log(INV_SQRT_2PI)
 
-    def log_tail(self, z: Tensor) -> Tensor:
-        below = z.abs().neg_()
-        return torch.special.log_ndtr(below, out=below)
-
     def log_decay(self, z: Tensor, beyond: Tensor) -> Tensor:
         return -(z + 0.5 * beyond) * beyond
 
@@ -55,30 +54,6 @@ class Normal(Link, name="normal"):
 
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         return -z, (-INFINITE * beyond).clamp(-INFINITE, INFINITE)  # r = -z; items that are not tied have no limit
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        # Relative to the largest, where |z| = m: exp((m^2 - z^2) / 2), factored so that no square overflows first.
-        distance = z.abs()
-        nearest = distance.detach().amin(-1, keepdim=True)
-        weight = torch.exp(-0.5 * (distance - nearest) * (distance + nearest))
-        return weight / weight.sum(-1, keepdim=True)
-
-    def normalised_slope_(self, z: Tensor) -> Tensor:
-        distance = z.abs_()
-        nearest = distance.amin(-1, keepdim=True)
-        weight = (distance - nearest).mul_(distance.add_(nearest)).mul_(-0.5).exp_()
-        return weight.div_(weight.sum(-1, keepdim=True))
-
-    def slope_(self, z: Tensor) -> Tensor:
-        return _exp_(z.mul_(z).mul_(-0.5)).mul_(INV_SQRT_2PI)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        above = torch.gt(z, 0, out=torch.empty_like(z))
-        count = above.sum(-1)
-        tail = torch.erfc(z.abs_().mul_(SQRT_HALF))
-        slope = _exp_(z.mul_(z).neg_()).sum(-1)
-        total = 0.5 * tail.sum(-1)
-        return TailSums(count, total - tail.mul_(above).sum(-1), total, INV_SQRT_2PI * slope)
 
 
 NORMAL = Normal()

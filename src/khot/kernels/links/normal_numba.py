@@ -2,15 +2,19 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
+import math
+
 import numpy as np
 
-from ..numba_math import EXP, Real
+from ..numba_math import FLUSHED_EXP, Real
 from ..numba_tools import inlined, per_row
-from .base_numba import NumbaLink, normal_quantile, smooth_link
+from .base_numba import FarTail, NumbaLink, normal_quantile, smooth_link
 from .normal import INV_SQRT_2PI
 
+LAST = {np.float32: 12.9, np.float64: 37.5}  # from where F(-a) is no normal number, which would take long
 FAR = 1e9  # whose square float32 holds; exp(-FAR^2) is 0
 
+SCALE_32, SCALE_64 = np.float32(3.5), 5.0
 # Mills' ratio over sqrt(2 pi), exp(a^2 / 2) F(-a) for a >= 0, is s times a polynomial in u = 2 s - 1, s = c / (c + a),
 # interpolated at Chebyshev points, highest power first. The relative error is 1.3e-8 in float32 and 7e-17 in float64.
 _M32 = tuple(
@@ -55,16 +59,28 @@ def _quantile(p, q):
     return normal_quantile(p)
 
 
+@inlined
+def _log_decay(a, beyond):
+    return -(a + 0.5 * beyond) * beyond
+
+
+@inlined
+def _log_hazard(a):
+    s = SCALE_64 / (SCALE_64 + a)
+    return math.log(INV_SQRT_2PI / (s * _mills_64(2 * s - 1)))
+
+
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    exp = EXP[real]
-    one, two, minus_half, density, far = map(real, (1, 2, -0.5, INV_SQRT_2PI, FAR))
-    mills, scale = (_mills_32, real(3.5)) if real is np.float32 else (_mills_64, real(5))
+    exp = FLUSHED_EXP[real]
+    zero, one, two, minus_half, density, far = map(real, (0, 1, 2, -0.5, INV_SQRT_2PI, FAR))
+    last = real(LAST[real])
+    mills, scale = (_mills_32, SCALE_32) if real is np.float32 else (_mills_64, SCALE_64)
 
     @inlined
     def tails(a):
         a = min(a, far)
         s = scale / (scale + a)
-        decay = exp(minus_half * a * a)
+        decay = exp(minus_half * a * a) if a < last else zero
         return decay * (s * mills(two * s - one)), decay * density
 
-    return smooth_link(tails, _quantile, real)
+    return smooth_link(tails, _quantile, FarTail(_log_decay, _log_hazard, gap=20.0, reach=5.0), real)

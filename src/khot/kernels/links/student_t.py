@@ -28,7 +28,7 @@ from torch import Tensor
 
 from khot._validation import checked_int
 
-from .base import INFINITE, LOG_2, Link, TailSums, _step
+from .base import INFINITE, LOG_2, Link
 
 DENSITY = {1: 1 / math.pi, 2: 1.0, 4: 12.0}  # F' r^(df + 1), by the degrees of freedom that have an elementary F
 
@@ -71,16 +71,17 @@ class StudentT(Link, name="student_t"):
         return f"student_t_{self.df}"
 
     def value(self, z: Tensor) -> Tensor:
-        # 1 - tail above 0, tail below; the cubic in float64, whose rounding keeps the order of neighbours in float32.
-        a = _size(z)
-        tail = self._cubic(self._missing(a).double()).to(z.dtype) if self.df == 4 else self._tail(a)
-        return _step(z).sub_(tail).abs_()
+        tail = self._tail(_size(z))
+        return torch.where(z > 0, 1 - tail, tail)
 
     def complement(self, z: Tensor) -> Tensor:
         return self.value(-z)
 
     def slope(self, z: Tensor) -> Tensor:
         return DENSITY[self.df] * self._radius(z).reciprocal() ** (self.df + 1)
+
+    def tail_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self._tail(z.abs()), self.slope(z)
 
     def inverse(self, p: Tensor) -> Tensor:
         upper = p > 0.5
@@ -101,26 +102,10 @@ class StudentT(Link, name="student_t"):
         a = _size(z)
         return torch.where(z > 0, self.slope(a) / (1 - self._tail(a)), self._decay(a))
 
-    def log_tail(self, z: Tensor) -> Tensor:
-        return self._log_tail(z.abs())
-
     def limits_at_ends(self, z: Tensor, beyond: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         rate = -(self.df + 1) / torch.where(z == 0, 1.0, z)
         factor = 2 * torch.pi if self.df == 1 else INFINITE  # z^(df - 1) (df + 1) / DENSITY
         return rate, (factor * beyond / (share > 0).sum(-1, keepdim=True)).clamp(-INFINITE, INFINITE)
-
-    def normalised_slope(self, z: Tensor) -> Tensor:
-        # Relative to the largest, that at the smallest r, so that not all underflow.
-        r = self._radius(z)
-        weight = (r.detach().amin(-1, keepdim=True) / r) ** (self.df + 1)
-        return weight / weight.sum(-1, keepdim=True)
-
-    def tail_sums(self, z: Tensor) -> TailSums:
-        above, slope = _step(z), self.slope(z).sum(-1)
-        count = above.sum(-1)
-        tail = self._tail(z.abs_())
-        total = tail.sum(-1)
-        return TailSums(count, total - 2 * above.mul_(tail).sum(-1), total, slope)
 
     def _radius(self, z: Tensor) -> Tensor:
         return torch.hypot(z, torch.full_like(z, math.sqrt(self.df)))

@@ -6,6 +6,7 @@ taken of a quarter of the angle, found by halving it twice: tan(angle / 2) = 1 /
 
 # mypy: disable-error-code="no-untyped-def"
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..numba_math import LOG, LOG1P, Real
-from ..numba_tools import inlined, per_row
-from .base_numba import Compiled, NumbaLink, smooth_link
+from ..numba_tools import inlined, per_row, specialised
+from .base_numba import Compiled, FarTail, NumbaLink, smooth_link
 from .student_t import DENSITY
 
 FAR = {np.float32: 1e18, np.float64: 1e150}  # whose square is finite; from where a is r to rounding
@@ -93,6 +94,24 @@ def _scaled_tail(df: int, real: Real) -> Compiled:
     return {1: of_1, 2: of_2, 4: of_4}[df]
 
 
+@functools.cache
+def _far_tail(df: int) -> FarTail:
+    degrees, density = float(df), DENSITY[df]
+    with specialised(f"student_t_{df} far"):
+        scaled_tail = _scaled_tail(df, np.float64)
+
+        @inlined
+        def log_decay(a, beyond):
+            return -0.5 * (degrees + 1) * math.log1p((2 * a + beyond) * beyond / (degrees + a * a))
+
+        @inlined
+        def log_hazard(a):
+            r = math.sqrt(degrees + a * a)
+            return math.log(density / (scaled_tail(a, r) * r))
+
+        return FarTail(log_decay, log_hazard, gap=1e7, reach=math.inf)
+
+
 def numba_link(variant: str, real: Real) -> NumbaLink:
     df = int(variant.removeprefix("student_t_"))
     log, log1p = LOG[real], LOG1P[real]
@@ -150,4 +169,5 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         rate = (decay if z > zero else one) * density / (r * (one - tail * decay if z > zero else tail))
         return rate if abs(z) < infinity else zero
 
-    return smooth_link(tails, QUANTILES[df], real, ordered_tail, log_value=log_value, log_derivative=log_derivative)
+    logarithms = {"log_value": log_value, "log_derivative": log_derivative}
+    return smooth_link(tails, QUANTILES[df], _far_tail(df), real, ordered_tail, **logarithms)

@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from ..philox import Place
 from ..registry import Backends, DrawOperator
 from . import reference
-from .reference import draw_ranks, rank_centre, rank_scale, smallest
+from .reference import draw_ranks, rank_centre, rank_scale
 
-__all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "ranks_of_parts", "smallest"]
+__all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "ranks_of_parts"]
 
 order_draw = DrawOperator("order_draw", reference.order_draw)
 order_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)

@@ -1,8 +1,9 @@
-"""Draws of order sampling on a CPU: the ranks of a row in float64, and the k smallest of them by selection."""
+"""Draws of order sampling on a CPU: the ranks of a row in float64, and the k smallest of them by counting."""
 
 # mypy: disable-error-code="no-untyped-def"
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ from ..numba_draws import empty_draws, fill_uniform
 from ..numba_math import EXP, LOG
 from ..numba_tools import inlined, kernel, over_rows, per_row, specialised
 from ..philox import even_place
+from ..selection.numba_counting import SUSPECT, mark_largest
 from .reference import LARGEST_LOG, SMALLEST
 
 STEPS = 16  # of work for a unit, more or less
+NEAR_ONE = -math.e, -1.0, -1 / math.e  # guesses of the negative k-th rank
 exp, log = EXP[np.float64], LOG[np.float64]
 
 
@@ -39,49 +42,6 @@ def _uniform(u):
 NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
 
 
-@per_row
-def nth_smallest(x, n, room):
-    """The number of x that n others precede in order, by Hoare's selection in ``room``; NaN counts as infinite.
-
-    ``np.partition`` takes numba seconds to compile, and then twice as long or more.
-    """
-    for i in range(x.shape[0]):
-        room[i] = x[i] if x[i] < np.inf else np.inf
-    low, high = 0, x.shape[0] - 1
-    while low < high:
-        pivot, i, j = room[(low + high) // 2], low, high
-        while i <= j:
-            while room[i] < pivot:
-                i += 1
-            while room[j] > pivot:
-                j -= 1
-            if i <= j:
-                room[i], room[j] = room[j], room[i]
-                i, j = i + 1, j - 1
-        if j < n < i:
-            break
-        low, high = (low, j) if n <= j else (i, high)
-    return room[n]
-
-
-@per_row
-def _draw_smallest(rank, k, room, x):
-    """Marks the k smallest ranks; of equal ones the first."""
-    n = rank.shape[0]
-    if k <= 0 or k >= n:
-        x[:] = k > 0
-        return
-    cut = nth_smallest(rank, k - 1, room)
-    ties = k
-    for i in range(n):
-        ties -= rank[i] < cut
-        x[i] = rank[i] < cut
-    for i in range(n):
-        if ties > 0 and rank[i] == cut:
-            x[i] = 1
-            ties -= 1
-
-
 @functools.cache
 def _loop(noise: str) -> Callable[..., int]:
     with specialised(noise):
@@ -96,11 +56,11 @@ def _ranks_loop(noise: str) -> Callable[..., int]:
 
 def _fill_ranks_of(exp_noise: Any) -> Any:
     @per_row
-    def fill_ranks(theta, centre, u):
+    def fill_ranks(theta, centre, sign, u):
         for i in range(u.shape[0]):
             z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
             certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
-            u[i] = exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
+            u[i] = sign * exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
 
     return fill_ranks
 
@@ -108,12 +68,12 @@ def _fill_ranks_of(exp_noise: Any) -> Any:
 def _rows_of(fill_ranks: Any) -> Callable[..., int]:
     def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
         count, n = theta.shape
-        u, room = np.empty(n), np.empty(n)
+        u = np.empty(n)
         for task in range(first, last):
             draw, row = task // count, task % count
             fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
-            fill_ranks(theta[row], centre[row], u)
-            _draw_smallest(u, k[row], room, x[task])
+            fill_ranks(theta[row], centre[row], -1.0, u)
+            mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
         return 0
 
     return kernel(rows)
@@ -125,7 +85,7 @@ def _ranks_of(fill_ranks: Any) -> Callable[..., int]:
         for task in range(first, last):
             draw, row = task // count, task % count
             fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
-            fill_ranks(theta[row], centre[row], rank[task])
+            fill_ranks(theta[row], centre[row], 1.0, rank[task])
         return 0
 
     return kernel(ranks)

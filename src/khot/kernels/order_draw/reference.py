@@ -40,12 +40,6 @@ def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: t
     return ranks.mul_(scale)
 
 
-def smallest(ranks: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """The k-hot vectors of the k smallest ranks."""
-    first = ranks.topk(k, largest=False, sorted=False).indices
-    return torch.zeros_like(ranks, dtype=dtype).scatter(-1, first, 1)
-
-
 def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
     return noise.from_uniform_(u.clamp_min_(SMALLEST))
 

@@ -1,13 +1,21 @@
-r"""The relaxed top-k mask, its threshold and its first derivative.
+r"""The maps that a threshold of a row makes: masks, their logarithms, signed masks and magnitudes.
 
-Forward: y_i = F(z_i), z_i = (x_i - t) / s, with the t at which sum_i y_i = k. Derivatives, with slopes
-w_i = F'(z_i) / s and their shares omega_i = w_i / sum w: of y,
+.. math:: y_i = Y(x_i, z_i), \qquad z_i = (a_i - t)/\sigma, \qquad \sum_i F(z_i) = k
 
-    dL/dx_i = w_i (g_i - <omega, g>),  dL/dk = <omega, g>,  dL/ds = -sum_i z_i dL/dx_i
+t is the threshold, F the link, :math:`\sigma` the scale, which is the softness s. What the kinds of maps do differently
+stands in :mod:`khot.kernels.threshold.kinds`, what their derivatives are in
+:mod:`khot.kernels.threshold.derivatives`: of a mask, with the slopes :math:`w_i = F'(z_i)/s`, their shares
+:math:`\omega_i = w_i / \sum w` and cotangents g of y,
 
-and of log y, with d_i = g_i F'(z_i) / (s F(z_i)): dL/dx_i = d_i - omega_i sum d,  dL/dk = sum d / sum w.
+.. math:: \frac{\partial L}{\partial x_i} = w_i (g_i - \langle\omega, g\rangle), \qquad
+    \frac{\partial L}{\partial k} = \langle\omega, g\rangle, \qquad
+    \frac{\partial L}{\partial s} = -\sum_i z_i \frac{\partial L}{\partial x_i} .
 
-The threshold is t = anchor + offset * s in two float64 numbers a row, see :mod:`khot.kernels.threshold.search`.
+The threshold is kept as t = anchor + offset * sigma in two float64 numbers a row: the anchor a number of x's computing
+dtype next to t, so that z = (x - anchor) / sigma - offset keeps its digits.
+
+The exact path, plain torch in float64, takes every row. The fast paths, numba on a CPU and Triton on a GPU, treat
+ordinary rows and leave the others to it.
 """
 
 from typing import Any
@@ -15,27 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._distributed.shards import Shards
 from khot._torch_internals import count_as_constant
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
-from ..rows import in_rows_of
-from . import reference
-from .search import solve_rows
-from .torch_backend import threshold_of_parts
+from ..rows import in_rows_of, with_an_item
+from . import exact, reference
+from .kinds import KINDS
 
-__all__ = [
-    "mask",
-    "mask_derivative",
-    "plain",
-    "shard_loops",
-    "solve_rows",
-    "solve_threshold",
-    "threshold",
-    "threshold_derivative",
-    "threshold_of_parts",
-]
+__all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
 
 
 def _like_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,57 +45,51 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), *_like_rows(x)
 
 
-@count_as_constant  # which Dynamo shall call, not look into: it warns of what keeps links
-def _has_kernel(link: str, log: bool) -> bool:
-    return Link.find(link).has_kernel(log)
+@count_as_constant  # tracing into it would warn about the weak dictionary of links
+def _has_kernel(link: str, kind: str) -> bool:
+    return Link.find(link).has_kernel(KINDS[kind].log)
+
+
+def _takes(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> bool:
+    return _has_kernel(link, kind)
+
+
+def _takes_derivative(x: Tensor, s: Tensor, a: Tensor, c: Tensor, grad: Tensor, link: str, kind: str, *_: Any) -> bool:
+    return _has_kernel(link, kind)
+
+
+def _on_gpu(takes: Any) -> Any:
+    """Whether there is a Triton kernel: there is none for odd maps."""
+    return lambda *args: takes(*args) and not KINDS[args[4 if takes is _takes else 6]].absolute
 
 
 threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
-threshold.backend(
-    "triton", module=".triton_forward", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
-)
-threshold.backend(
-    "numba", module=".numba_backend", takes=lambda x, k, scale, link, softness, check: _has_kernel(link, False)
-)
-threshold.backend("torch", module=".torch_backend")
-
 mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows)
-mask.backend(
-    "triton", module=".triton_forward", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
-)
-mask.backend(
-    "numba", module=".numba_backend", takes=lambda x, k, scale, link, log, softness, check: _has_kernel(link, log)
-)
-mask.backend("torch", module=".torch_backend")
+for _operator in (threshold, mask):
+    _operator.backend("triton", module=".triton_forward", takes=_on_gpu(_takes))
+    _operator.backend("numba", module=".numba_backend", takes=_takes)
+    _operator.backend("torch", module=".exact")
 
 mask_derivative = Operator("threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
-mask_derivative.backend(
-    "triton",
-    module=".triton_backward",
-    takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
-)
-mask_derivative.backend(
-    "numba",
-    module=".numba_backend",
-    takes=lambda x, scale, anchor, offset, grad, link, log, with_scale: _has_kernel(link, log),
-)
-mask_derivative.backend("torch", module=".torch_backend")
+mask_derivative.backend("triton", module=".triton_backward", takes=_on_gpu(_takes_derivative))
+mask_derivative.backend("numba", module=".numba_backend", takes=_takes_derivative)
+mask_derivative.backend("torch", module=".exact")
 
-# In graphs of DTensors, which hand over what they know how to place; elsewhere its operations are differentiable ones.
 threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
-threshold_derivative.backend("torch", module=".torch_backend")
-
+threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
 plain = Backends(__name__, "PLAIN")
-plain.backend("numba", module=".numba_backend", takes=lambda x, link, log: link.has_kernel(log))
-
-# What a process does with its parts of rows between two reductions, where a backend has loops for that.
-shard_loops = Backends(__name__, "LOOPS")
-shard_loops.backend("numba", module=".numba_shards", takes=lambda x, link, log: link.has_kernel(log))
+plain.backend("numba", module=".numba_backend", takes=lambda x, link, kind: link.has_kernel(kind.log))
 
 
-def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, link: Link = LOGISTIC) -> Tensor:
+def solve_threshold(
+    x: Tensor,
+    k: Tensor | float,
+    scale: Tensor | float = 1.0,
+    link: Link = LOGISTIC,
+    shards: Shards | None = None,
+) -> Tensor:
     """The t with ``sum(F((x - t) / scale)) = k`` along the last axis; not differentiable (the maps are).
 
     Args:
@@ -106,10 +98,15 @@ def solve_threshold(x: Tensor, k: Tensor | float, scale: Tensor | float = 1.0, l
             where every far enough t will do, the result lies ``link.reach`` scales beyond the scores.
         scale: Positive; broadcasts to (...).
         link: The link function F.
+        shards: Who holds the other items of the rows, of which x has a part; the result is the same on all processes.
 
     Returns:
         float64 tensor (...).
     """
     k, scale = (in_rows_of(x, v).detach() for v in (k, scale))
-    anchor, offset = threshold(x.detach(), k, scale, link.key, "scale", False)
+    if shards is None:
+        anchor, offset = threshold(x.detach(), k, scale, link.key, "mask", "scale", False)
+    else:
+        items = with_an_item(x.detach(), -torch.inf)
+        anchor, offset = exact.threshold(items, k, scale, link.key, "mask", "scale", False, shards)
     return anchor + offset * scale

@@ -1,7 +1,6 @@
-"""The mask, its threshold and its derivative as loops over rows on a CPU, for ordinary rows.
+"""Masks, their logarithms, signed masks and magnitudes, thresholds and derivatives, as loops over rows on a CPU.
 
-Those with numbers near the limits of their dtype, whose tails underflow, or that a few Newton steps do not solve go to
-the torch backend together; so does what is to become an error.
+Rows that a loop leaves, see :mod:`.numba_loops`, go to the exact path together.
 """
 
 from collections.abc import Callable
@@ -11,62 +10,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contents import check_contents
 from ..links.base import Link, link_numbers
 from ..numba_tools import over_rows
 from ..rows import Threshold, compute_dtype, row_range
-from . import torch_backend
+from . import exact
+from .kinds import KINDS, Kind
 from .numba_loops import Loops, loops_of
 
 
-def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _solve(x, k, scale, link, None, softness, check)
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
+    _, anchor, offset = _solve(x, k, scale, link, kind, softness, check, False)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _solve(x, k, scale, link, log, softness, check)
+    return _solve(x, k, scale, link, kind, softness, check, True)
 
 
 def _solve(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool | None, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y or log y, empty if ``log`` is None, and the threshold."""
+    """y, empty without values, and the threshold."""
     batch, n = x.shape[:-1], x.shape[-1]
     found, items = Link.find(link), _rows(x)
     rows = items.shape[0]
     k, scale = _flat(k), _flat(scale)
-    y = torch.empty_like(items) if log is not None else items.new_empty((rows, 0))  # at no address
+    y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # at no address
     at = Threshold(k.new_empty(rows), k.new_empty(rows))
     left = k.new_empty(rows, dtype=torch.bool)
     results = (v.data_ptr() for v in (y, *at, left))
     arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
-    if over_rows(_loops(found, items, bool(log)).mask, rows, rows * n, n, *arguments):
-        if log is not None and left.all():  # without copies of everything
-            del y, items
-            return torch_backend.mask(x, k.view(batch), scale.view(batch), link, log, softness, check)
-        _solve_by_torch(left, items, k, scale, y, at, found, log, softness, check)
+    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments):
+        if check:  # of all rows, whose numbers the errors tell
+            span = row_range(KINDS[kind].scores(items))
+            exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
+        some = items[left], k[left], scale[left], link, kind, softness, False
+        if with_values:
+            y[left], at.anchor[left], at.offset[left] = exact.mask(*some)
+        else:
+            at.anchor[left], at.offset[left] = exact.threshold(*some)
     return y.reshape(batch + y.shape[-1:]).to(x.dtype), at.anchor.reshape(batch), at.offset.reshape(batch)
 
 
-def _solve_by_torch(
-    left: Tensor, x: Tensor, k: Tensor, scale: Tensor, y: Tensor, at: Threshold, link: Link, log: bool | None,
-    softness: str, check: bool,
-) -> None:  # fmt: skip
-    """Fills in the rows that are ``left``."""
-    if check:  # of all rows, whose numbers the errors tell
-        check_contents(x, k, scale, softness, row_range(x))
-    some = x[left], k[left], scale[left], link.key
-    if log is None:
-        at.anchor[left], at.offset[left] = torch_backend.threshold(*some, softness, False)
-    else:
-        y[left], at.anchor[left], at.offset[left] = torch_backend.mask(*some, log, softness, False)
-
-
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, n = x.shape[:-1], x.shape[-1]
     found = Link.find(link)
@@ -79,17 +70,14 @@ def mask_derivative(
     inputs = (v.data_ptr() for v in (*at, cotangents))
     results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
     arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
-    if over_rows(_loops(found, items, log).derivative, rows, rows * n, n, *arguments):
-        if left.all():  # without copies of everything
-            del grad_x, items, cotangents
-            return torch_backend.mask_derivative(x, scale.view(batch), anchor, offset, grad, link, log, with_scale)
+    if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
-        grad_x[left], grad_k[left], grad_scale[left] = torch_backend.mask_derivative(*some, link, log, with_scale)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
-def _loops(link: Link, x: Tensor, log: bool) -> Loops:
-    return loops_of(link, np.float64 if x.dtype == torch.float64 else np.float32, log)
+def _loops(link: Link, x: Tensor, kind: str) -> Loops:
+    return loops_of(link, kind, np.float64 if x.dtype == torch.float64 else np.float32)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -105,35 +93,35 @@ class Plain(NamedTuple):
     """The map of contiguous scores in a computing dtype, k and scale being numbers, at the least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale, link, log)``: y or log y, anchors and offsets; None if not all rows are ordinary.
-        gradient: ``(x, scale, anchor, offset, grad, link, log)``: dL/dx, or None likewise.
+        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None if not all rows are ordinary.
+        gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
     """
 
-    mask: Callable[[Tensor, float, float, Link, bool], tuple[Tensor, Tensor, Tensor] | None]
-    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, bool], Tensor | None]
+    mask: Callable[[Tensor, float, float, Link, Kind], tuple[Tensor, Tensor, Tensor] | None]
+    gradient: Callable[[Tensor, float, Tensor, Tensor, Tensor, Link, Kind], Tensor | None]
 
 
-def _plain_mask(x: Tensor, k: float, scale: float, link: Link, log: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tuple[Tensor, Tensor, Tensor] | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
     left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
-    loop = _loops(link, x, log).mask
+    loop = _loops(link, x, kind.name).mask
     if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
         return None
     return y, anchor, offset
 
 
 def _plain_gradient(
-    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, log: bool
+    x: Tensor, scale: float, anchor: Tensor, offset: Tensor, grad: Tensor, link: Link, kind: Kind
 ) -> Tensor | None:
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
     inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
     results = grad_x.data_ptr(), 0, 0, left.data_ptr()
-    loop = _loops(link, x, log).derivative
+    loop = _loops(link, x, kind.name).derivative
     return None if over_rows(loop, rows, items, n, x.data_ptr(), 0, scale, *inputs, *results, float(link.q)) else grad_x
 
 

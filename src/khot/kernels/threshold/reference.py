@@ -1,79 +1,131 @@
-r"""Relaxed top-k masks by bisection, in float64: the definition.
+r"""The maps of a threshold by bisection, in float64: the definition.
 
-.. math:: y_i = F((x_i - t) / s), \qquad \sum_i y_i = k
+.. math:: \sum_i F(z_i) = k, \qquad z_i = (a_i - t)/\sigma(t)
 
-For scores and scales of ordinary size: t is one double here, where :mod:`khot.kernels.threshold.search` finds an
-anchor and an offset.
+For scores and softness of ordinary size: t is one double here, where the exact path finds an anchor and an offset.
 """
 
 import torch
 from torch import Tensor
 
 from ..links.base import Link
-from ..rows import Threshold, distances
+from ..rows import Threshold, compute_dtype
+from .kinds import KINDS, Kind, root_of, shrink
 
 HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles
+FEW_HALVINGS = 48  # of at most 1600 scales and the range of a row: far below the rounding of single precision
+LONGEST_REACH = 1000.0  # of links whose tails end like exponentials
 
 
-def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
-    """Anchor and offset of the threshold t = anchor + offset * scale of each row of x (..., n).
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
+    """Anchor and offset of the threshold t = anchor + offset * sigma of each row of x (..., n).
 
     Args:
         x: Scores.
-        k: Sum, float64 of the batch shape, as the scale.
-        scale: Positive.
+        k: Sum, float64 of the batch shape, as the scale; bound of the sum of signed masks.
+        scale: Positive softness s; sigma is s, or s t^(p-1) of magnitudes.
         link: Key of the link F.
+        kind: Name of the kind of map, see :mod:`khot.kernels.threshold.kinds`.
         softness: What errors call the scale.
         check: Whether bad contents raise a ValueError.
     """
-    found, items, s = Link.find(link), x.double(), scale.unsqueeze(-1)
-    reach = torch.full_like(scale, found.reach) * scale
-    infinite = items.isinf()
-    low = items.masked_fill(infinite, torch.inf).amin(-1) - reach
-    high = items.masked_fill(infinite, -torch.inf).amax(-1) + reach
+    found, which = Link.find(link), KINDS[kind]
+    a, reach = which.scores(x.double()), torch.full_like(scale, found.reach) * scale
+    infinite = a.isinf()
+    low = a.masked_fill(infinite, torch.inf).amin(-1) - reach
+    high = a.masked_fill(infinite, -torch.inf).amax(-1) + reach
+    low = low.clamp(min=0) if which.absolute else low
     for _ in range(HALVINGS):
         t = 0.5 * low + 0.5 * high
-        rises = found.value((items - t.unsqueeze(-1)) / s).sum(-1) > k
+        column = which.scale(t, scale, found).unsqueeze(-1)
+        rises = found.value((a - t.unsqueeze(-1)) / column).sum(-1) > k
         low, high = torch.where(rises, t, low), torch.where(rises, high, t)
     return low, torch.zeros_like(low)
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, or log y, like x (..., n), and anchors and offsets; arguments as of :func:`threshold`.
+    """y like x (..., n), and anchors and offsets; arguments as of :func:`threshold`.
 
     k and scale may be on the CPU for an x elsewhere, if they expand one number.
     """
     k, scale = k.to(x.device), scale.to(x.device)
-    at = Threshold(*threshold(x, k, scale, link, softness, check))
-    z, found = distances(x.double(), at, scale), Link.find(link)
-    return (found.log_value(z) if log else found.value(z)).to(x.dtype), *at
+    at, found, which = Threshold(*threshold(x, k, scale, link, kind, softness, check)), Link.find(link), KINDS[kind]
+    a, t = which.scores(x.double()), at.anchor.unsqueeze(-1)
+    z = (a - t) / which.scale(at.anchor, scale, found).unsqueeze(-1)
+    y = found.log_value(z) if which.log else found.value(z)
+    if which.grows:
+        kept, _ = shrink(a.clamp(min=torch.finfo(a.dtype).tiny), scale.unsqueeze(-1), found.q)
+        y = torch.where((z >= 1) | ((t == 0) & (a > 0)), kept, (root_of(t, found.q) * z.clamp(0, 1)) ** found.q)
+    return (y * x.sign() if which.absolute else y).to(x.dtype), *at
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy or dL/d log y."""
-    scale, found = scale.to(x.device), Link.find(link)
-    z = distances(x.double(), Threshold(anchor, offset), scale)
+    """dL/dx in x's dtype, dL/dk and dL/ds, zeros if that is not wanted, from dL/dy."""
+    scale, found, which = scale.to(x.device), Link.find(link), KINDS[kind]
+    a, sign = which.scores(x.double()), x.sign().double() if which.absolute else torch.ones_like(x.double())
+    t, s = which.threshold(Threshold(anchor, offset), scale, found).unsqueeze(-1), scale.unsqueeze(-1)
+    sigma = which.scale(t, s, found)
+    z, inward = (a - t) / sigma, grad.double() * sign
     slope = found.slope(z)
-    direct = grad.double() * (found.log_derivative(z) if log else slope)
-    grad_k = direct.sum(-1) / slope.sum(-1)
-    grad_x = (direct - slope * grad_k.unsqueeze(-1)) / scale.unsqueeze(-1)
-    grad_scale = -(z * grad_x).sum(-1) if with_scale else torch.zeros_like(grad_k)
-    return grad_x.to(x.dtype), grad_k, grad_scale
+    direct = inward * (found.log_derivative(z) if which.log else slope)
+    weight, gain, own_slope, own_lever = slope.sum(-1, keepdim=True), torch.ones_like(t), 0.0 * a, 0.0 * a
+    if which.grows:
+        weight = weight + sigma / t * torch.where((z > 0) & (z < 1), z, 0.0).pow(found.q).sum(-1, keepdim=True)
+        _, own_lever = shrink(a.clamp(min=torch.finfo(a.dtype).tiny), s, found.q)
+        steepness = own_lever ** (found.q - 1)
+        gain, own_slope = t, torch.where(z >= 1, steepness / (steepness + s / found.q), 0.0)
+    held = (weight > 0) & (t > 0) if which.absolute else weight > 0
+    mean = torch.where(held, direct.sum(-1, keepdim=True) / weight, 0.0)
+    pull = gain * (direct - slope * mean)
+    grad_a = pull / sigma + own_slope * inward
+    lever = torch.where(slope > 0, pull * z, 0.0) / s + own_slope * own_lever * inward
+    grad_scale = -lever.sum(-1) if with_scale else torch.zeros_like(anchor)
+    return (grad_a * sign).to(x.dtype), (gain * mean).squeeze(-1), grad_scale
 
 
 def threshold_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dx in x's dtype, dL/dk and dL/ds from dL/dt of the thresholds ``(...)``; 0 where no slope holds one."""
+    """dL/dx in x's dtype, dL/dk and dL/ds from dL/d offset of the thresholds of masks; 0 where no slope holds one."""
     found = Link.find(link)
-    z = distances(x.double(), Threshold(anchor, offset), scale)
+    z = (x.double() - (anchor + offset * scale).unsqueeze(-1)) / scale.unsqueeze(-1)
     slope = found.slope(z)
     total = slope.sum(-1, keepdim=True)
     share = torch.where(total > 0, slope / total, 0.0)
-    grad_x = share * grad.unsqueeze(-1)
-    grad_k = torch.where(total > 0, -scale.unsqueeze(-1) / total, 0.0).squeeze(-1) * grad
-    return grad_x.to(x.dtype), grad_k, -(z * grad_x).sum(-1)
+    grad_z, grad_k = share * grad.unsqueeze(-1), torch.where(total > 0, -1 / total, 0.0).squeeze(-1) * grad
+    return (grad_z / scale.unsqueeze(-1)).to(x.dtype), grad_k, -((z * grad_z).sum(-1) + offset * grad) / scale
+
+
+def portable_mask(x: Tensor, k: float | Tensor, scale: float | Tensor, link: Link, kind: Kind) -> Tensor:
+    r"""A mask or its logarithm in plain operations, as many for every input: for programs such as those of ONNX.
+
+    With :math:`u = (x - \max x)/s`, c from :math:`\sum_i F(u_i - c) = k` lies between ``min u - reach`` and ``reach``.
+    Rounding of c shows where scores next to the threshold are many scales from the largest one. Not differentiable.
+
+    Raises:
+        NotImplementedError: If the link has tails like powers, or the map is no mask.
+    """
+    if kind.absolute:
+        raise NotImplementedError("a program for ONNX has masks of scores, but none of absolute values")
+    if link.reach > LONGEST_REACH:
+        raise NotImplementedError(
+            f"a program for ONNX finds thresholds in a fixed number of steps, for links with tails like exponentials, "
+            f"but {link!r} has heavier ones"
+        )
+    size, softness = (v.to(x.device).unsqueeze(-1) if isinstance(v, Tensor) else v for v in (k, scale))
+    u = x.to(compute_dtype(x))
+    u = (u - u.amax(-1, keepdim=True)) / softness
+    low = torch.where(u > -torch.inf, u, 0.0).amin(-1, keepdim=True) - link.reach
+    high = torch.full_like(low, link.reach)
+    for _ in range(FEW_HALVINGS):
+        middle = (low + high) / 2
+        above = link.value(u - middle).sum(-1, keepdim=True) > size
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    z = u - (low + high) / 2
+    return (link.log_value(z) if kind.log else link.value(z)).to(x.dtype)

@@ -209,7 +209,6 @@ def _launch_split(
 
 
 def mask_derivative(
-    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, log: bool, with_scale: bool
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kind = "log_mask" if log else "mask"
     return launch_backward(x, scale, anchor, offset, grad, Link.find(link), kind, with_scale)

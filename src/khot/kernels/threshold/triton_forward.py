@@ -310,15 +310,17 @@ def _launch_rows(
     )  # fmt: skip
 
 
-def threshold(x: Tensor, k: Tensor, scale: Tensor, link: str, softness: str, check: bool) -> tuple[Tensor, Tensor]:
+def threshold(
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor, Tensor]:
     _, anchor, offset = _checked(x, k, scale, link, "threshold", softness, check)
     return anchor, offset
 
 
 def mask(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, anchor, offset = _checked(x, k, scale, link, "log_mask" if log else "mask", softness, check)
+    y, anchor, offset = _checked(x, k, scale, link, kind, softness, check)
     assert y is not None
     return y, anchor, offset
 

@@ -1,0 +1,253 @@
+"""Hard masks in Triton: numbers become the integers that order them, and thresholds are cut in four by three counts.
+
+Three ways through a row, chosen by :func:`khot.kernels.tiles.plan`:
+
+    registers   one program for a row, or for several short ones, which stay on chip: x is read once, y written once
+    tiles       one program for a row, which it reads again for every count
+    split       several programs for a row and a launch for every count, which ends at once for rows that are found;
+                each program sums the counts of the launch before, the last ones tell the ties before each part
+
+Layout: x, y (rows, n), unit last stride; k (rows,). Keys are int32, of float64 int64. NaN has a place in their order:
+every row gets exactly k ones.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..tiles import Table, plan
+from ..triton_tools import add3, arithmetic, on_device, rows_of
+from .exact import check_ranked
+
+SELECT: Table = {
+    torch.float32: ((512, 1), (1024, 4), (4096, 8), (8192, 8)),
+    torch.float64: ((256, 1), (1024, 4), (2048, 8), (4096, 16)),
+}
+SHORT, TOGETHER = 256, 512  # entries of rows that share a program, and of all rows in it
+BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
+
+
+@triton.jit
+def _load_keys(x_ptr, places, there, LOWEST: tl.constexpr):
+    """Numbers as integers in their order, both zeros as 0; LOWEST, which no number is, where there is none."""
+    x = tl.load(x_ptr + places, mask=there, other=0.0)
+    if x.dtype == tl.float64:
+        bits = x.to(tl.int64, bitcast=True)
+    elif x.dtype == tl.float32:
+        bits = x.to(tl.int32, bitcast=True)
+    else:
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+    return tl.where(there, tl.where(bits < 0, LOWEST - bits, bits), LOWEST)
+
+
+@triton.jit
+def _mean(a, b):
+    return (a >> 1) + (b >> 1) + (a & b & 1)  # their sum may overflow
+
+
+@triton.jit
+def _cuts(low, high):
+    """Three keys that cut a bracket in four."""
+    middle = _mean(low, high)
+    return tl.maximum(_mean(low, middle), low + 1), middle, _mean(middle, high)
+
+
+@triton.jit
+def _count_three(key, a, b, c):
+    return (key > a[:, None]).to(tl.int32), (key > b[:, None]).to(tl.int32), (key > c[:, None]).to(tl.int32)
+
+
+@triton.jit
+def _count_span(x_ptr, begin, end, a, b, c, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
+    """How many entries of a row, from ``begin`` to ``end``, are above three keys, each (1,)."""
+    one, two, three = tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32), tl.zeros((1, BLOCK), tl.int32)
+    for start in range(begin, end, BLOCK):
+        cols = start + tl.arange(0, BLOCK)[None, :]
+        first, second, third = _count_three(_load_keys(x_ptr, cols, cols < end, LOWEST), a, b, c)
+        one += first
+        two += second
+        three += third
+    return tl.reduce((one, two, three), 1, add3)
+
+
+@triton.jit
+def _is_found(low, high, above, k):
+    return (above == k) | (low + 1 >= high)
+
+
+@triton.jit
+def _narrow(low, high, above, k, over_a, over_b, over_c):
+    """The largest key with more than k above it, the smallest with at most k, how many are above that, and the end."""
+    a, b, c = _cuts(low, high)
+    going = ~_is_found(low, high, above, k)
+    low = tl.where(going, tl.where(over_c > k, c, tl.where(over_b > k, b, tl.where(over_a > k, a, low))), low)
+    top = tl.where(over_a <= k, a, tl.where(over_b <= k, b, tl.where(over_c <= k, c, high)))
+    above_top = tl.where(over_a <= k, over_a, tl.where(over_b <= k, over_b, tl.where(over_c <= k, over_c, above)))
+    high, above = tl.where(going, top, high), tl.where(going, above_top, above)
+    return low, high, above, tl.min(_is_found(low, high, above, k).to(tl.int32), 0) > 0
+
+
+@triton.jit
+def _chosen(key, high, rest, seen):
+    """Which of tiles (rows, entries) are chosen after ``seen`` ties in tiles before, and the ties seen with these."""
+    chosen = key > high[:, None]
+    if tl.max(rest - seen, 0) > 0:
+        tied = (key == high[:, None]).to(tl.int32)
+        chosen |= (tied > 0) & (seen[:, None] + tl.cumsum(tied, 1) <= rest[:, None])
+        seen += tl.sum(tied, 1)
+    return chosen, seen
+
+
+@triton.jit
+def _store(y_ptr, places, chosen, there):
+    tl.store(y_ptr + places, chosen.to(tl.float32).to(y_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _mark_span(x_ptr, y_ptr, begin, end, high, rest, seen, LOWEST: tl.constexpr, BLOCK: tl.constexpr):
+    for start in range(begin, end, BLOCK):
+        cols = start + tl.arange(0, BLOCK)[None, :]
+        chosen, seen = _chosen(_load_keys(x_ptr, cols, cols < end, LOWEST), high, rest, seen)
+        _store(y_ptr, cols, chosen, cols < end)
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "rows", "n"])
+def _topk_mask(
+    x_ptr, y_ptr, k_ptr, stride_k, stride_x, rows, n,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
+    IN_REGISTERS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows in registers, or one in tiles."""
+    if ALIGNED:
+        n, stride_x = n // 16 * 16, stride_x // 16 * 16  # so the compiler knows that they are multiples
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, cols = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
+    there = (row < rows)[:, None] & (cols < n)  # (ROWS, BLOCK)
+    k = tl.load(k_ptr + row * stride_k, mask=row < rows, other=0).to(tl.int32)  # (ROWS,)
+    low, high = tl.full((ROWS,), LOWEST, KEY), tl.full((ROWS,), -(LOWEST + 1), KEY)
+    above, seen = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    if IN_REGISTERS:
+        key = _load_keys(x_ptr, row[:, None] * stride_x + cols, there, LOWEST)
+    found = tl.min(_is_found(low, high, above, k).to(tl.int32), 0) > 0
+    while ~found:
+        a, b, c = _cuts(low, high)
+        if IN_REGISTERS:
+            over_a, over_b, over_c = tl.reduce(_count_three(key, a, b, c), 1, add3)
+        else:
+            over_a, over_b, over_c = _count_span(x_ptr + first * stride_x, 0, n, a, b, c, LOWEST, BLOCK)
+        low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
+    if IN_REGISTERS:
+        chosen, seen = _chosen(key, high, k - above, seen)
+        _store(y_ptr, row[:, None] * n + cols, chosen, there)
+    else:
+        _mark_span(x_ptr + first * stride_x, y_ptr + first * n, 0, n, high, k - above, seen, LOWEST, BLOCK)
+
+
+@triton.jit
+def _load_counts(counts_ptr, step, rows, row, parts, PARTS: tl.constexpr):
+    """Of the parts of a row, above three keys, (1, PARTS)."""
+    part = tl.arange(0, PARTS)[None, :]
+    counts, there = counts_ptr + 3 * ((step * rows + row) * parts + part), part < parts
+    one, two = tl.load(counts, mask=there, other=0), tl.load(counts + 1, mask=there, other=0)
+    return one, two, tl.load(counts + 2, mask=there, other=0)
+
+
+@triton.jit
+def _load_bracket(state_ptr, step, rows, row, KEY: tl.constexpr):
+    state = state_ptr + 3 * (step * rows + row + tl.arange(0, 1))
+    return tl.load(state).to(KEY), tl.load(state + 1).to(KEY), tl.load(state + 2).to(tl.int32)  # (1,)
+
+
+@triton.jit
+def _store_three(pointer, one, two, three):
+    at = pointer + tl.arange(0, 1)
+    tl.store(at, one.to(pointer.dtype.element_ty))
+    tl.store(at + 1, two.to(pointer.dtype.element_ty))
+    tl.store(at + 2, three.to(pointer.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "step", "last", "blocks"])
+def _topk_mask_count(
+    x_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, step, last, blocks,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The bracket that the counts of the step before leave, and counts of this program's part of the row in it.
+
+    In the last step every row is found, and entries are counted from the threshold on and above it.
+    """
+    if ALIGNED:
+        n, stride_x = n // 16 * 16, stride_x // 16 * 16
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    parts, rows = tl.num_programs(0), tl.num_programs(1)
+    k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
+    low, high, above = tl.full((1,), LOWEST, KEY), tl.full((1,), -(LOWEST + 1), KEY), tl.zeros((1,), tl.int32)
+    found = tl.max((above == k).to(tl.int32), 0) > 0
+    if step > 0:
+        low, high, above = _load_bracket(state_ptr, step - 1, rows, row, KEY)
+        one, two, three = _load_counts(counts_ptr, step - 1, rows, row, parts, PARTS)
+        over_a, over_b, over_c = tl.reduce((one, two, three), 1, add3)
+        low, high, above, found = _narrow(low, high, above, k, over_a, over_b, over_c)
+    if part == 0:
+        _store_three(state_ptr + 3 * (step * rows + row), low, high, above)
+    if (step == last) | ~found:
+        a, b, c = _cuts(low, high)
+        if step == last:
+            a, b, c = high - 1, high, high
+        begin = part * blocks * BLOCK
+        end = begin + tl.minimum(n - begin, blocks * BLOCK)
+        one, two, three = _count_span(x_ptr + row * stride_x, begin, end, a, b, c, LOWEST, BLOCK)
+        _store_three(counts_ptr + 3 * ((step * rows + row) * parts + part), one, two, three)
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_x", "n", "last", "blocks"])
+def _topk_mask_mark(
+    x_ptr, y_ptr, state_ptr, counts_ptr, k_ptr, stride_k, stride_x, n, last, blocks,
+    LOWEST: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The mask of this program's part of the row."""
+    if ALIGNED:
+        n, stride_x = n // 16 * 16, stride_x // 16 * 16
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    parts, rows = tl.num_programs(0), tl.num_programs(1)
+    k = tl.load(k_ptr + row * stride_k + tl.arange(0, 1)).to(tl.int32)
+    _, high, above = _load_bracket(state_ptr, last, rows, row, KEY)
+    upto, over, _ = _load_counts(counts_ptr, last, rows, row, parts, PARTS)
+    seen = tl.sum(tl.where(tl.arange(0, PARTS)[None, :] < part, upto - over, 0), 1)  # ties in the parts before
+    begin = part * blocks * BLOCK
+    end = begin + tl.minimum(n - begin, blocks * BLOCK)
+    _mark_span(x_ptr + row * stride_x, y_ptr + row * n, begin, end, high, k - above, seen, LOWEST, BLOCK)
+
+
+def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
+    if check:
+        check_ranked(x, k)
+    items, sizes = rows_of(x), k.reshape(-1)
+    (rows, n), bits = items.shape, BITS[x.dtype]
+    y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    how = plan(rows, n, arithmetic(x)[0], SELECT)
+    strides = sizes.stride(0), items.stride(0)
+    options: dict[str, Any] = {
+        "LOWEST": -(2 ** (bits - 1)), "KEY": tl.int64 if bits == 64 else tl.int32, "BLOCK": how.block,
+        "ALIGNED": n % 16 == 0 and items.stride(0) % 16 == 0, "num_warps": how.warps,
+    }  # fmt: skip
+    with on_device(x):
+        if how.splits == 1:
+            options["ROWS"] = TOGETHER // how.block if how.block <= SHORT else 1
+            options["num_warps"] = 4 if how.block <= SHORT else how.warps
+            grid = (-(-rows // options["ROWS"]),)
+            _topk_mask[grid](items, y, sizes, *strides, rows, n, IN_REGISTERS=how.resident, **options)
+            return y.reshape(x.shape)
+        (parts, length), last = how.chunks(n), bits // 2  # steps, each of which finds two bits of a key
+        state = torch.empty(last + 1, rows, 3, dtype=torch.int64, device=x.device)
+        counts = torch.empty(last + 1, rows, parts, 3, dtype=torch.int32, device=x.device)
+        options["PARTS"] = 1 << (parts - 1).bit_length()
+        blocks = length // how.block
+        for step in range(last + 1):
+            _topk_mask_count[(parts, rows)](items, state, counts, sizes, *strides, n, step, last, blocks, **options)
+        _topk_mask_mark[(parts, rows)](items, y, state, counts, sizes, *strides, n, last, blocks, **options)
+    return y.reshape(x.shape)

@@ -1,0 +1,363 @@
+r"""Derivatives of the maps of a threshold, in differentiable operations: of every order, in both modes.
+
+With z, the threshold t = A + c sigma of offset c and scale sigma, and :math:`v_i = da_i/\sigma - z_i\,ds/s` for scores
+a (x itself, or abs(x) of odd maps), the items between 0 and their cap follow the threshold. With the slopes f = F'(z)
+of those, W their sum and :math:`\omega = f / W` the shares,
+
+.. math:: \tau = \langle\omega, v\rangle - dk / W, \qquad dy_i = g f_i (v_i - \tau) + h_i (da_i - e_i\,ds), \qquad
+    dc = \kappa\tau - c\,ds/s .
+
+* Masks and signed masks have the gain g = 1, :math:`\kappa = 1` and no h. Nothing follows a threshold that is idle.
+* Logarithms of masks have :math:`d\log y_i = (f_i / F_i) (v_i - \tau)`.
+* Magnitudes have g = t; as the scale grows with t, :math:`W = \sum f_i + (\sigma/t) \sum z_i^q` over the pooled entries
+  and :math:`\kappa = 1 - c\,(p-1)\,\sigma/t`; and of capped entries, with :math:`u = |y|^{p-1}`, the slope
+  :math:`h = u^{q-1} / (u^{q-1} + s/q)` and the lever e = u.
+
+The offset is an output of the map that moves with x, k and s; the anchor is a constant. 1 / W counts as 0 where nothing
+holds the threshold. From y these could not be had: 1 - y has lost its digits wherever an item is almost certainly in.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from khot._torch_internals import is_transformed
+from khot._validation import has_contents
+
+from ..links.base import Link
+from ..rows import Threshold, compute_dtype
+from .ends import growth_at
+from .gaps import are_far, density_of, exact_shares, mean_distance
+from .kinds import Kind, ratios, root_of, shrink
+from .reductions import WHOLE, Whole
+
+TINY = torch.finfo(torch.float64).tiny
+FARTHEST = 0.125 * torch.finfo(torch.float64).max  # in scales, as good as infinite, but 0 * FARTHEST is 0
+SHRUNK = 2.0**-64  # what levers are multiplied by on the way, lest their products with slopes overflow
+LARGEST_ROOT = 1e18  # of the odds h : 1 - h, which is sure to round to 1 : 0
+
+
+class MapRows(NamedTuple):
+    """The rows that a map is differentiated at, in float64.
+
+    Attributes:
+        a: Scores (..., n), x or abs(x), of which other processes may hold further parts.
+        sign: The signs of x, of odd maps.
+        s: Softness (...).
+        at: Thresholds, whose offset moves, but where k = 0 or k = n, where it is arbitrary.
+        link: The link F.
+        kind: The kind of map.
+        over: How numbers of rows are put together.
+        k: The sum, for its own derivatives at 0 and n; None if these are not wanted.
+        least: The sum of slopes that stands for a smaller one, whose inverse might leave the dtype of x.
+    """
+
+    a: Tensor
+    sign: Tensor | None
+    s: Tensor
+    at: Threshold
+    link: Link
+    kind: Kind
+    over: Whole
+    k: Tensor | None
+    least: float
+
+    @classmethod
+    def of(
+        cls, x: Tensor, s: Tensor, at: Threshold, link: Link, kind: Kind, over: Whole = WHOLE, k: Tensor | None = None
+    ) -> "MapRows":
+        wide, least = x.double(), torch.finfo(compute_dtype(x)).tiny
+        a, sign = (wide.abs(), wide.sign()) if kind.absolute else (wide, None)
+        rows = cls(a, sign, s, at, link, kind, over, k, least)
+        ends = rows.ends
+        if ends is None:
+            return rows
+        return rows._replace(at=Threshold(at.anchor, torch.where(ends, at.offset.detach(), at.offset)))
+
+    @property
+    def ends(self) -> Tensor | None:
+        """The rows with k = 0 or k = n, given k, if the limits of their derivatives are known."""
+        if self.k is None or self.kind.absolute or type(self.link).limits_at_ends is Link.limits_at_ends:
+            return None
+        return self.at.offset.detach().abs() == self.link.reach
+
+    @property
+    def constant(self) -> "MapRows":
+        """The same without derivatives."""
+        at = Threshold(self.at.anchor.detach(), self.at.offset.detach())
+        return self._replace(a=self.a.detach(), s=self.s.detach(), at=at)
+
+
+class Items(NamedTuple):
+    """What derivatives are made of: tensors (..., n) of items and (...) of rows.
+
+    Attributes:
+        value: abs(y) of odd maps.
+        z: The distances, finite; of odd maps those of the items that follow the threshold.
+        lever: z as a factor, 0 for infinite items.
+        slope: f.
+        scale: sigma.
+        gain: g.
+        stretch: kappa.
+        root: The square root of g / sigma, of magnitudes.
+        follows: Whether anything follows the threshold; None where something always does.
+        factor: F' / F of logarithms.
+        powers: What W has besides f, for each item.
+        own_slope: h, if any entry has it.
+        own_lever: e.
+    """
+
+    value: Tensor
+    z: Tensor
+    lever: Tensor
+    slope: Tensor
+    scale: Tensor
+    gain: Tensor
+    stretch: Tensor
+    root: Tensor | None = None
+    follows: Tensor | None = None
+    factor: Tensor | None = None
+    powers: Tensor | None = None
+    own_slope: Tensor | None = None
+    own_lever: Tensor | None = None
+
+
+def items_of(rows: MapRows) -> Items:
+    """In differentiable operations of the scores, the softness and the offset."""
+    if rows.kind.grows:
+        return _magnitudes(rows)
+    a, s, at, link = rows.a, rows.s, rows.at, rows.link
+    here, offset = rows.over.seen(s, at.offset)
+    one = torch.ones_like(s)
+    if rows.kind.absolute:
+        z = rows.kind.distances(a, Threshold(at.anchor, offset), here, link)
+        binding = (at.anchor != 0) | (at.offset != 0)
+        lever = z.clamp(0, 1)  # beyond, the slope is 0 and the lever idle, but z may overflow
+        return Items(link.value(z), lever, lever, link.slope(z), s, one, one, follows=binding)
+    z, infinite = _finite_distances(a, Threshold(at.anchor, offset), here), a.isinf()
+    factor = link.log_derivative(z).masked_fill(a == -torch.inf, 0) if rows.kind.log else None
+    lever = z if can_tell(infinite) and not bool(infinite.any()) else z.masked_fill(infinite, 0.0)
+    return Items(z, z, lever, link.slope(z), s, one, one, factor=factor)
+
+
+def _finite_distances(x: Tensor, at: Threshold, s: Tensor) -> Tensor:
+    """z between numbers as good as infinite, also of infinite scores."""
+    infinite = x.isinf()
+    half = 0.5 * x.masked_fill(infinite, 0) - (0.5 * at.anchor).unsqueeze(-1)  # x - t may overflow
+    z = (half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)).clamp(-FARTHEST, FARTHEST)
+    return torch.where(infinite, x.clamp(-2 * FARTHEST, 2 * FARTHEST), z)  # further out than all others
+
+
+def _magnitudes(rows: MapRows) -> Items:
+    """Of magnitudes, whose entries are zero, pooled or capped."""
+    a, s, at, q = rows.a, rows.s, rows.at, rows.link.q
+    t = rows.kind.threshold(at, s, rows.link)
+    positive = torch.where(t == 0, 1.0, t)
+    root, ratio = root_of(positive, q), s * positive ** (1 / q - 1)  # sigma / t
+    seen_root, here, offset, seen_ratio = rows.over.seen(root, s, at.offset, ratio)
+    idle, column = (t == 0).unsqueeze(-1), here.unsqueeze(-1)
+    z = ratios(a, Threshold(at.anchor, offset), seen_root, here)
+    capped, inside = ((z >= 1) | idle) & (a > 0), (z > 0) & (z < 1) & ~idle
+    z = torch.where(inside, z, 0.5)  # the other kinds see a harmless number instead, as capped ones alone see theirs
+    pooled = (seen_root.unsqueeze(-1) * z) ** q  # in which the rounding of the root cancels
+    kept, lever = shrink(torch.where(capped, a, 1.0), column, q)
+    odds = (lever ** (0.5 * q - 0.5) * (q / column).sqrt()).clamp(max=LARGEST_ROOT).square()
+    return Items(
+        torch.where(capped, kept, pooled * inside),
+        z,
+        z,
+        rows.link.slope(z) * inside,
+        ratio * t.clamp(min=TINY),
+        t,
+        1 - at.offset * ratio / q,
+        ratio.rsqrt(),
+        powers=seen_ratio.unsqueeze(-1) * z**q * inside,
+        own_slope=torch.where(capped, odds / (1 + odds), 0.0),
+        own_lever=torch.where(capped, lever, 0.0),
+    )
+
+
+class Shares(NamedTuple):
+    """How the items of a row share what moves the threshold, and what cotangents g of theirs pull.
+
+    Attributes:
+        weight: What omega is proportional to (..., n).
+        norm: Its sum, as the items see it (..., 1); infinite where nothing follows the threshold.
+        rate: 1 / W, by how many scales k moves the threshold.
+        first: The sum of omega z.
+        pull: The sum of omega g; of logarithms that of d = g F' / F.
+        on_k: dL/dk over the gain.
+        moment: The sum of f g z; of logarithms that of d z.
+        slope_moment: The sum of f z.
+    """
+
+    weight: Tensor
+    norm: Tensor
+    rate: Tensor
+    first: Tensor
+    pull: Tensor
+    on_k: Tensor
+    moment: Tensor
+    slope_moment: Tensor
+
+    @property
+    def share(self) -> Tensor:
+        """omega (..., n)."""
+        return self.weight / self.norm
+
+
+def shares_of(rows: MapRows, items: Items, g: Tensor) -> tuple[Items, Shares]:
+    """By one reduction of all sums at once, unless all slopes of a row underflow."""
+    slope, log, over = items.slope, items.factor is not None, rows.over
+    direct = g * (slope if items.factor is None else items.factor)
+    held = slope if items.powers is None else slope + items.powers
+    total, first, pull, moment = over.sum(
+        held.sum(-1), (slope * items.lever).sum(-1), direct.sum(-1), (direct * items.lever).sum(-1)
+    )
+    if items.follows is not None or (rows.link.compact and rows.link.reaches_zero):
+        moves = total > TINY if items.follows is None else (total > 0) & items.follows
+        rate = torch.where(moves, torch.where(moves, total, 1.0).reciprocal(), 0.0)
+        norm = over.seen(torch.where(moves, total, torch.inf))[0].unsqueeze(-1)
+        return items, Shares(slope, norm, rate, rate * first, rate * pull, rate * pull, moment, first)
+    far, ends = are_far(total), rows.ends
+    special = far if ends is None else far | ends
+    if not can_tell(special) or bool(special.any()):
+        return _shares_in_gaps(rows, items, g, total, far)
+    norm = over.seen(total)[0].unsqueeze(-1)
+    mean, rate = pull / total, total.clamp(min=rows.least).reciprocal()
+    return items, Shares(slope, norm, rate, first / total, pull if log else mean, mean, moment, first)
+
+
+def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: Tensor) -> tuple[Items, Shares]:
+    """Where all slopes of some rows, the ``far`` ones, underflow: from their ratios, which differences of x tell.
+
+    And with the limits of derivatives in rows with k = 0 or k = n.
+    """
+    z, link, over, column, fixed = items.z, rows.link, rows.over, far.unsqueeze(-1), rows.constant
+    exact = torch.where(column, exact_shares(fixed.a, fixed.s, fixed.at, link, over), 0.0)
+    weight = torch.where(column, exact * rate_of_slopes(z, link).exp(), items.slope)
+    (norm,) = over.sum(weight.sum(-1))
+    norm = torch.where(norm > 0, norm, 1.0)
+    share, inverse = weight / over.seen(norm)[0].unsqueeze(-1), 1 / link.value(z.clamp(min=0.0))
+    density = torch.where(far, norm * density_of(z.detach(), link, over), total).clamp(min=rows.least)
+    ends = rows.ends
+    if ends is not None and rows.k is not None and (not can_tell(ends) or bool(ends.any())):
+        growth = growth_at(ends, z, share, density, rows.a, rows.s, rows.k, link)
+        share, density, inverse = share + growth.share, growth.density, inverse * (1 - growth.value)
+        factor = None if items.factor is None else items.factor + growth.factor
+        items = items._replace(slope=items.slope + growth.slope, factor=factor)
+    direct = g * (items.slope if items.factor is None else items.factor)
+    pulled, above, below, pull, moment, slope_moment = over.sum(
+        (share * g).sum(-1),
+        (share * g * inverse).masked_fill(z <= 0, 0.0).sum(-1),
+        direct.masked_fill(z > 0, 0.0).sum(-1),
+        direct.sum(-1),
+        (direct * items.lever).sum(-1),
+        (items.slope * items.lever).sum(-1),
+    )
+    on_k = pulled if items.factor is None else above + below / density
+    first = mean_distance(share, items.lever, fixed.a, fixed.s, fixed.at, link, over)
+    norm = torch.ones_like(column.double())
+    pull = on_k if items.factor is None else pull
+    return items, Shares(share, norm, density.reciprocal(), first, pull, on_k, moment, slope_moment)
+
+
+def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
+    """0, whose derivatives are those of log F'(z)."""
+    near = z.abs() < torch.finfo(z.dtype).max ** 0.5 / 16  # whose square is finite, with room for a factor
+    moves = near & (z < 0) if link.compact else near
+    rate = link.log_slope(torch.where(moves, z, -1.0))
+    return rate - rate.detach()
+
+
+def can_tell(x: Tensor) -> bool:
+    """Whether Python may decide on the contents of x."""
+    return has_contents(x) and not is_transformed()
+
+
+def balanced(values: Tensor, share: Tensor) -> Tensor:
+    """Values that sum to 0 but for rounding: that of the largest share as minus the sum of the others, which it is.
+
+    By itself it may be the difference of two numbers that agree in all their digits.
+    """
+    top = share.argmax(-1, keepdim=True)
+    return values.scatter(-1, top, -values.scatter(-1, top, 0.0).sum(-1, keepdim=True))
+
+
+# ---- The first derivative, in reverse mode and in forward mode
+
+
+def derivative(rows: MapRows, grad_y: Tensor | None, grad_offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dx in float64, dL/dk and dL/ds from dL/dy and dL/d offset; differentiable."""
+    over, kind, s = rows.over, rows.kind, rows.s
+    g = torch.zeros_like(rows.a) if grad_y is None else grad_y.double()
+    if rows.sign is not None:
+        g = g * rows.sign
+    elif kind.log:
+        g = g.masked_fill(rows.a == -torch.inf, 0)
+    items, shares = shares_of(rows, items_of(rows), g)
+    pull, here = (v.unsqueeze(-1) for v in over.seen(shares.pull, s))
+    centred = items.slope * (g - pull) if items.factor is None else items.factor * g - shares.share * pull
+    on_k = shares.on_k
+    if over.shards is None and not kind.absolute:
+        if items.factor is None:  # once more, as nearly equal cotangents lose digits once
+            left = (shares.weight * (g - pull)).sum(-1) / shares.norm.squeeze(-1)
+            centred, on_k = centred - items.slope * left.unsqueeze(-1), on_k + left
+        centred = balanced(centred, shares.weight)
+    grad_a = centred / here
+    if items.root is not None:  # times t / sigma, in two steps: where that overflows, slopes are small
+        (root,) = (v.unsqueeze(-1) for v in over.seen(items.root * (items.gain > 0)))
+        grad_a = centred * root * root
+    grad_s = -_lever(rows, centred, items, shares) * items.gain
+    if items.own_slope is not None and items.own_lever is not None:
+        own = g * items.own_slope
+        grad_a, grad_s = grad_a + own, grad_s - over.sum((own * items.own_lever).sum(-1))[0]
+    grad_k = items.gain * on_k
+    if grad_offset is not None:
+        push = items.stretch * grad_offset
+        (pushed,) = over.seen(push / items.scale)
+        grad_a = grad_a + shares.share * pushed.unsqueeze(-1)
+        grad_k = grad_k - push * shares.rate
+        grad_s = grad_s - (push * shares.first + grad_offset * rows.at.offset) / s
+    return grad_a if rows.sign is None else grad_a * rows.sign, grad_k, grad_s
+
+
+def _lever(rows: MapRows, centred: Tensor, items: Items, shares: Shares) -> Tensor:
+    """sum centred z / s, of which neither the z of outliers nor the scale let a product overflow on the way."""
+    if rows.over.shards is None:
+        root = rows.s.sqrt()
+        return (items.lever * SHRUNK * centred).sum(-1) / root / SHRUNK / root
+    return (shares.moment - shares.pull * (shares.slope_moment if items.factor is None else shares.first)) / rows.s
+
+
+def tangents(rows: MapRows, dx: Tensor | None, dk: Tensor | None, ds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """dy in float64 and d offset from dx, dk and ds, of whole rows; differentiable."""
+    s, kind = rows.s, rows.kind
+    items, shares = shares_of(rows, items_of(rows), torch.zeros_like(rows.a))
+    moved = torch.zeros_like(rows.a) if dx is None else dx.double()
+    moved = moved if rows.sign is None else moved * rows.sign
+    v = moved / items.scale.unsqueeze(-1)
+    if ds is not None:
+        v = v - items.lever * (ds / s).unsqueeze(-1)
+    mean = (shares.share * v).sum(-1)
+    rest = v - mean.unsqueeze(-1)
+    left = torch.zeros_like(mean) if kind.absolute else (shares.share * rest).sum(-1)
+    rest, shift = rest - left.unsqueeze(-1), mean + left
+    if items.factor is None:
+        dy = items.gain.unsqueeze(-1) * items.slope * rest
+        dy = dy if kind.absolute else balanced(dy, shares.share)
+    else:
+        dy = items.factor * rest
+    if items.own_slope is not None and items.own_lever is not None:
+        dy = dy + items.own_slope * (moved if ds is None else moved - items.own_lever * ds.unsqueeze(-1))
+    if dk is not None:
+        by_k = (items.gain * dk).unsqueeze(-1) * shares.share
+        if items.factor is not None:  # above the threshold by the share, which knows slopes that underflow
+            below = items.factor * (shares.rate * dk).unsqueeze(-1)
+            by_k = torch.where(items.z > 0, by_k / rows.link.value(items.z.clamp(min=0.0)), below)
+        dy, shift = dy + by_k, shift - shares.rate * dk
+    if kind.log:
+        dy = dy.masked_fill(rows.a == -torch.inf, 0)
+    shift = items.stretch * shift
+    return dy if rows.sign is None else dy * rows.sign, shift if ds is None else shift - rows.at.offset * (ds / s)

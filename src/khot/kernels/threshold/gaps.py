@@ -1,0 +1,115 @@
+r"""Shares of slopes in a gap so wide that all slopes underflow, and z has lost the digits of x.
+
+Then k is the number of items above t, or 0 or n. On each side, slopes are taken relative to that of the item nearest to
+the gap, from differences of scores; and the two sides weigh as the tails require, whose sums are equal. All numbers are
+float64 and constants, of rows of which other processes may hold further items.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..links.base import Link
+from ..rows import Threshold
+from .reductions import Whole
+
+UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps
+WIDE = 256  # half the width of a gap in scales, from where distances lose more digits than expansions about its middle
+NEXT = 1.01  # a factor by which a distance is varied
+
+
+def are_far(total: Tensor) -> Tensor:
+    """Rows whose slopes, with this sum, make sense relative to each other only."""
+    return total < UNDERFLOW
+
+
+class Side(NamedTuple):
+    """The items on one side of a gap, of rows.
+
+    Attributes:
+        items: Which they are (..., n).
+        edge: The score of the nearest one (..., 1).
+        start: Its distance z.
+        tails: log of the sum of the tails, relative to the slope of the nearest one (...); -inf without items.
+    """
+
+    items: Tensor
+    edge: Tensor
+    start: Tensor
+    tails: Tensor
+
+
+class Gap(NamedTuple):
+    """A gap of which t is somewhere inside; ``decay`` is log F' of items relative to the nearest on the same side."""
+
+    above: Side
+    below: Side
+    decay: Tensor
+
+
+def gap_around(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Gap:
+    """The gap that a threshold lies in."""
+    half = 0.5 * x - (0.5 * at.anchor).unsqueeze(-1)
+    z = half / (0.5 * s).unsqueeze(-1) - at.offset.unsqueeze(-1)
+    finite, is_above = x.isfinite(), z >= 0 if link.compact else z > 0
+    sides = is_above & finite, ~is_above & finite
+    values = (sides[0], -z), (sides[0], -x), (sides[1], z), (sides[1], x)
+    first, right, last, left = (
+        v.unsqueeze(-1) for v in over.max(*(torch.where(side, v, -torch.inf).amax(-1) for side, v in values))
+    )
+    edge = torch.where(is_above, -right, left).nan_to_num(0.0, 0.0, 0.0)
+    start = torch.where(is_above, -first, last).nan_to_num(0.0, 0.0, 0.0)
+    beyond = (0.5 * torch.where(finite, x, edge) - 0.5 * edge) * (2 / s).unsqueeze(-1)
+    decay = link.log_decay(start, beyond).masked_fill(~finite, -torch.inf)
+    tails = decay - link.log_hazard(start + beyond)
+    sums = over.logsumexp(*(torch.where(side, tails, -torch.inf) for side in sides))
+    return Gap(Side(sides[0], -right, -first, sums[0]), Side(sides[1], left, last, sums[1]), decay)
+
+
+def exact_shares(x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Tensor:
+    """omega of rows in such gaps; 0 where no item has a slope."""
+    gap = gap_around(x, s, at, link, over)
+    logits = gap.decay - torch.where(gap.above.items, gap.above.tails.unsqueeze(-1), gap.below.tails.unsqueeze(-1))
+    if link.compact:  # t is next to the cap of the nearest item above; without items below nothing holds it
+        some_above, some_below = (side.edge.isfinite() for side in (gap.above, gap.below))
+        logits = logits.masked_fill(torch.where(gap.above.items, ~some_below, some_above), -torch.inf)
+    logits = logits.masked_fill(~x.isfinite(), -torch.inf)
+    (top,) = over.max(logits.amax(-1))
+    weights = (logits - torch.where(top > -torch.inf, top, 0.0).unsqueeze(-1)).exp()
+    (total,) = over.sum(weights.sum(-1))
+    return weights / torch.where(total > 0, total, 1.0).unsqueeze(-1)
+
+
+def density_of(z: Tensor, link: Link, over: Whole) -> Tensor:
+    """The sum of slopes that underflow one by one."""
+    return over.logsumexp(link.log_slope(z))[0].exp()
+
+
+def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Tensor:
+    """sum omega z, which is -dt/ds; its derivatives are those of this sum. All but share and z are constants.
+
+    It is the difference of what lies above t and what lies below, both as large as the gap. In a wide gap it is found
+    from scores relative to the edges. With Z and -Z' the distances of the nearest items above and below, and b those of
+    the others from them, this is sum omega b + (Omega Z - Omega' Z'). The slopes F'(Z) and F'(Z') differ by what the
+    tails on the two sides differ relative to them, which tells Z - Z'. The shares Omega and Omega' of the sides are as
+    their mean hazards, of which ``power`` is the exponent: 0 of exponential tails, 1 of normal ones.
+    """
+    (mean,) = over.sum((share * z).sum(-1))
+    if type(link).limits_at_ends is Link.limits_at_ends:
+        return mean
+    gap = gap_around(x, s, at, link, over)
+    half = ((gap.above.edge - gap.below.edge) * 0.5 / s.unsqueeze(-1)).squeeze(-1)
+    wide = (half > WIDE) & half.isfinite()
+    half = torch.where(wide, half, WIDE)
+    edge = torch.where(gap.above.items, gap.above.edge, gap.below.edge)
+    weight = share.detach()
+    (spread,) = over.sum((weight * torch.where(weight > 0, x - edge, 0.0)).sum(-1) / s)
+    exact = spread  # of a compact link, whose threshold stays at the cap of the nearest item above
+    if not link.compact:
+        column = half.unsqueeze(-1)
+        rate = link.limits_at_ends(column, torch.zeros_like(column), torch.ones_like(column))[0].squeeze(-1)
+        power = (link.log_hazard(NEXT * half) - link.log_hazard(half / NEXT)) / (2 * math.log(NEXT))
+        exact = (1 + power) * (0.5 * (gap.above.tails - gap.below.tails) / rate.abs() + spread)
+    return mean + torch.where(wide, exact - mean.detach(), 0.0)

@@ -1,0 +1,150 @@
+r"""What a threshold is the root of, and how far away it seems to be: for rows in float64, plain torch.
+
+Let u_i be the short tail of an item: F(z_i) below the threshold, 1 - F(z_i) above, where m items lie. Then
+
+    sum F - k = A - B,  A = sum of the tails below + max(m - k, 0),  B = sum of the tails above + max(k - m, 0),
+
+two sums of positive numbers, where sum F - k itself would lose every digit of a mask of zeros and ones. The search
+looks at g = log A - log B, which has the sign of sum F - k and falls with t. Newton's method on g is exact in one step
+where tails are exponential, in a gap of many scales as well as near the root. Where the tails underflow, the same sums
+are taken of their logarithms. A compact link counts as above the items at their cap, which leaves no tail there.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import vecdot
+
+from ..links.base import Link
+from ..newton import COARSEST, RESOLUTION, Evaluation
+from ..rows import Threshold
+from .kinds import Kind, root_of
+from .reductions import Whole
+
+TOLERANCE = 2.0**-27  # of the last step, in scales: Newton's method then has all digits
+EPS = torch.finfo(torch.float64).eps
+UNDERFLOW = torch.finfo(torch.float64).tiny / EPS  # sums below which tails are taken by their logarithms
+SHORT = 2.0**-30  # of a step between neighbouring doubles, relative to distances from the threshold
+FARTHEST = 1e306  # in scales, as good as infinite
+
+
+class Rows(NamedTuple):
+    """Rows to solve: items x (rows, n) in float64, k and softness (rows,).
+
+    Where other processes hold further items of the rows, what is found of a row is reduced over all of them.
+    """
+
+    x: Tensor
+    k: Tensor
+    softness: Tensor
+    link: Link
+    kind: Kind
+    over: Whole
+
+    def take(self, which: Tensor) -> "Rows":
+        return self._replace(x=self.x[which], k=self.k[which], softness=self.softness[which])
+
+    def distances(self, at: Threshold) -> Tensor:
+        """z; numbers are of such a size that no difference overflows."""
+        if self.kind.grows:
+            return self.kind.distances(self.x, at, self.softness, self.link)
+        return (self.x - at.anchor.unsqueeze(-1)) / self.softness.unsqueeze(-1) - at.offset.unsqueeze(-1)
+
+    def scale(self, t: Tensor) -> Tensor:
+        return self.kind.scale(t, self.softness, self.link)
+
+    def moved(self, t: Tensor, step: Tensor) -> Tensor:
+        """A step in scales, at a threshold t, as one of t; the scale itself may overflow."""
+        return step * self.softness * root_of(t, self.link.q) if self.kind.grows else step * self.softness
+
+    def neighbours(self, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest item that is not above, the smallest that is, infinite if there is none, and how many are."""
+        left = self.x.masked_fill(above, -torch.inf).amax(-1)
+        right = self.x.masked_fill(~above, torch.inf).amin(-1)
+        left, right = self.over.max(left, -right)
+        return left, -right, self.over.sum(above.sum(-1).double())[0]
+
+
+def evaluate(rows: Rows, at: Threshold) -> Evaluation:
+    """A step of t in scales, a number with the sign of sum F - k, and whether t with that step is the root."""
+    tail, slope, above = _tails(rows, at)
+    others = 1 - above
+    numbers = above.sum(-1), vecdot(tail, others), vecdot(slope, others)
+    if rows.link.compact:
+        m, below, falls = rows.over.sum(*numbers)
+        return _compact_step(rows, at, m - rows.k, below, falls)
+    m, below, falls, beyond, rises = rows.over.sum(*numbers, vecdot(tail, above), vecdot(slope, above))
+    excess = m - rows.k
+    a, b = below + excess.clamp(min=0), beyond + (-excess).clamp(min=0)
+    g, falls, rises = (a / b).log(), falls / a, rises / b
+    lost = torch.minimum(a, b) < UNDERFLOW
+    if bool(lost.any()):
+        exact = _by_logarithms(rows, at, excess)
+        g, falls, rises = (torch.where(lost, v, old) for v, old in zip(exact, (g, falls, rises), strict=True))
+    step = g / (falls + rises)
+    return step, g, (step.abs() <= TOLERANCE) | (g == 0)
+
+
+def _tails(rows: Rows, at: Threshold) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the items the short tails, the slopes, and 1 for those above."""
+    z, link = rows.distances(at), rows.link
+    if link.compact:
+        tail, slope = link.value(z), link.slope(z)
+    else:
+        tail, slope = link.tail_and_slope(z)
+    if rows.kind.grows:  # as t rises, the scale does, too
+        t = rows.kind.threshold(at, rows.softness, link)
+        slope = slope * (1 + z.clamp(0, 1) * (rows.softness * t ** (1 / link.q - 1) / link.q).unsqueeze(-1))
+    return tail, slope, (tail >= 1 if link.compact else z > 0).double()
+
+
+def _by_logarithms(rows: Rows, at: Threshold, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g and the rates at which log A falls and log B rises with t, in scales."""
+    link, z = rows.link, rows.distances(at)
+    above = z > 0
+    tail = torch.where(above, link.log_complement(z), link.log_value(z))
+    below, beyond = rows.over.logsumexp(*(torch.where(side, tail, -torch.inf) for side in (~above, above)))
+    a = torch.logaddexp(below, excess.clamp(min=0).log())
+    b = torch.logaddexp(beyond, (-excess).clamp(min=0).log())
+    # The rates are mean hazards, weighted by the tails. A difference of sums of slopes and of tails would round more.
+    total = torch.where(above, beyond.unsqueeze(-1), below.unsqueeze(-1))
+    weighted = torch.where(tail > -torch.inf, (tail - total + link.log_hazard(z)).exp(), 0.0)
+    falls, rises = rows.over.sum(*(weighted.masked_fill(side, 0.0).sum(-1) for side in (above, ~above)))
+    falls, rises = (below - a).nan_to_num(0.0).exp() * falls, (beyond - b).nan_to_num(0.0).exp() * rises
+    g, blind = (a - b).nan_to_num(0.0, torch.inf, -torch.inf), (a == -torch.inf) & (b == -torch.inf)
+    if bool(blind.any()):  # in a gap so wide that not even logarithms tell, the middle is the root
+        left, right, _ = rows.neighbours(above)
+        away = ((left - at.anchor) + (right - at.anchor)) / rows.softness - 2 * at.offset
+        g = torch.where(blind, away.clamp(-FARTHEST, FARTHEST), g)
+        falls, rises = (torch.where(blind, 1.0, v) for v in (falls, rises))
+    return g, falls, rises
+
+
+def _compact_step(rows: Rows, at: Threshold, excess: Tensor, below: Tensor, falls: Tensor) -> Evaluation:
+    """For a link whose kinks make the residual the measure, not the step; ``below`` is the sum P of the uncapped.
+
+    P is about a power of the distance to t, or an exponential of it: Newton's method on P^(1/order) = (k - capped)^(1 /
+    order), or on log P. If more items are capped than k, it is Newton's method on the residual, or a step by which all
+    entries together fall; and without any slope a step as if one item had some.
+    """
+    link, residual = rows.link, below + excess
+    if link.reaches_zero:
+        under = link.q * below / falls * (1 - (-excess / below) ** (1 / link.q))
+        step = torch.where(excess < 0, under, residual / torch.where(falls > 0, falls, 1.0))
+    else:
+        lost = (below < UNDERFLOW) & (excess < 0)
+        step = torch.where(excess < 0, (below / -excess).log(), torch.log1p(residual / rows.k))
+        step = torch.where(lost, _log_of_uncapped(rows, at) - (-excess).log(), step) if bool(lost.any()) else step
+    size = below + excess.abs()
+    found = residual.abs() <= (1 + link.condition) * EPS * size
+    # Where the doubles are too far apart for that, a step to between them that crosses no kink and is so short, beside
+    # the distances of the items that make up the sum, that what it leaves shows in no sum.
+    apart = (RESOLUTION * at.anchor.abs() / rows.scale(at.anchor)).clamp(max=COARSEST)
+    found |= (excess < 0) & (falls > 0) & (step.abs() <= torch.minimum(apart, SHORT * below / falls))
+    return step.masked_fill(found & (excess >= 0), 0.0), residual, found  # what is left may be a step across a kink
+
+
+def _log_of_uncapped(rows: Rows, at: Threshold) -> Tensor:
+    z = rows.distances(at)
+    return rows.over.logsumexp(rows.link.log_value(z).masked_fill(rows.link.value(z) >= 1, -torch.inf))[0]
