@@ -330,12 +330,13 @@ def _flagged_bwd(
     scale, q = per_row(row, scale_ptr, scale_number, stride_scale), tl.full((), q_number, tl.float64)
     anchor, off = tl.load(anchor_ptr + row), tl.load(offset_ptr + row)
     x_ptr, g_ptr, out_ptr = x_ptr + row * stride_x, g_ptr + row * stride_g, out_ptr + row * n
-    twice, weight, direct = 2.0 / scale, tl.zeros((), tl.float64), tl.zeros((), tl.float64)
+    twice, weight, direct, direct_below = 2.0 / scale, 0.0 * off, 0.0 * off, 0.0 * off
     for start in range(0, n, BLOCK):
         x, g = load_block(x_ptr, start, n, -float("inf"), BLOCK), load_block(g_ptr, start, n, 0.0, BLOCK)
-        _, w, d = _terms(x, g, anchor, off, twice, q, LINK, LOG)
+        z, w, d = _terms(x, g, anchor, off, twice, q, LINK, LOG)
         weight += tl.sum(w, 0)
         direct += tl.sum(d, 0)
+        direct_below += tl.sum(tl.where(z > 0, 0.0, d), 0)
     held = tl.maximum(weight, TINY_64)
     mean, left, right, first, last, of_above, of_below = direct / held, off, off, off, off, off, off
     grad_k, far = mean, False
@@ -349,7 +350,7 @@ def _flagged_bwd(
                 x_ptr, g_ptr, n, left, right, first, last, twice, LINK, BLOCK
             )
             if LOG:
-                mean, grad_k = direct, above + direct / held
+                mean, grad_k = direct, above + direct_below / held
             else:
                 mean, grad_k = above + below, above + below
     tl.store(grad_k_ptr + row, grad_k)
