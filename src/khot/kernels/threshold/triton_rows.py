@@ -1,18 +1,20 @@
 """How the Triton kernels of :mod:`khot.kernels.threshold` go through rows of scores.
 
-A program takes ``TILE.rows`` rows and reads them again for every pass, ``TILE.size`` columns at a time: rows of up to
-some 10^4 entries stay in the first-level cache, and nothing has to be held in registers. There are few tiles, and none
-of a kernel's integers is specialised, so that few kernels are compiled:
+A program takes ``TILE.rows`` rows and reads them again in every pass, ``TILE.size`` columns at a time. Rows of up to
+some 10^4 entries stay in the first-level cache, so nothing has to be held in registers. There are few kinds of tiles,
+and Triton specialises none of a kernel's integers, so that few kernels are compiled:
 
     short rows  4 rows in a warp, 8 threads a row: scalars of a row cost a quarter of an instruction
     rows        a row in a warp, which needs no barrier
-    long rows   a row in 4 warps; aligned ones are read 16 bytes at a time
+    long rows   a row in 2 warps; aligned ones are read 16 bytes at a time
+    split rows  several programs of 8 warps for a row, each with a chunk of its columns
+    flagged     a row in 4 warps or, if it is long, 16, in float64
 
-A tile is ``(unroll, rows, width)``: a thread has all its ``unroll`` entries of a row and reduces them by itself, and
-only the ``width`` that is left at the end of a pass goes from thread to thread.
+A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and only
+the ``width`` that is left at the end of a pass goes from thread to thread.
 
-Numbers of a row are tensors ``(rows,)`` in the arithmetic's dtype: float32, or float64 for float64 scores. Distances
-from the threshold are z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -inf.
+Numbers of a row are tensors ``(rows,)`` in the dtype of the arithmetic. Distances from the threshold are
+z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -inf.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,47 +27,87 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_tools import LARGEST_32, LARGEST_64, add2, row_numbers
-
-_SINGLE, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
-EPS_32, EPS_64 = tl.constexpr(_SINGLE.eps), tl.constexpr(_DOUBLE.eps)
-TINY_32, TINY_64 = tl.constexpr(_SINGLE.tiny), tl.constexpr(_DOUBLE.tiny)
-UNDERFLOW_32, UNDERFLOW_64 = tl.constexpr(_SINGLE.tiny / _SINGLE.eps), tl.constexpr(_DOUBLE.tiny / _DOUBLE.eps)
-SMALLEST_32, SMALLEST_64 = tl.constexpr(2.0**-64), tl.constexpr(2.0**-500)
+from ..triton_tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+LONG = 2**12  # flagged rows above this take more warps
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program holds of its rows at a time.
+    """What a program holds of its rows at a time, and with what numbers it computes.
 
     Attributes:
         rows: Rows of a program.
         unroll: Entries of a row that a thread has, or groups of ``width / threads``.
         width: Columns between two of them.
         warps: Warps of a program.
+        single: Whether scores have float32 for computing dtype, which anchors are numbers of. The arithmetic may be
+            that of float64 all the same.
+        double: Whether it is.
         aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
-        dtype: Of the arithmetic.
-        stage: "rows" if a program takes whole rows; of split rows, what it does with its chunk of one: "sums" or
-            "write".
+        stage: What a kernel does: all for whole "rows", or for those that are "flagged"; of split rows the "start", a
+            "step" or the "end".
     """
 
     rows: int
     unroll: int
     width: int
     warps: int
-    aligned: bool
-    dtype: tl.dtype
+    single: bool
+    double: bool
+    aligned: bool = False
     stage: str = "rows"
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return tl.float64 if self.double else tl.float32
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.double else torch.float32
 
     @property
     def size(self) -> int:
         """Columns."""
         return self.unroll * self.width
+
+    @property
+    def factor(self) -> float:
+        """What scores and scales are multiplied by: differences of halves do not overflow."""
+        return 0.5 if self.stage == "flagged" else 1.0
+
+    @property
+    def eps(self) -> float:
+        return torch.finfo(self.torch_dtype).eps
+
+    @property
+    def tiny(self) -> float:
+        return torch.finfo(self.torch_dtype).tiny
+
+    @property
+    def underflow(self) -> float:
+        """A sum of tails or slopes of which some have lost digits."""
+        return self.tiny / self.eps
+
+    @property
+    def tolerance(self) -> float:
+        """A last step, in scales, after which quadratic convergence leaves about eps."""
+        return 0.5 * self.eps**0.5
+
+    @property
+    def largest_scale(self) -> float:
+        """A scale above which differences of scores overflow that are not many scales."""
+        return 2.0**500 if self.double else 2.0**64
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The normal numbers of the computing dtype of the scores."""
+        limits = torch.finfo(torch.float32 if self.single else torch.float64)
+        return limits.tiny, limits.max
 
     def splits(self, rows: int, n: int) -> int:
         """Programs for each of few rows, with a whole number of tiles each."""
@@ -78,71 +120,47 @@ def is_split(rows: int, n: int) -> bool:
     return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
 
 
-def tile_of(*rows: Tensor, double: bool) -> Tile:
-    """The tile for tensors ``(rows, n)`` that are read or written together."""
-    (number, n), dtype = rows[0].shape, tl.float64 if double else tl.float32
+def tile_of(*rows: Tensor, double: bool = False) -> Tile:
+    """The tile for tensors ``(rows, n)`` that are read or written together; in float64 if they are, or ``double``."""
+    (number, n), single = rows[0].shape, rows[0].dtype != torch.float64
+    double = double or not single
     if is_split(number, n):
-        return Tile(1, 8, 256, 8, False, dtype, "sums")
+        return Tile(1, 8, 256, 8, single, double, stage="step")
     if n <= SHORT:
-        return Tile(4, 8, 8, 1, False, dtype)
+        return Tile(4, 8, 8, 1, single, double)
     if n <= IN_A_WARP:
-        return Tile(1, 8, 32, 1, False, dtype)
-    aligned = n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows)
-    return Tile(1, 2, 256, 2, True, dtype) if aligned else Tile(1, 8, 64, 2, False, dtype)
+        return Tile(1, 8, 32, 1, single, double)
+    if n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows):
+        return Tile(1, 2, 256, 2, single, double, aligned=True)
+    return Tile(1, 8, 64, 2, single, double)
 
 
-@triton.jit
-def eps_of(dtype: tl.constexpr):
-    return EPS_64 if dtype == tl.float64 else EPS_32
-
-
-@triton.jit
-def tiny_of(dtype: tl.constexpr):
-    return TINY_64 if dtype == tl.float64 else TINY_32
-
-
-@triton.jit
-def smallest_unit(dtype: tl.constexpr):
-    """1 / scale, below which differences of scores may overflow that are not many scales."""
-    return SMALLEST_64 if dtype == tl.float64 else SMALLEST_32
-
-
-@triton.jit
-def is_normal(scale, dtype: tl.constexpr):
-    """Whether a scale is a normal number of the dtype that scores of this dtype are computed in."""
-    if dtype == tl.float64:
-        return (scale >= TINY_64) & (scale <= LARGEST_64)
-    else:
-        return (scale >= TINY_32) & (scale <= LARGEST_32)
-
-
-@triton.jit
-def underflow_of(dtype: tl.constexpr):
-    """A sum of tails or slopes of which some have lost digits."""
-    return UNDERFLOW_64 if dtype == tl.float64 else UNDERFLOW_32
+def flagged_tile(x: Tensor) -> Tile:
+    """The tile for flagged rows of a tensor ``(rows, n)``."""
+    warps = 4 if x.shape[1] <= LONG else 16
+    return Tile(1, 2, 32 * warps, warps, x.dtype != torch.float64, True, stage="flagged")
 
 
 @triton.jit
 def program_rows(rows, TILE: tl.constexpr):
     """The rows of this program, (rows,); beyond the last one the last again, of which all write the same."""
     ROWS: tl.constexpr = TILE.rows
-    if TILE.stage == "rows":
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    else:
+    if (TILE.stage == "step") or (TILE.stage == "end"):
         row = tl.program_id(1) + tl.arange(0, ROWS)
+    else:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     return tl.minimum(row, rows - 1).to(tl.int64)
 
 
 @triton.jit
 def chunk_of(n, TILE: tl.constexpr):
     """Where the columns of this program begin, and their number: all, or whole tiles but for the last program."""
-    if TILE.stage == "rows":
-        begin, length = 0, n
-    else:
+    if (TILE.stage == "step") or (TILE.stage == "end"):
         length = tl.cdiv(n, tl.num_programs(0) * TILE.size) * TILE.size
         begin = tl.program_id(0) * length
-        length = tl.maximum(tl.minimum(n - begin, length), 0)
-    return begin, length
+        return begin, tl.maximum(tl.minimum(n - begin, length), 0)
+    else:
+        return 0, n
 
 
 @triton.jit
@@ -163,14 +181,16 @@ def starts(x_ptr, row, stride, TILE: tl.constexpr):
 @triton.jit
 def columns(TILE: tl.constexpr):
     """Those of a tile, (unroll, 1, width)."""
-    return (tl.arange(0, TILE.unroll) * TILE.width)[:, None, None] + tl.arange(0, TILE.width)[None, None, :]
+    UNROLL: tl.constexpr = TILE.unroll
+    WIDTH: tl.constexpr = TILE.width
+    return (tl.arange(0, UNROLL) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
 
 
 @triton.jit
 def converted(x, dtype: tl.constexpr):
-    """x in another dtype; float64 and half types meet in float32, which not every compiler can do by itself."""
-    if (x.dtype == tl.float64) or (dtype == tl.float64):
-        x = x if (x.dtype == tl.float64) and (dtype == tl.float64) else x.to(tl.float32)
+    """x in another dtype; float64 and half types meet in float32, as not every compiler does by itself."""
+    if (x.dtype == tl.float64) != (dtype == tl.float64):
+        x = x.to(tl.float32)
     return x.to(dtype)
 
 
@@ -186,9 +206,10 @@ def load(x_rows, start, n, other, TILE: tl.constexpr):
 
 
 @triton.jit
-def left_of(start, n, TILE: tl.constexpr):
-    """Columns from one on."""
-    return tl.multiple_of(n - start, 4) if TILE.aligned else n - start
+def scores(x_rows, start, n, TILE: tl.constexpr):
+    """A tile of scores, halved where differences might overflow; -inf beyond the row."""
+    x = load(x_rows, start, n, -float("inf"), TILE)
+    return x * TILE.factor if TILE.factor != 1.0 else x
 
 
 @triton.jit
@@ -214,6 +235,12 @@ def _store_part(here, y, left, TILE: tl.constexpr):
 
 
 @triton.jit
+def left_of(start, n, TILE: tl.constexpr):
+    """Columns from one on."""
+    return tl.multiple_of(n - start, 4) if TILE.aligned else n - start
+
+
+@triton.jit
 def partial_sums(TILE: tl.constexpr):
     """Zeros, one of each row for each column of a tile's width."""
     ROWS: tl.constexpr = TILE.rows
@@ -228,31 +255,15 @@ def over(numbers):
 
 
 @triton.jit
+def distances(x, anchor, off, inverse):
+    """z of a tile, in the link's unit if the offset and the inverse of the scale are."""
+    return (x - over(anchor)) * over(inverse) - over(off)
+
+
+@triton.jit
 def any_row(flags):
     """Whether a flag of one of the rows is set."""
     return tl.max(flags.to(tl.int32), 0) > 0
-
-
-class Numbers(NamedTuple):
-    """k and scale as arguments of a kernel, each one number for all rows, or a float64 tensor with one for each."""
-
-    tensors: tuple[Tensor | int, Tensor | int]
-    k: float
-    scale: float
-    stride_k: int
-    stride_scale: int
-
-    @classmethod
-    def of(cls, k: Tensor, scale: Tensor, device: torch.device) -> "Numbers":
-        """From tensors of the batch shape."""
-        (first, number, stride), (second, other, step) = (argument_of(v, device) for v in (k, scale))
-        return cls((first, second), number, other, stride, step)
-
-
-def argument_of(values: Tensor, device: torch.device) -> tuple[Tensor | int, float, int]:
-    """What :func:`per_row` takes of k or a scale, from a tensor of the batch shape: tensor or 0, number and stride."""
-    found = row_numbers(values, device)
-    return (0, found.number, 0) if found.tensor is None else (found.tensor, 1.0, found.stride)
 
 
 @triton.jit
@@ -262,3 +273,17 @@ def per_row(row, pointer, number, stride):
         return tl.load(pointer + row * stride) * number
     else:
         return tl.full(row.shape, number, tl.float64)
+
+
+class Argument(NamedTuple):
+    """k or a scale as arguments of a kernel: of :func:`per_row`, the tensor 0 where there is none."""
+
+    tensor: Tensor | int
+    number: float
+    stride: int
+
+    @classmethod
+    def of(cls, values: Tensor, device: torch.device) -> "Argument":
+        """From a tensor of the batch shape."""
+        found = row_numbers(values, device)
+        return cls(0, found.number, 0) if found.tensor is None else cls(found.tensor, 1.0, found.stride)

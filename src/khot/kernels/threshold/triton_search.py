@@ -1,9 +1,9 @@
 """The search of the fast path: the threshold of ordinary rows, as functions of Triton kernels.
 
 One loop, in float32: Newton's step on log(A / B) as in :mod:`khot.kernels.threshold.search`, a step by the density of
-the scores where that goes farther, and bisection where neither stays in the bracket or gains enough. Then the threshold
-of a row whose tails all underflow, or which leaves it free, is put where it belongs. A row that this does not solve is
-flagged, see :mod:`khot.kernels.threshold.triton_flagged`.
+the scores where that goes farther, and bisection where neither stays in the bracket or gains enough. A row whose tails
+all underflow, or which leaves the threshold free, is ``SPECIAL``, see :mod:`khot.kernels.threshold.triton_gaps`. A row
+that a number of steps does not solve is flagged, see :mod:`khot.kernels.threshold.triton_flagged`.
 
 The threshold is t = anchor + offset * scale with an anchor of the dtype of the scores, which moves along with t. In the
 loop everything that has the unit of scores is measured from the anchor, in scales times the link's unit.
@@ -17,16 +17,16 @@ import triton.language as tl
 from ..links.base_triton import against, is_below, tails_and_slopes
 from ..links.normal_triton import normal_quantile
 from ..triton_tools import LOG2_E, add2, add3, add4, quotient, reciprocal, rough_log
-from .triton_rows import any_row, converted, eps_of, load, over, partial_sums, underflow_of
+from .triton_rows import any_row, converted, distances, load, over, partial_sums, scores
 
 GOING, DONE, SPECIAL, LOST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # states of a row
-MAX_STEPS, GAP_STEPS = tl.constexpr(48), tl.constexpr(8)
+MAX_STEPS = tl.constexpr(48)
 FAR_STEP = tl.constexpr(2.0)  # in scales; a step by density is rough, and never the last
 LAST_STEP = tl.constexpr(2.0**-16)  # in scales, of a link with kinks; what it does to entries next to one is nothing
 WIDER = tl.constexpr(1.01)  # factor of a bracket, for the rounding of the moments
 SERIES_OF_ATANH = tl.constexpr(1e-3)  # up to which r^2 three terms are exact in float32
 ALMOST_NONE, ALMOST_ALL = tl.constexpr(2.0**-18), tl.constexpr(1.0 - 2.0**-18)
-SLIGHT_REST = tl.constexpr(1e-4)  # what the items below add to whole ones so that expansions in it are exact
+SLIGHT_REST = tl.constexpr(1e-4)  # what the items below may add to whole ones for expansions in it to be exact
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
@@ -66,7 +66,7 @@ def _moments_of_unmasked(x_rows, n, origin, TILE: tl.constexpr):
 
 
 @triton.jit
-def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK: tl.constexpr):
+def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK: tl.constexpr, TILE: tl.constexpr):
     """t, as anchor, a bracket about it in scales, the density of the scores there, and whether there is such a t.
 
     -t is the quantile of scale * (noise of law F) - x: of F's own shape if x is constant, about normal if x is wide.
@@ -88,7 +88,8 @@ def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK:
     )  # no entry is farther from the mean
     low = (mean - reach - guess) * inverse - quantile - 1.0
     high = (mean + reach - guess) * inverse - quantile + 1.0
-    sound = (p > 0) & (complement > 0) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
+    sound = (p > 0) & (complement > 0) & (scale >= TILE.scales[0]) & (scale <= TILE.scales[1])
+    sound = sound & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
     return origin + guess, low, high, density, sound
 
 
@@ -98,7 +99,7 @@ def row_sums(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.co
     total = partial_sums(TILE)
     signed, slope, below = total, total, total.to(tl.int32)
     for start in range(0, n, TILE.size):
-        z = (load(x_rows, start, n, -float("inf"), TILE) - over(anchor)) * over(inverse) - over(off)
+        z = distances(scores(x_rows, start, n, TILE), anchor, off, inverse)
         tail, w = tails_and_slopes(z, q, LINK)
         below += tl.sum(is_below(z, LINK), 0)
         total += tl.sum(tail, 0)
@@ -115,23 +116,23 @@ def row_sums(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.co
 
 
 @triton.jit
-def judge(above, signed, total, slope, whole, rest, q, LINK: tl.constexpr):
-    """The step in scales, the residual, whether t is the root, and whether it has to be moved off a kink or in a gap."""
+def _judge(above, signed, total, slope, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
+    """The step in scales, the residual, whether t is the root, and whether it has to be moved within a gap."""
     excess = (above - whole).to(total.dtype) - rest
     residual = signed + excess
     if LINK.compact:
-        step, found, special = _judge_compact(residual, excess, total, slope, whole, rest, q, LINK)
+        step, found, special = _judge_compact(residual, excess, total, slope, whole, rest, q, LINK, TILE)
     else:
-        step, found, special = _judge_smooth(residual, excess, signed, total, slope)
+        step, found, special = _judge_smooth(residual, excess, signed, total, slope, TILE)
     return step, residual, found, special
 
 
 @triton.jit
-def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.constexpr):
+def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.constexpr, TILE: tl.constexpr):
     """Of a link whose kinks make the residual the measure, not the step; q is also its ``condition``."""
-    eps, size = eps_of(total.dtype), total + tl.abs(excess)
+    size = total + tl.abs(excess)
     step = LINK.newton_step(residual, excess, total, slope, whole.to(total.dtype) + rest, q, LINK)
-    found = tl.abs(residual) <= (2.0 + q) * size * eps
+    found = tl.abs(residual) <= (2.0 + q) * size * TILE.eps
     if LINK.reaches_zero:
         leaving = found & (excess == 0)
         reaching = (q * total >= slope * ALMOST_ALL) & (excess < 0) & (tl.abs(residual) <= total * ALMOST_NONE)
@@ -141,12 +142,12 @@ def _judge_compact(residual, excess, total, slope, whole, rest, q, LINK: tl.cons
     found = found | special
     near = (excess < 0) & (tl.abs(step) < LAST_STEP) & (~special)
     step = tl.where(found & (~near), 0.0, step)  # a kink is where it is to be seen, not a step further
-    found = found | ((tl.abs(step) <= eps) & (slope > 0) & (excess < 0))
+    found = found | ((tl.abs(step) <= TILE.eps) & (slope > 0) & (excess < 0))
     return step, found, special & (rest == 0)
 
 
 @triton.jit
-def _judge_smooth(residual, excess, signed, total, slope):
+def _judge_smooth(residual, excess, signed, total, slope, TILE: tl.constexpr):
     """Newton's method on log(A / B) = 2 atanh(R / (A + B)); in a gap that all tails cross with underflow, no step."""
     size = total + tl.abs(excess)
     ratio = quotient(residual, size)
@@ -154,27 +155,25 @@ def _judge_smooth(residual, excess, signed, total, slope):
     atanh = ratio * (1.0 + square * (1.0 / 3.0 + 0.2 * square))
     atanh = tl.where(square < SERIES_OF_ATANH, atanh, 0.5 * rough_log(quotient(1.0 + ratio, 1.0 - ratio)))
     step = quotient(atanh * (1.0 - square) * size, (1.0 - ratio * quotient(signed, total)) * slope)
-    unseen = total < underflow_of(total.dtype)
+    unseen = total < TILE.underflow
     gap = unseen & (excess == 0)
     step = tl.where(gap | (residual == 0), 0.0, tl.where(unseen, float("inf"), step))
-    # Where convergence is quadratic on the link's scale, a last step of this size leaves about eps.
-    tolerance = 7.5e-9 if total.dtype == tl.float64 else 1.7e-4
-    return step, gap | (tl.abs(step) <= tolerance), gap
+    return step, gap | (tl.abs(step) <= TILE.tolerance), gap
 
 
 @triton.jit
-def _rounded(anchor, SINGLE: tl.constexpr):
+def rounded(anchor, TILE: tl.constexpr):
     """An anchor is a number of the dtype that scores are computed in, also where steep links take float64."""
-    return anchor.to(tl.float32).to(anchor.dtype) if SINGLE else anchor
+    return anchor.to(tl.float32).to(anchor.dtype) if TILE.single else anchor
 
 
 @triton.jit
 def advance(
     above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, inverse, q,
-    LINK: tl.constexpr, SINGLE: tl.constexpr,
+    LINK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One step: the new anchor, off, low, high and size of the step, and the state of each row."""
-    step, residual, found, special = judge(above, signed, total, slope, whole, rest, q, LINK)
+    step, residual, found, special = _judge(above, signed, total, slope, whole, rest, q, LINK, TILE)
     by_density = quotient(residual, tl.maximum(slope, density))
     coarse = (tl.abs(by_density) > FAR_STEP) & ~(tl.abs(by_density) <= tl.abs(step))  # also where there is no step
     step = tl.where(coarse & (~found), by_density, step) * LINK.unit
@@ -182,7 +181,7 @@ def advance(
     to, size = off + step, tl.abs(step)
     trusted = found | ((to > low) & (to < high) & (size <= 0.5 * older))
     to, older = tl.where(trusted, to, 0.5 * (low + high)), tl.where(trusted, size, high - low)
-    new = _rounded(anchor + to * (scale * (1.0 / LINK.unit)), SINGLE)
+    new = rounded(anchor + to * (scale * (1.0 / LINK.unit)), TILE)
     moved = (new - anchor) * inverse
     state = tl.where(found, tl.where(special, SPECIAL, DONE), GOING)
     state = tl.where(tl.abs(to - moved) < float("inf"), state, LOST)
@@ -191,8 +190,7 @@ def advance(
 
 @triton.jit
 def search(
-    x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK: tl.constexpr, TILE: tl.constexpr,
-    SINGLE: tl.constexpr,
+    x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Anchor, offset in the link's unit, and state of each row, from a first guess and a bracket in scales about it."""
     inverse = reciprocal(scale) * LINK.unit
@@ -202,106 +200,10 @@ def search(
         above, signed, total, slope = row_sums(x_rows, n, anchor, off, inverse, q, LINK, TILE)
         next_anchor, next_off, next_low, next_high, next_older, next_state = advance(
             above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, inverse, q,
-            LINK, SINGLE,
+            LINK, TILE,
         )  # fmt: skip
         going = state == GOING
         anchor, off = tl.where(going, next_anchor, anchor), tl.where(going, next_off, off)
         low, high, older, state = next_low, next_high, next_older, tl.where(going, next_state, state)
         steps += 1
     return anchor, off, state
-
-
-@triton.jit
-def _larger_smaller_sum(a0, a1, a2, b0, b1, b2):
-    return tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2
-
-
-@triton.jit
-def neighbours(x_rows, n, anchor, off, inverse, cut, TILE: tl.constexpr):
-    """The largest entry with z below a cut, the smallest of the others, and their number, at t."""
-    left = partial_sums(TILE) - float("inf")
-    right, count = -left, partial_sums(TILE).to(tl.int32)
-    for start in range(0, n, TILE.size):
-        x = load(x_rows, start, n, -float("inf"), TILE)
-        above = (x - over(anchor)) * over(inverse) - over(off) >= cut
-        left = tl.maximum(left, tl.max(tl.where(above, -float("inf"), x), 0))
-        right = tl.minimum(right, tl.min(tl.where(above, x, float("inf")), 0))
-        count += tl.sum(above.to(tl.int32), 0)
-    return tl.reduce((left, right, count), 1, _larger_smaller_sum)
-
-
-@triton.jit
-def settle(
-    x_rows, n, anchor, off, state, whole, scale, q, LINK: tl.constexpr, TILE: tl.constexpr, SINGLE: tl.constexpr
-):
-    """Anchor, offset and state, after what ``SPECIAL`` rows need: their threshold lies between two neighbours."""
-    special, inverse = state == SPECIAL, reciprocal(scale)
-    if LINK.compact:
-        cut = 0.5 * LINK.cap * LINK.unit
-    else:
-        cut = 0.0
-    left, right, count = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
-    if LINK.compact and LINK.reaches_zero:  # zeros and ones leave t free: it is put away from either end
-        room = (right - left) * inverse - LINK.cap
-        special = special & (count == whole) & (room >= 0)
-        new, place = left, tl.minimum(0.5 * room, 1.0)
-    elif LINK.compact:
-        new, place = right, _above_cap(x_rows, n, right, inverse, LINK, TILE)
-    else:
-        new = _rounded(0.5 * left + 0.5 * right, SINGLE)
-        place = _balance(x_rows, n, new, left, right, special, inverse, LINK, TILE)
-    anchor, off = tl.where(special, new, anchor), tl.where(special, place * LINK.unit, off)
-    return anchor, off, tl.where(state == SPECIAL, DONE, state)
-
-
-@triton.jit
-def _above_cap(x_rows, n, right, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
-    """How far above the lowest k items t lies, in scales, so that these make room for the tails of the others."""
-    rest = partial_sums(TILE)
-    ties = rest
-    for start in range(0, n, TILE.size):
-        away = (load(x_rows, start, n, -float("inf"), TILE) - over(right)) * over(inverse)
-        rest += tl.sum(tl.where(away < 0, tl.exp(tl.minimum(away, 0.0)), 0.0), 0)
-        ties += tl.sum(tl.where(away == 0, 1.0, 0.0), 0)
-    rest, ties = tl.reduce((rest, ties), 1, add2)
-    share = rest / ties
-    return share * (1.0 - 0.5 * share)  # log(1 + share)
-
-
-@triton.jit
-def _balance(x_rows, n, anchor, left, right, special, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Where between two neighbours the tails of the items below and above them are equal, in scales from the anchor.
-
-    All of them underflow, and are seen relative to those of the neighbours: Newton's method on log of their ratio.
-    """
-    first_end, last_end = (right - anchor) * inverse, (left - anchor) * inverse
-    off, steps, going = 0.5 * (first_end + last_end), 0, special
-    while any_row(going) & (steps < GAP_STEPS):
-        first, last = first_end - off, off - last_end
-        above, below = _relative_tails(x_rows, n, left, right, first, last, inverse, LINK, TILE)
-        log_ratio = LINK.log_decay(first, last - first, LINK) + tl.log(below[0] / above[0])
-        move = log_ratio / (below[1] / below[0] + above[1] / above[0])
-        going = going & (tl.abs(move) < float("inf")) & (tl.abs(move) > (first + last) * eps_of(move.dtype))
-        off = tl.maximum(tl.minimum(tl.where(going, off + move, off), first_end), last_end)
-        steps += 1
-    return off
-
-
-@triton.jit
-def _relative_tails(x_rows, n, left, right, first, last, inverse, LINK: tl.constexpr, TILE: tl.constexpr):
-    """Sums of tails and slopes above a gap and below it, relative to the slopes of the items at its edges."""
-    zero = partial_sums(TILE)
-    tail_above, slope_above, tail_below, slope_below = zero, zero, zero, zero
-    for start in range(0, n, TILE.size):
-        x = load(x_rows, start, n, -float("inf"), TILE)
-        above, there = x >= over(right), x != -float("inf")
-        beyond = tl.where(there, tl.where(above, x - over(right), over(left) - x) * over(inverse), 0.0)
-        edge = tl.where(above, over(first), over(last))
-        slope = tl.where(there, tl.exp(LINK.log_decay(edge, beyond, LINK)), 0.0)
-        tail = slope / LINK.hazard(edge + beyond, 0.0, LINK)
-        tail_above += tl.sum(tl.where(above, tail, 0.0), 0)
-        slope_above += tl.sum(tl.where(above, slope, 0.0), 0)
-        tail_below += tl.sum(tl.where(above, 0.0, tail), 0)
-        slope_below += tl.sum(tl.where(above, 0.0, slope), 0)
-    sums = tl.reduce((tail_above, slope_above, tail_below, slope_below), 1, add4)
-    return (sums[0], sums[1]), (sums[2], sums[3])
