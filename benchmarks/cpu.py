@@ -21,7 +21,7 @@ from torch import Tensor
 
 import khot
 from khot.kernels import backend
-from khot.kernels.registry import HAS_NUMBA
+from khot.kernels.platforms import HAS_NUMBA
 
 Row = dict[str, object]
 Call = Callable[[], object]

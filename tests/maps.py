@@ -25,6 +25,7 @@ from khot import (
     sparse_topk_signed,
     transport_topk,
 )
+from khot.kernels.call import call_of
 from khot.relaxations import Link, StudentT
 from khot.relaxations.engine import ThresholdMap
 
@@ -177,6 +178,10 @@ RELAXATIONS = [
 ]
 
 
+def log_of(link: Link, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    return ThresholdMap(link, "scale").logarithm(call_of(x, k, scale), x, k, scale, dim)
+
+
 def student_t(df: int, interpreted: bool = False) -> RelaxationCase:
     link = StudentT(df)
     return RelaxationCase(
@@ -184,7 +189,7 @@ def student_t(df: int, interpreted: bool = False) -> RelaxationCase:
         partial(capped_simplex_map, link=link),
         scipy.stats.t(df).cdf,
         softness="scale",
-        log=lambda x, k, scale=1.0, dim=-1: ThresholdMap(link, "scale").logarithm(x, k, scale, dim),
+        log=partial(log_of, link),
         interpreted=interpreted,
     )
 

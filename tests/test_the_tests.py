@@ -9,6 +9,7 @@ import torch
 
 from khot.kernels import threshold
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.threshold.kinds import MASK
 from tests.backends import USUAL
 from tests.maps import members, only_for
 
@@ -71,8 +72,7 @@ def test_no_parameters_are_an_error(pytestconfig):
 
 
 def backend_here():
-    row = torch.ones(2, dtype=torch.float64)
-    return threshold.mask.choose(torch.zeros(2, 5), row, row, LOGISTIC.key, "mask", "scale", False).name
+    return threshold.mask.choose(torch.zeros(2, 5), LOGISTIC, MASK).name
 
 
 def test_plain_pytest_computes_in_plain_torch(pytestconfig):

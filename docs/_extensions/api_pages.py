@@ -21,8 +21,8 @@ PACKAGES = {  # in the order in which a name that two of them list finds its hom
     "khot.constraints": "Constraints",
     "khot.kernels": "Backends",
 }
-# What users meet without a place in `__all__`: the results of a function, and the one function of the kernels.
-BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend"]}
+# What users meet without a place in `__all__`: the results of a function, and what they may call of the kernels.
+BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend", "explain", "Explanation"]}
 PROMISE_NOTHING = {"khot.kernels"}  # reachable, but not promised: `__all__` and the module's own text are no reference
 
 

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "alias",
@@ -20,12 +19,10 @@ __all__ = [
     "apply_untransformed",
     "count_as_constant",
     "eager_dispatcher",
-    "has_dispatch_mode",
+    "has_memory",
     "in_forward_mode",
-    "is_eager_everywhere",
     "is_exporting",
     "is_mapped",
-    "is_plain",
     "is_shape_only",
     "is_traced_by_mode",
     "is_tracing",
@@ -36,6 +33,7 @@ __all__ = [
     "outside_trace",
     "overrides_torch_functions",
     "recorder",
+    "runs_unwatched",
     "version_of",
     "writes_onnx",
     "writes_program",
@@ -73,16 +71,12 @@ def is_transformed() -> bool:
     return functorch.peek_interpreter_stack() is not None
 
 
-def is_eager_everywhere() -> bool:
-    """Whether there is no transform, tracer, dispatch mode or forward mode at work, whatever the arguments.
-
-    Not to be asked under Dynamo.
-    """
+def runs_unwatched() -> bool:
+    """Whether no transform, tracer or dispatch mode is at work; not to be asked under Dynamo."""
     return (
-        forward_ad._current_level < 0
-        and not torch._C._len_torch_dispatch_stack()
+        not torch._C._len_torch_dispatch_stack()
         and functorch.peek_interpreter_stack() is None
-        and not is_tracing()
+        and _C._get_tracing_state() is None
     )
 
 
@@ -104,15 +98,18 @@ def version_of(x: Tensor) -> int | None:
     return None if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
-def is_plain(argument: Any) -> bool:
-    """Whether a function can read its memory: no tensor, or one with data, no subclass and under no function transform.
+def has_memory(argument: Any) -> bool:
+    """Whether a function can read the memory of this tensor as its numbers; True of what is no tensor.
 
-    Nor one with the negative bit, whose memory holds the negatives of its numbers until torch's dispatcher resolves it.
+    It cannot if the tensor is of a subclass, sparse, nested, without data or wrapped by a transform, nor if it has the
+    negative bit: the memory then holds the negatives of the numbers until torch's dispatcher resolves it.
     """
-    if type(argument) not in (Tensor, Parameter):
+    kind = type(argument)
+    if kind is not Tensor and kind is not Parameter:
         return not isinstance(argument, Tensor)
-    transformed = functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument)
-    return not (transformed or argument.is_meta or argument.is_neg())
+    if functorch.is_functorch_wrapped_tensor(argument) or functorch.is_legacy_batchedtensor(argument):
+        return False
+    return argument.layout is torch.strided and not (argument.is_nested or argument.is_meta or argument.is_neg())
 
 
 # Tracers and dispatch modes
@@ -123,11 +120,6 @@ def is_shape_only(tensor: Tensor) -> bool:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor.is_meta or isinstance(tensor, FakeTensor)
-
-
-def has_dispatch_mode() -> bool:
-    """Whether a mode of torch's dispatcher sees every operation."""
-    return _get_current_dispatch_mode() is not None
 
 
 def is_traced_by_mode() -> bool:

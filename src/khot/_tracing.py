@@ -29,6 +29,8 @@ from ._torch_internals import is_tracing, outside_trace, overrides_torch_functio
 __all__ = [
     "broadcast_shapes",
     "has_float64",
+    "is_moved_to_host",
+    "is_one_operation",
     "one_operation",
     "overrides_functions",
     "shape_of",
@@ -113,18 +115,27 @@ def one_operation(function: Callable[..., Any] | None = None, *, needs_float64: 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # Dynamo knows no more than this
-            return function(*args, **kwargs)
-        device = _device_without_float64(args, kwargs) if needs_float64 else None
-        if device is None and not (is_tracing() or _overridden(args, kwargs)):
+        if torch.compiler.is_compiling() or not is_one_operation(args, kwargs, needs_float64):
             return function(*args, **kwargs)
         tensors: list[Tensor] = []
-        template = _without_tensors((args, kwargs), tensors)
-        if device is not None:
-            return _on_host(_Call(function, template), device, tensors)
-        return _run(_Call(function, template), *tensors)
+        operation = _Call(function, _without_tensors((args, kwargs), tensors))
+        device = _device_without_float64(args, kwargs) if needs_float64 else None
+        return _run(operation, *tensors) if device is None else _on_host(operation, device, tensors)
 
     return call
+
+
+def is_one_operation(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
+    """Whether :func:`one_operation` does anything else with a call than to run it; not to be asked under Dynamo.
+
+    That is for a trace, for subclasses of tensors that override torch's functions, and for devices without float64.
+    """
+    return (needs_float64 and is_moved_to_host(args, kwargs)) or is_tracing() or _overridden(args, kwargs)
+
+
+def is_moved_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call that needs float64 is computed on the host, as a device has none."""
+    return _device_without_float64(args, kwargs) is not None
 
 
 def _device_without_float64(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

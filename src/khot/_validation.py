@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._torch_internals import is_plain, is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
+from ._torch_internals import has_memory, is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
 from ._tracing import untraced
 
 
@@ -35,7 +35,7 @@ def can_look(*tensors: Tensor) -> bool:
     """Whether plain Python code may let the contents decide: not under a tracer or a transform of torch.func."""
     if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows the first only
         return False
-    return all(map(is_plain, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
+    return all(map(has_memory, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
 
 
 def checks_contents(tensor: Tensor) -> bool:
@@ -62,9 +62,13 @@ def tensors_among(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def check_strided(name: str, value: Any, *, are_scores: bool = False) -> None:
-    """A tensor is neither sparse nor nested: rows have all their entries, as many as each other."""
-    if not isinstance(value, Tensor) or torch.compiler.is_compiling():  # Dynamo refuses to read a layout in a backward
+def check_strided(name: str, value: Any, *, are_scores: bool = False, reads_layouts: bool | None = None) -> None:
+    """A tensor is neither sparse nor nested: rows have all their entries, as many as each other.
+
+    ``reads_layouts`` says whether to look, if the caller knows; Dynamo refuses to read a layout in a backward.
+    """
+    looks = not torch.compiler.is_compiling() if reads_layouts is None else reads_layouts
+    if not looks or not isinstance(value, Tensor):
         return
     if value.is_nested:
         padding = "-torch.inf), which excludes the entries that it adds" if are_scores else "0.0)"
@@ -75,11 +79,11 @@ def check_strided(name: str, value: Any, *, are_scores: bool = False) -> None:
         raise TypeError(f"`{name}` must be a dense tensor, but got the layout {value.layout}: give {name}.to_dense()")
 
 
-def check_scores(x: Any, dim: Any, *, joint: bool = False) -> None:
+def check_scores(x: Any, dim: Any, *, joint: bool = False, reads_layouts: bool | None = None) -> None:
     """``x`` is a real floating tensor that has the axis ``dim``, or the axes, where they may be taken as ``joint``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a torch.Tensor, but got {type(x).__name__}")
-    check_strided("x", x, are_scores=True)
+    check_strided("x", x, are_scores=True, reads_layouts=reads_layouts)
     if not x.is_floating_point():
         raise TypeError(f"`x` must have a floating-point dtype, but got {x.dtype}")
     if x.dim() == 0:
@@ -107,8 +111,8 @@ def _check_axes(x: Tensor, dim: tuple[Any, ...]) -> None:
         )
 
 
-def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size) -> None:
-    check_strided(name, value)
+def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Size, reads_layouts: bool | None) -> None:
+    check_strided(name, value, reads_layouts=reads_layouts)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be real, but got a tensor of dtype {value.dtype}")
     if value.device != x.device and value.dim() > 0:
@@ -122,20 +126,24 @@ def _check_broadcasts(name: str, value: Tensor, x: Tensor, batch_shape: torch.Si
         ) from None
 
 
-def check_k(k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int) -> None:
+def check_k(
+    k: float | Tensor, x: Tensor, batch_shape: torch.Size, n: int, *, reads_layouts: bool | None = None
+) -> None:
     """``k`` is a number in [0, n] or a tensor that broadcasts with the batch; a tensor's contents are not looked at."""
     if isinstance(k, Tensor):
-        _check_broadcasts("k", k, x, batch_shape)
-    elif isinstance(k, bool) or not isinstance(k, (Real, torch.SymInt, torch.SymFloat)):
+        _check_broadcasts("k", k, x, batch_shape, reads_layouts)
+    elif not _is_number(k):
         raise TypeError(f"`k` must be a real number or a torch.Tensor, but got {type(k).__name__}")
     elif not 0 <= k <= n:
         raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={k} with n={n} (`x` of shape {tuple(x.shape)})")
 
 
+_SINGLE, _DOUBLE = ((torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+
+
 def softness_limits(dtype: torch.dtype) -> tuple[float, float]:
     """Smallest and largest softness for scores of this dtype: the normal numbers of the dtype that it computes in."""
-    limits = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-    return limits.tiny, limits.max
+    return _DOUBLE if dtype == torch.float64 else _SINGLE
 
 
 def softness_error(name: str, value: float, dtype: torch.dtype) -> str:
@@ -151,18 +159,25 @@ DIM_IS_A_KEYWORD = "; the axis is the keyword `dim`, as in dim=-1"
 
 
 def check_softness(
-    name: str, value: float | Tensor, x: Tensor, batch_shape: torch.Size, *, advice: str = DIM_IS_A_KEYWORD
+    name: str,
+    value: float | Tensor,
+    x: Tensor,
+    batch_shape: torch.Size,
+    *,
+    advice: str = DIM_IS_A_KEYWORD,
+    reads_layouts: bool | None = None,
 ) -> None:
     """The softness is a number within its limits or a tensor that broadcasts with the batch, contents not looked at.
 
     The ``advice`` follows the error message for a number that is not positive.
     """
     if isinstance(value, Tensor):
-        _check_broadcasts(name, value, x, batch_shape)
+        _check_broadcasts(name, value, x, batch_shape, reads_layouts)
         return
-    if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+    if not _is_number(value):
         raise TypeError(f"`{name}` must be a real number or a torch.Tensor, but got {type(value).__name__}")
-    number = value if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)  # from NumPy's scalars, too
+    number: Any = value  # that of a compiler stays one; NumPy's scalars become Python's
+    number = number if isinstance(number, (torch.SymInt, torch.SymFloat)) else float(number)
     low, high = softness_limits(x.dtype)
     if not low <= number <= high:
         raise ValueError(softness_error(name, float(number), x.dtype) + (advice if number <= 0 else ""))
@@ -284,7 +299,14 @@ def check_generator(generator: Any, device: torch.device | None = None) -> None:
 
 def is_int(value: Any) -> bool:
     """Whether this is an integer of Python, of NumPy or of a compiler; a bool is none."""
-    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a real number of Python, of NumPy or of a compiler; a bool is none."""
+    if type(value) in (int, float):
+        return True
+    return isinstance(value, (Real, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def checked_int(name: str, value: Any, what: str = "an int") -> int:

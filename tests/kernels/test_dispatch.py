@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, registry, threshold, tiles
+from khot.kernels import backend, platforms, registry, threshold, tiles
+from khot.kernels.call import call_of
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
@@ -15,6 +16,7 @@ from khot.kernels.links.normal import NORMAL
 from khot.kernels.sorted_transport import sorted_transport
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.relaxations.engine import ThresholdMap
+from tests.backends import USUAL
 
 pytestmark = pytest.mark.loops
 
@@ -43,15 +45,15 @@ def mask_arguments(x, link=LOGISTIC, log=False):
 def test_a_cpu_runs_numba_where_it_is():
     arguments = mask_arguments(torch.randn(2, 5))
     plain = threshold.mask.plain
-    assert threshold.mask.choose(*arguments).name == ("numba" if registry.HAS_NUMBA else "torch")
+    assert threshold.mask.choose(*threshold.mask.asks(*arguments)).name == USUAL
     with backend("torch"):
         assert threshold.mask.implementation(*arguments) is plain
-        assert not threshold.mask.fuses(*arguments)
+        assert not threshold.mask.fuses(*threshold.mask.asks(*arguments))
 
 
 def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    registry._triton_obstacle.cache_clear()
+    platforms._triton_obstacle.cache_clear()
     with backend("triton"):
         with pytest.raises(RuntimeError, match=r"'triton' is forced, but .*(TRITON_INTERPRET=1|not installed)"):
             sigmoid_topk(torch.randn(2, 5), 2)
@@ -61,33 +63,15 @@ def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
     assert sigmoid_topk(torch.zeros(4), 2).tolist() == [0.5] * 4  # as before
 
 
-def test_every_call_asks_once(monkeypatch):
-    """Forward and backward, whatever runs them."""
-    asked = []
-    for operator in (threshold.mask, threshold.mask_derivative, threshold.threshold):
-        choose = operator.choose
-        monkeypatch.setattr(
-            operator, "choose", lambda *args, f=choose, name=operator.name: (asked.append(name), f(*args))[1]
-        )
-    x = torch.randn(2, 5, requires_grad=True)
-    sigmoid_topk(x, torch.tensor(2.0))[:, 0].sum().backward()
-    assert asked == ["threshold_mask", "threshold_mask_derivative"]
-
-
-def test_a_call_with_numbers_asks_for_the_short_way_only(monkeypatch):
-    if not registry.HAS_NUMBA:
-        pytest.skip("only numba has it")
-    monkeypatch.setattr(threshold.mask, "choose", lambda *args: pytest.fail("asked twice"))
-    monkeypatch.setattr(threshold.mask_derivative, "choose", lambda *args: pytest.fail("asked twice"))
-    x = torch.randn(2, 5, requires_grad=True)
-    sigmoid_topk(x, 2)[:, 0].sum().backward()
-
-
 def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypatch):
     loaded, taken = [], []
     choices = registry.Backends("khot.kernels", "f")
+
+    def takes(name):
+        return registry.only_if(lambda x: taken.append(name) or name != "scipy", "it has no loop")
+
     for name in ("triton", "scipy", "torch"):
-        choices.backend(name, module=f".{name}", takes=lambda x, name=name: taken.append(name) or name != "scipy")
+        choices.backend(name, module=f".{name}", takes=takes(name))
     monkeypatch.setattr(registry.importlib, "import_module", lambda module, package: loaded.append(module))
     monkeypatch.setattr(registry, "getattr", lambda module, attribute: loaded[-1], raising=False)
     assert choices.find(torch.zeros(3)) == ".torch"
@@ -101,7 +85,7 @@ def test_an_accelerator_without_triton_runs_torch_and_warns_once(monkeypatch):
     missing = registry.PLATFORMS["triton"]._replace(devices=("meta",), obstacle=lambda device: "it is not installed")
     monkeypatch.setitem(registry.PLATFORMS, "triton", missing)
     monkeypatch.setattr(registry, "HAS_TRITON", False)
-    registry._warn_without_triton.cache_clear()
+    registry.warn_without_triton.cache_clear()
     choices = registry.Backends("khot.kernels", "f")
     for name in ("triton", "torch"):
         choices.backend(name, module=f".{name}")
@@ -171,6 +155,6 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
         torch.library.opcheck(torch.ops.khot.threshold_mask_derivative.default, arguments)
         found = torch.ops.khot.threshold_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]
-        value = ThresholdMap(LOGISTIC, "temperature", kind)(*with_grad, -1)
+        value = ThresholdMap(LOGISTIC, "temperature", kind)(call_of(*with_grad), *with_grad, -1)
         for a, b in zip(found, torch.autograd.grad(value.sum(), with_grad), strict=True):
             torch.testing.assert_close(a, b)

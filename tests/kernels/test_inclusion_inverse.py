@@ -7,7 +7,7 @@ from torch import Tensor
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse, reference
-from khot.kernels.registry import HAS_NUMBA
+from khot.kernels.platforms import HAS_NUMBA
 from khot.kernels.threshold import solve_threshold
 from khot.laws import conditional_poisson as law
 from khot.laws.characteristic import factors

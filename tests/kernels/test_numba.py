@@ -286,9 +286,9 @@ def test_functions_of_a_factory_have_names_of_their_own():
 
 
 def test_where_numba_cannot_run_torch_does(monkeypatch):
-    from khot.kernels import registry
+    from khot.kernels import platforms
 
-    obstacle = registry._numba_obstacle
+    obstacle = platforms._numba_obstacle
     obstacle.cache_clear()
     assert obstacle(torch.device("cpu")) is None
     assert "run on a CPU" in obstacle(torch.device("meta"))

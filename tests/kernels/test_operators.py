@@ -302,9 +302,7 @@ def runs_here(option: registry.Backend) -> bool:
 
 
 def takes(operator: registry.Operator, option: registry.Backend, arguments: tuple[Any, ...]) -> bool:
-    if isinstance(operator, registry.DrawOperator):
-        return option.takes(arguments[0], 3)
-    return option.takes(*arguments)
+    return option.takes(*operator.asks(*arguments)) is None
 
 
 SLOW = pytest.mark.slow  # to compile
@@ -325,6 +323,13 @@ def score(arguments: tuple[Any, ...], result: tuple[Tensor, ...]) -> Tensor:
     logits, k = arguments
     values = k_hot(logits, k)[None]
     return OPERATORS["bernoulli_count_log_prob"].reference(logits, *result[:2], values)
+
+
+def test_backends_refuse_in_words():
+    for name, makes in CASES.items():
+        for operator, arguments in ((OPERATORS[name], make()) for make in makes):
+            reasons = [option.takes(*operator.asks(*arguments)) for option in operator.registered]
+            assert all(reason is None or (isinstance(reason, str) and reason) for reason in reasons)
 
 
 @pytest.mark.parametrize(("name", "make", "option"), CALLS)

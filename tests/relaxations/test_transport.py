@@ -7,6 +7,7 @@ import torch
 
 from khot import sigmoid_topk, topk_mask, transport_topk
 from khot.kernels import threshold
+from khot.kernels.links.logistic import LOGISTIC
 from tests.oracle import cases, tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_backend")
@@ -97,10 +98,10 @@ def test_is_sigmoid_topk_with_its_kernels(monkeypatch):
     assert torch.equal(grads[0], others[0]) and torch.equal(grads[1], others[1])
     torch.testing.assert_close(2 * grads[2], others[2])
     asked = []
-    run = threshold.mask.implementation
-    monkeypatch.setattr(threshold.mask, "implementation", lambda *args: (asked.append(args[3]), run(*args))[1])
+    choose = threshold.mask.choose
+    monkeypatch.setattr(threshold.mask, "choose", lambda x, link, kind: (asked.append(link), choose(x, link, kind))[1])
     transport_topk(x, torch.tensor(3.0), 0.2)
-    assert asked == ["logistic"]
+    assert asked == [LOGISTIC]
 
 
 def test_errors_name_epsilon_and_its_value():

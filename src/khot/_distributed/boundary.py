@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast, ove
 import torch
 from torch import Tensor
 
-from khot._tracing import one_operation
+from khot._tracing import is_one_operation, one_operation
 
 from .placements import (
     as_dtensor,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["of_rows"]
+__all__ = ["is_handed_over", "of_rows", "with_own_code"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,20 +123,36 @@ def of_rows(
         handles = in_parts if callable(in_parts) else lambda arguments: bool(in_parts)
         layout = Layout(signature, rows, known, batch_first, handles)
 
-        def spread(*args: P.args, **kwargs: P.kwargs) -> R:  # apart, as a compiler cannot look at a layout
+        def spread(*args: P.args, **kwargs: P.kwargs) -> R:  # separate because Dynamo cannot trace Layout
             return cast(R, _Call(traced, layout, signature.bind(*args, **kwargs)).run())
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if torch.compiler.is_compiling() or not (has_dtensor(args) or (kwargs and has_dtensor(kwargs.values()))):
-                return traced(*args, **kwargs)
-            return spread(*args, **kwargs)
+            if torch.compiler.is_compiling() or not is_handed_over(args, kwargs, needs_float64):
+                return function(*args, **kwargs)
+            return (spread if _have_dtensor(args, kwargs) else traced)(*args, **kwargs)
 
-        # A code object of its own: Dynamo tells functions that a graph was made for by their code, not their closures.
-        call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
-        return call
+        return with_own_code(call, function.__name__)
 
     return decorate if function is None else decorate(function)
+
+
+def with_own_code(call: Callable[P, R], name: str) -> Callable[P, R]:
+    """The same function with a code object of its own.
+
+    Dynamo distinguishes functions for which it has made graphs by their code, not by their closures.
+    """
+    call.__code__ = call.__code__.replace(co_name=name)
+    return call
+
+
+def is_handed_over(args: tuple[Any, ...], kwargs: dict[str, Any], needs_float64: bool = True) -> bool:
+    """Whether :func:`of_rows` does anything else with a call than to run it; not to be asked under Dynamo."""
+    return _have_dtensor(args, kwargs) or is_one_operation(args, kwargs, needs_float64)
+
+
+def _have_dtensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return has_dtensor(args) or (bool(kwargs) and has_dtensor(kwargs.values()))
 
 
 class _Call:

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from khot._torch_internals import (
-    apply_untransformed,
-    in_forward_mode,
-    is_plain,
-    is_tracing,
-    is_transformed,
-    nested_forward_mode,
-)
+from khot._torch_internals import apply_untransformed, in_forward_mode, nested_forward_mode
+
+from .call import Call, call_of
 
 
 def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -39,6 +34,9 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
         function: A Function without ``jvp``, which saves for forward what the rule needs.
         jvp: Rule ``jvp(ctx, saved, *tangents)`` in differentiable operations, ``saved`` in place of
             ``ctx.saved_tensors``, which inside a rule still carry the tangents of its own level.
+
+    Returns:
+        ``apply(*args, call=None)``, where ``call`` is the kind of the call if it is known already.
     """
 
     def nestable(ctx: Any, *tangents: Any) -> Any:
@@ -50,12 +48,13 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
         f"{function.__name__}ForwardMode", (function,), exec_body=lambda body: body.update(jvp=staticmethod(nestable))
     )
 
-    def apply(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
+    def apply(*args: Any, call: Call | None = None) -> Any:
+        call = call_of(*args) if call is None else call
+        if call.is_compiling:
             return function.apply(*args)
-        if not _is_plain_call(args):
+        if not call.is_plain:
             return in_both_modes.apply(*args)
-        if _wants_derivative(args):
+        if wants_gradient(*args):
             return apply_untransformed(in_both_modes, *args)
         with torch.no_grad():
             return function.forward(*args)  # at a tenth of the cost of `apply`
@@ -63,15 +62,13 @@ def with_forward_mode(function: type[Function], jvp: Callable[..., Any]) -> Call
     return apply
 
 
-def _is_plain_call(args: Sequence[Any]) -> bool:
-    """Whether a Function of these is nothing but its forward and, perhaps, a node in a graph of autograd."""
-    return not (is_transformed() or is_tracing()) and all(map(is_plain, args))
-
-
-def _wants_derivative(args: Sequence[Any]) -> bool:
-    """In either mode."""
-    recorded = torch.is_grad_enabled()
-    return any(has_derivative(x, recorded) for x in args if isinstance(x, Tensor))
+def wants_gradient(*args: Any) -> bool:
+    """Whether autograd is to record a call of these."""
+    if torch.is_grad_enabled():
+        for x in args:  # `any` of a generator takes several times as long
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def has_derivative(x: Tensor, recorded: bool) -> bool:

@@ -1,11 +1,16 @@
-"""What kind of call this is, which decides how it is computed: asked once, where the arguments come in."""
+"""What kind of call this is, which decides how it is computed: asked once, where the arguments come in.
+
+Most calls are *plain*: they run now, on data, and nothing watches them. Then kernels may read the memory of tensors,
+and a Function is nothing but its forward and, perhaps, a node in a graph of autograd.
+"""
 
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from khot._distributed.shards import Shards, shards_of_rows
-from khot._torch_internals import is_eager_everywhere, is_plain, writes_onnx
+from khot._torch_internals import has_memory, in_forward_mode, runs_unwatched, writes_onnx
 
 
 class Call(NamedTuple):
@@ -14,7 +19,7 @@ class Call(NamedTuple):
     Attributes:
         is_compiling: Whether Dynamo or ``torch.export`` traces it.
         writes_onnx: Whether it becomes part of a program for ONNX.
-        is_plain: Whether it runs now, on data, outside of all transforms, tracers and modes.
+        is_plain: See :func:`is_plain`.
         shards: Who holds the other parts of its rows; None where rows are whole.
     """
 
@@ -23,9 +28,41 @@ class Call(NamedTuple):
     is_plain: bool
     shards: Shards | None
 
+    @property
+    def reads_layouts(self) -> bool:
+        """Whether checks look at the layouts of tensors: in plain calls all are dense, and Dynamo refuses to tell."""
+        return not (self.is_plain or self.is_compiling)
+
+
+PLAIN, WATCHED = Call(False, False, True, None), Call(False, False, False, None)  # made once, as most calls are plain
+
 
 def call_of(*arguments: Any) -> Call:
     """The kind of a call of these arguments."""
     if torch.compiler.is_compiling():
         return Call(True, writes_onnx(), False, None)
-    return Call(False, False, is_eager_everywhere() and all(map(is_plain, arguments)), shards_of_rows())
+    plain = runs_unwatched() and not in_forward_mode() and all(map(has_memory, arguments))
+    call, shards = PLAIN if plain else WATCHED, shards_of_rows()
+    return call if shards is None else call._replace(shards=shards)
+
+
+def is_plain(*arguments: Any) -> bool:
+    """Whether a call of these runs now, on data, and no transform, tracer, dispatch mode or forward mode is at work."""
+    return call_of(*arguments).is_plain
+
+
+def runs_on_cpu(*tensors: Tensor) -> bool:
+    """Whether a call of these runs now, on data on a CPU, and nothing but forward mode is at work."""
+    if torch.compiler.is_compiling() or not runs_unwatched():
+        return False
+    return all(has_memory(x) and x.device.type == "cpu" for x in tensors)
+
+
+def is_first_derivative(*tensors: Tensor) -> bool:
+    """Whether a derivative of these is plain, and nobody differentiates it again."""
+    return not torch.is_grad_enabled() and is_plain(*tensors)
+
+
+def is_differentiated_again(call: Call) -> bool:
+    """Whether the derivative that this call takes is to be differentiated itself, in either mode; unknown to graphs."""
+    return not call.is_compiling and (torch.is_grad_enabled() or in_forward_mode())

@@ -1,13 +1,23 @@
 """Operators of ``torch.ops.khot``: one operation each, whose backends are registered by name.
 
     mask = Operator("threshold_mask", reference.mask, fake=_fake)
-    mask.backend("triton", module=".triton_forward", takes=lambda x, *_: ...)
-    mask.backend("torch", module=".torch_backend")
+    mask.backend("triton", module=".triton_forward", takes=only_if(_is_narrow, "rows of more than 4096 take longer"))
+    mask.backend("torch", module=".exact")
 
 A compiled graph keeps an operator whole. An eager call goes round torch's dispatcher, which costs tens of microseconds,
-and at the first call the import of torch's compiler. The first backend that runs on the tensors' device and ``takes``
-the call does the work, the reference if there is none; its module is imported then, not before. ``KHOT_BACKEND`` in the
-environment, or :func:`backend` around a piece of code, chooses for every operation:
+and at the first call the import of torch's compiler.
+
+The first backend that has no reason to refuse a call computes it, and the reference if all refuse. A backend refuses
+
+* if another one was asked for by name;
+* if it does not run on the device or not on the shape, see :mod:`khot.kernels.platforms`;
+* for a reason of its own that ``takes`` gives, such as a dtype that it has no loop for;
+* if something is in its way here, such as a library that is not installed.
+
+:func:`khot.kernels.explain` shows these reasons. The module of a backend is imported at the first call that it
+computes.
+
+``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, asks for a backend for every operation:
 
     auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, SciPy for isotonic
              regression of long rows there, torch elsewhere (the default)
@@ -16,7 +26,7 @@ environment, or :func:`backend` around a piece of code, chooses for every operat
     triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
              in its interpreter (``TRITON_INTERPRET=1``)
 
-Plain torch does what the chosen one has nothing for.
+Plain torch computes what the backend that was asked for has nothing for.
 """
 
 import functools
@@ -24,113 +34,23 @@ import importlib
 import inspect
 import math
 import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._distributed.draws import draws_of_rows
-from khot._torch_internals import (
-    count_as_constant,
-    eager_dispatcher,
-    has_dispatch_mode,
-    is_plain,
-    is_transformed,
-    no_view,
-)
+from khot._torch_internals import count_as_constant, eager_dispatcher, no_view
 
 from .autograd import move_batch_first
+from .call import Call, call_of, is_plain
+from .platforms import HAS_TRITON, PLATFORMS, warn_without_triton
 from .sharding_rules import teach_rules
 
-OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):  # which tests and tools make it that hide a library
-        return False
-
-
-HAS_NUMBA = _is_installed("numba")  # importing it takes half a second: at the first call
-HAS_TRITON = _is_installed("triton")
-MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
-
-
-@functools.cache  # of no argument: once a process
-def _warn_without_triton() -> None:
-    message = "Triton is not installed, so that plain torch computes what has faster kernels: pip install 'khot[gpu]'"
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-@functools.cache
-def _triton_obstacle(device: torch.device) -> str | None:
-    try:
-        importlib.import_module("triton")
-    except ImportError as error:
-        return f"Triton is not installed ({error}): pip install 'khot[gpu]'"
-    if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            return None
-        return "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 before Python starts"
-    capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and capability < OLDEST_CUDA:
-        return f"{device} has compute capability {capability}, and Triton needs {OLDEST_CUDA}"
-    return None
-
-
-@functools.cache
-def _numba_obstacle(device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"numba's loops run on a CPU, and the tensor is on {device}"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "numba's loops are not tested in a Python without the global interpreter lock"
-    try:
-        importlib.import_module("numba")
-    except ImportError as error:
-        return f"numba is not installed ({error}): pip install 'khot[cpu]'"
-    return None
-
-
-@functools.cache
-def _scipy_obstacle(device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"SciPy knows no {device.type} tensors"
-    try:
-        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]  # noqa: F401 - new in 1.12
-    except ImportError as error:
-        return f"SciPy 1.12 or newer is not installed ({error})"
-    return None
-
-
-class Platform(NamedTuple):
-    """What backends run on.
-
-    Attributes:
-        devices: Types of the devices on which they are chosen without being forced; None for all.
-        fits: Whether they can work on a tensor ``(..., n)`` of this shape at all.
-        obstacle: What keeps them from running on a device, or None.
-        has_name: Whether one can ask for them by name.
-    """
-
-    devices: tuple[str, ...] | None
-    fits: Callable[[Tensor], bool]
-    obstacle: Callable[[torch.device], str | None]
-    has_name: bool = True
-
-
-PLATFORMS = {
-    "torch": Platform(None, lambda x: True, lambda device: None),
-    "numba": Platform(("cpu",) if HAS_NUMBA else (), lambda x: x.numel() > 0, _numba_obstacle),
-    "triton": Platform(("cuda",), lambda x: x.numel() > 0 and x.shape[-1] <= MAX_N, _triton_obstacle),
-    "scipy": Platform(("cpu",), lambda x: True, _scipy_obstacle, has_name=False),
-}
 BACKENDS = ("auto", *(name for name, platform in PLATFORMS.items() if platform.has_name))
 
 
@@ -167,9 +87,12 @@ def backend(name: str) -> Iterator[None]:
         _wanted = previous
 
 
-def is_eager(*arguments: Any) -> bool:
-    """Whether a function of these arguments runs now, on data, rather than being traced or transformed."""
-    return not (torch.compiler.is_compiling() or has_dispatch_mode()) and all(map(is_plain, arguments))
+Takes = Callable[..., str | None]
+
+
+def only_if(holds: Callable[..., bool], otherwise: str) -> Takes:
+    """``takes`` of a backend for calls of which a condition holds; ``otherwise`` says why it refuses the others."""
+    return lambda *asked: None if holds(*asked) else otherwise
 
 
 class Backend(NamedTuple):
@@ -178,34 +101,43 @@ class Backend(NamedTuple):
     Attributes:
         name: Of the platform.
         load: Imports what computes it.
-        takes: Whether it can and shall compute a call, by dtype and size.
+        takes: Why it does not compute a call, by dtype and size; None if it does.
     """
 
     name: str
     load: Callable[[], Any]
-    takes: Callable[..., bool]
+    takes: Takes
 
-    def is_asked(self, x: Tensor) -> bool:
-        """Whether it shall run on this tensor's device, if it can, and on this shape."""
+    def declines(self, *asked: Any) -> str | None:
+        """Why this backend is not to compute a call, be it installed or not; None if it is to."""
+        x, platform = asked[0], PLATFORMS[self.name]
         if _wanted == "auto":
-            devices = PLATFORMS[self.name].devices
-            asked = devices is None or x.device.type in devices
-        else:
-            asked = self.name == _wanted
-        return asked and PLATFORMS[self.name].fits(x)
+            if platform.devices is not None and x.device.type not in platform.devices:
+                return platform.elsewhere
+        elif self.name != _wanted:
+            return f"the backend asked for is {_wanted}"
+        return platform.refuses(x) or self.takes(*asked)
+
+    def refusal(self, *asked: Any) -> str | None:
+        """Why this backend does not compute a call; None if it does."""
+        return self.declines(*asked) or PLATFORMS[self.name].obstacle(asked[0].device)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether it can run; says once where Triton could, were it installed.
+        """Whether nothing is in its way; warns once where only Triton's installation is missing.
 
         Raises:
-            RuntimeError: If it is forced and cannot, and there are contents to compute with.
+            RuntimeError: If the backend was asked for and cannot run, and there are contents to compute with.
         """
         obstacle = PLATFORMS[self.name].obstacle(device)
         if obstacle and self.name == _wanted and device.type != "meta":
             raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
         if obstacle and self.name == "triton" and not HAS_TRITON:
-            _warn_without_triton()
+            warn_without_triton()
         return obstacle is None
+
+
+# Called before each choice of a backend, while :func:`khot.kernels.explain` is at work.
+on_choice: Callable[["Backends", tuple[Any, ...]], None] | None = None
 
 
 class Backends:
@@ -218,26 +150,30 @@ class Backends:
 
     def __init__(self, package: str, attribute: str) -> None:
         self.package, self.attribute, self.registered = package, attribute, list[Backend]()
+        self.name = attribute.lower()
 
-    def backend(self, name: str, *, module: str, takes: Callable[..., bool] = lambda *args: True) -> None:
+    def backend(self, name: str, *, module: str, takes: Takes = lambda *asked: None) -> None:
         """Registers a backend, after those that are there already.
 
         Args:
             name: Of its platform, a key of ``PLATFORMS``.
-            module: Where it is, relative to the package; imported at the first call that it takes.
-            takes: Of what is asked about a call, first a tensor, whether it computes this one; asked once a call.
+            module: Where it is, relative to the package; imported at the first call that it computes.
+            takes: Gives the reason why the backend does not compute a call, or None if it does; see :func:`only_if`.
+                Its arguments are what the operation asks its backends about a call; the first is a tensor.
         """
         load = functools.cache(lambda: getattr(importlib.import_module(module, self.package), self.attribute))
         self.registered.append(Backend(name, load, takes))
 
     def choose(self, *asked: Any) -> Backend | None:
-        """The first backend that takes this call and runs here.
+        """The first backend that takes this call and runs here; None if none does.
 
         Raises:
-            RuntimeError: If a backend is forced that takes the call but cannot run here.
+            RuntimeError: If the backend that was asked for takes the call but cannot run here.
         """
+        if on_choice is not None:
+            on_choice(self, asked)
         for choice in self.registered:
-            if choice.is_asked(asked[0]) and choice.takes(*asked) and choice.runs(asked[0].device):
+            if choice.declines(*asked) is None and choice.runs(asked[0].device):
                 return choice
         return None
 
@@ -247,8 +183,14 @@ class Backends:
         return None if choice is None else choice.load()
 
     def named(self, name: str) -> Any:
-        """What this backend has, imported: for the same backend of an operation that is built on this one."""
-        return next(choice.load() for choice in self.registered if choice.name == name)
+        """What the backend of this name has, imported; None if it has nothing.
+
+        It is for a call for which that backend has been chosen already, by another operation.
+        """
+        for choice in self.registered:
+            if choice.name == name:
+                return choice.load()
+        return None
 
     def is_fused(self, *asked: Any) -> bool:
         """:meth:`fuses` to a compiler; to others whether a backend other than torch computes this call."""
@@ -258,12 +200,11 @@ class Backends:
         return choice is not None and choice.name != "torch"
 
     def fuses(self, *asked: Any) -> bool:
-        """Whether a backend other than torch shall compute this call: then a compiler is to keep it whole.
+        """Whether a backend other than torch is to compute this call: then a compiler keeps the call whole.
 
-        Nobody asks here whether that backend is installed, which a compiler could not follow.
+        This does not ask whether that backend is installed, which a compiler could not follow.
         """
-        others = (choice for choice in self.registered if choice.name != "torch")
-        return any(choice.is_asked(asked[0]) and choice.takes(*asked) for choice in others)
+        return any(choice.name != "torch" and choice.declines(*asked) is None for choice in self.registered)
 
 
 class Operator(Backends):
@@ -274,6 +215,7 @@ class Operator(Backends):
         reference: The definition: a function of the operator's typed arguments, the first of them a tensor whose device
             decides. A backend's module has a function of the same name and arguments.
         fake: Empty results for arguments without data.
+        asks: From the arguments to what backends are asked about a call, first a tensor; by default the arguments.
         batch: Rule for ``torch.vmap``, as ``torch.library.register_vmap`` takes it. By default the batch goes first in
             every tensor and result, and an argument ``check`` becomes False: nobody looks at the contents of a batch.
             False for an operation that is called only by autograd Functions with rules of their own.
@@ -285,11 +227,12 @@ class Operator(Backends):
         reference: Callable[..., Any],
         *,
         fake: Callable[..., Any],
+        asks: Callable[..., tuple[Any, ...]] = lambda *args: args,
         batch: Callable[..., Any] | bool = True,
     ) -> None:
         super().__init__(reference.__module__.rpartition(".")[0], reference.__name__)
         functools.update_wrapper(self, reference)
-        self.name, self.reference = name, reference
+        self.name, self.reference, self.asks = name, reference, asks
         self.parameters = tuple(inspect.signature(reference).parameters)
         self._definition = define(name, functools.wraps(reference)(lambda *args: self.implementation(*args)(*args)))
         self._definition.register_fake(fake)
@@ -299,11 +242,22 @@ class Operator(Backends):
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Any:
-        if not is_eager(*args):
-            _rules_are_known()
-            return self._definition(*args)
+        return self._results(is_plain(*args), args)
+
+    def within(self, call: Call, *args: Any) -> Any:
+        """The results for these arguments, in a call of which is known of what kind it is."""
+        return self._results(call.is_plain, args)
+
+    def _results(self, plain: bool, args: tuple[Any, ...]) -> Any:
+        if plain:
+            return self.by(self.choose(*self.asks(*args)), *args)
+        _rules_are_known()
+        return self._definition(*args)
+
+    def by(self, choice: Backend | None, *args: Any) -> Any:
+        """The results of a plain call, for which this backend was chosen; None stands for plain torch."""
         with torch.no_grad():
-            results = self.implementation(*args)(*args)
+            results = self._function(choice)(*args)
             if isinstance(results, Tensor):
                 return no_view(results)
             first = no_view(results[0])
@@ -313,10 +267,15 @@ class Operator(Backends):
         """The function that computes this call.
 
         Raises:
-            RuntimeError: If a backend is forced that takes the call but cannot run here.
+            RuntimeError: If the backend that was asked for takes the call but cannot run here.
         """
-        found: Callable[..., Any] | None = self.find(*args)
-        return found or self.plain
+        return self._function(self.choose(*self.asks(*args)))
+
+    def _function(self, choice: Backend | None) -> Callable[..., Any]:
+        if choice is None:
+            return self.plain
+        found: Callable[..., Any] = choice.load()
+        return found
 
     @functools.cached_property
     def plain(self) -> Callable[..., Any]:
@@ -339,9 +298,9 @@ class Operator(Backends):
 OPERATORS: dict[str, Operator] = {}
 
 
-@count_as_constant  # which a compiler shall call while it traces
+@count_as_constant  # Dynamo runs this while tracing and bakes in the result
 def _rules_are_known() -> bool:
-    """Tells DTensors how they may be placed."""
+    """Tells DTensors how the arguments of operators may be placed."""
     return teach_rules(list(OPERATORS), {name for name, operator in OPERATORS.items() if operator.batch_goes_first})
 
 
@@ -360,30 +319,40 @@ class DrawOperator(Operator):
     """
 
     def __init__(self, name: str, reference: Callable[..., Tensor]) -> None:
-        super().__init__(name, reference, fake=self._fake, batch=self._batch)
+        super().__init__(name, reference, fake=self._fake, asks=self._first_and_draws, batch=self._batch)
 
     @staticmethod
-    def fills_device(x: Tensor, draws: int) -> bool:
-        """Whether a program for each draw is worth while: few of long rows torch spreads over the device."""
+    def fills_device(x: Tensor, draws: int) -> str | None:
+        """``takes`` of backends with a program for each draw."""
         n, rows = x.shape[-1], math.prod(x.shape[:-1])
-        return draws > 0 and (n <= LONG_DRAW or draws * rows >= MANY_DRAWS)
+        if draws > 0 and n > LONG_DRAW and draws * rows < MANY_DRAWS:
+            return "torch spreads a long row over the whole device, and there are too few draws for a program each"
+        return DrawOperator.has_draws(x, draws)
+
+    @staticmethod
+    def has_draws(x: Tensor, draws: int) -> str | None:
+        """``takes`` of backends for any number of draws but none."""
+        return None if draws > 0 else "there is nothing to draw"
 
     @functools.cached_property
     def _seed(self) -> int:
         """Which argument is the seed; the draws are the second one after it."""
         return self.parameters.index("seed")
 
-    def implementation(self, *args: Any) -> Callable[..., Any]:
-        found: Callable[..., Any] | None = self.find(args[0], args[self._seed + 2])
-        return found or self.plain
+    def _first_and_draws(self, *args: Any) -> tuple[Any, ...]:
+        return args[0], args[self._seed + 2]
 
     def kernel(self, x: Tensor, draws: int) -> Callable[..., Tensor] | None:
-        """What makes the draws for parameters x, if that is not plain torch, which may use a generator of torch's."""
-        if not is_eager(x) or is_transformed():  # inside a vmap a seed may be one of many, though x is not
+        """What makes the draws for parameters x; None for plain torch, which may use a generator of torch's.
+
+        Inside a vmap it is the operator even for an x that is not mapped, as the seed may be one of many.
+        """
+        call = call_of(x)
+        if not call.is_compiling and draws_of_rows() is not None:  # there a draw depends only on (draw, row, unit)
+            return self
+        if not call.is_plain:
             return self if self.fuses(x, draws) else None
         found: Callable[..., Tensor] | None = self.find(x, draws)
-        if draws_of_rows() is not None:  # whose numbers are those of their places, on every backend
-            return found or self.plain
         return None if found is self.plain else found
 
     def _fake(self, *args: Any) -> Tensor:
@@ -400,7 +369,7 @@ class DrawOperator(Operator):
 
 
 def define(name: str, function: Callable[..., Any], **options: Any) -> Any:
-    """Registers a function as ``khot::name``, with all of torch at work in it but autograd."""
+    """Registers a function as ``khot::name``; in it all parts of torch are at work except autograd."""
 
     @functools.wraps(function)
     def below_dispatcher(*args: Any) -> Any:

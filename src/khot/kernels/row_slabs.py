@@ -19,7 +19,7 @@ from khot._distributed.draws import draws_of_rows
 from khot._tracing import broadcast_shapes
 
 from .autograd import with_forward_mode
-from .registry import is_eager
+from .call import runs_on_cpu
 
 MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
 
@@ -37,7 +37,7 @@ def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
         size: Rows of a slab.
         *arguments: As for the function.
     """
-    if len(arguments[0]) <= size or in_slab() or not runs_now(*arguments):
+    if len(arguments[0]) <= size or in_slab() or not runs_on_cpu(*arguments):
         return function(*arguments)
     results: Tensors = _apply(function, size, *arguments)
     return results
@@ -59,8 +59,8 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
     """
     batch_shape = broadcast_shapes(*(x.shape[:-1] for x in arguments))
     rows, length = math.prod(batch_shape), arguments[0].shape[-1]
-    few = rows <= 1 or rows * length <= largest
-    if few or in_slab() or not runs_now(*arguments) or draws_of_rows() is not None:  # who know all rows by their number
+    few, numbered = rows <= 1 or rows * length <= largest, draws_of_rows() is not None
+    if few or numbered or in_slab() or not runs_on_cpu(*arguments):  # draws use global row numbers: no batch is cut
         return function(*arguments)
     flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
     results = in_slabs(function, slab_size(rows, length, largest, most), *flat)
@@ -70,12 +70,6 @@ def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int |
 def in_slab() -> bool:
     """Whether a slab is being made, which is not cut again."""
     return getattr(_thread, "inside", False)
-
-
-def runs_now(*arguments: Tensor) -> bool:
-    """Whether a function of these runs on a CPU, on data, rather than in a trace or a transform."""
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return not tracing and is_eager(*arguments) and all(x.device.type == "cpu" for x in arguments)
 
 
 def slab_size(rows: int, elements: int, largest: int, most: int | None = MOST_SLABS) -> int:
@@ -105,7 +99,7 @@ def _pulled_back(function: RowFunction, count: int) -> RowFunction:
 
     def pull_back(*arguments: Tensor) -> Tensors:
         of_differentiable, inputs = _split(function, arguments[:count])
-        if not is_eager(*arguments):
+        if not runs_on_cpu(*arguments):
             results: Tensors = torch.func.vjp(of_differentiable, *inputs)[1](arguments[count:])
             return results
         further = torch.is_grad_enabled()  # this itself is being differentiated

@@ -35,11 +35,14 @@ def distances(x: Tensor, at: Threshold, scale: Tensor) -> Tensor:
     return half / (0.5 * scale).to(x.dtype).unsqueeze(-1) - at.offset.to(x.dtype).unsqueeze(-1)
 
 
-def in_rows_of(x: Tensor, value: Tensor | float) -> Tensor:
-    """A float64 tensor of the batch shape; a number is filled in on the device, which need not wait for a copy."""
+def in_rows_of(x: Tensor, value: Tensor | float, on_host: bool = False) -> Tensor:
+    """A number for each row of x (..., n), float64; one ``on_host`` for all rows stays there, which saves a launch."""
+    batch = x.shape[:-1]
     if isinstance(value, Tensor):
-        return value.to(x.device, torch.float64).expand(x.shape[:-1])
-    return torch.full((), value, dtype=torch.float64, device=x.device).expand(x.shape[:-1])
+        return value.to(x.device, torch.float64).expand(batch)
+    if on_host:
+        return torch.full((), value, dtype=torch.float64, device="cpu").expand(batch)
+    return x.new_full(batch, value, dtype=torch.float64)  # in graphs a DTensor, if x is one
 
 
 def with_an_item(x: Tensor, masked: float) -> Tensor:

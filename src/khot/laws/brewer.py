@@ -30,15 +30,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import count_as_constant, in_forward_mode
+from khot._torch_internals import count_as_constant
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio, scores
+from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.random_numbers import uniform
 from khot.kernels.row_slabs import by_rows
 
 from . import unit_by_unit
-from .kept import is_plain
 
 SLAB = 2**11  # units of the values scored at a time in torch, of which there are up to 252 numbers each
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
@@ -89,7 +89,7 @@ def _listed_subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
 
 def is_fused(probs: Tensor, value: Tensor) -> bool:
     """Whether loops score these values, all at once; they have no derivative in the value."""
-    if in_forward_mode() or not (is_plain(probs, value) and probs.numel() and value.numel()):
+    if not (is_plain(probs, value) and probs.numel() and value.numel()):
         return False
     return scores.find(probs) is not None and not has_derivative(value, torch.is_grad_enabled())
 
@@ -108,7 +108,7 @@ class _LogProb(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         probs, values = ctx.saved_tensors
         further = torch.is_grad_enabled()
-        if further or not is_plain(g):  # to be differentiated again, or one of many that are made at once
+        if not is_first_derivative(g):
             with torch.enable_grad():
                 probs = probs.view_as(probs) if further else probs.detach().requires_grad_()
                 found = by_rows(lambda p, v: (_log_prob(p, ctx.size, v),), SLAB, probs, values, most=None)[0]

@@ -30,6 +30,7 @@ from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count_draw
+from khot.kernels.call import runs_on_cpu
 from khot.kernels.product_tree import forest_roots
 from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
 from khot.kernels.product_tree.size_range import RangeTree, Totals
@@ -40,7 +41,7 @@ from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit
 from .characteristic import Factors, factors
-from .kept import Kept, is_plain
+from .kept import Kept
 from .size_range import SizeRange, centred
 
 Size = int | Tensor | SizeRange
@@ -102,7 +103,7 @@ def _tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = Fa
     ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
     the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.product_tree.kept`.
     """
-    if forest_roots.is_fused(logits) or not is_plain(logits):
+    if forest_roots.is_fused(logits) or not runs_on_cpu(logits):
         return _planted(logits, k, balanced, ProductTree)
     ends = k if isinstance(k, SizeRange) else (k,)
     if kept is None:
@@ -332,7 +333,7 @@ def slopes(
     """:func:`pull_back` for code that is not to be differentiated again: by plain autograd where that will do."""
     # Where there are no graphs, transforms of functions make them all the same. A compiler knows no such mode.
     no_graphs = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    if torch.is_grad_enabled() or no_graphs or not is_plain(logits) or has_derivative(logits, False):
+    if torch.is_grad_enabled() or no_graphs or not runs_on_cpu(logits) or has_derivative(logits, False):
         return pull_back(function, logits, k)
     with torch.enable_grad():
         theta = logits.detach().requires_grad_()

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from khot._torch_internals import is_eager_everywhere, is_transformed, version_of
-from khot._torch_internals import is_plain as has_address
+from khot._torch_internals import has_memory, version_of
 from khot.kernels.autograd import has_derivative
-from khot.kernels.row_slabs import runs_now
+from khot.kernels.call import is_plain, runs_on_cpu
 
 R = TypeVar("R")
 
@@ -35,12 +34,12 @@ class Kept:
     def result(self, make: Callable[..., R], *args: Any) -> R:
         """``make(*args)`` of tensors and constants, without gradient; not to be written into."""
         args_now = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-        if not is_plain(*_tensors(args_now)):
+        if not runs_on_cpu(*_tensors(args_now)):
             return _without_grad(make, *args_now)
         return self.of_plain(make, *args_now)
 
     def of_plain(self, make: Callable[..., R], *args: Any) -> R:
-        """:meth:`result` of tensors for which :func:`is_plain` holds, none of which has a derivative."""
+        """:meth:`result` of tensors for which :func:`runs_on_cpu` holds, none of which has a derivative."""
         found = self._results.get(make)
         if found is not None:
             args_then, inference, result = found
@@ -78,18 +77,18 @@ def _is_unchanged(value: Any, state: tuple[Any, ...]) -> bool:
         return type(value) is type(then) and bool(value == then)
     if value is not then or marks != _marks(value):
         return False
-    return copy is None or not is_eager_everywhere() or torch.equal(_without_repeats(value), copy)
+    return copy is None or not is_plain() or torch.equal(_without_repeats(value), copy)
 
 
 def _marks(value: Any) -> list[Any]:
     if not isinstance(value, Tensor):
         return []
-    address = value.data_ptr() if value.device.type != "cpu" and has_address(value) else None
+    address = value.data_ptr() if value.device.type != "cpu" and has_memory(value) else None
     return [version_of(value), value.requires_grad, address]
 
 
 def _copy(value: Any) -> Tensor | None:
-    return _without_repeats(value).clone() if isinstance(value, Tensor) and is_plain(value) else None
+    return _without_repeats(value).clone() if isinstance(value, Tensor) and runs_on_cpu(value) else None
 
 
 def _without_repeats(x: Tensor) -> Tensor:
@@ -101,15 +100,10 @@ def _without_repeats(x: Tensor) -> Tensor:
     return x
 
 
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether functions of these run now, on a CPU, and no transform of torch.func is under way."""
-    return not torch.compiler.is_compiling() and not is_transformed() and runs_now(*tensors)
-
-
 def kept_if_constant(kept: Kept | None, make: Callable[..., R], *args: Any) -> R:
     """``make(*args)``: kept where no derivative is asked for, else made anew in differentiable operations."""
     recorded, tensors = torch.is_grad_enabled(), _tensors(args)
-    if kept is None or not is_plain(*tensors) or any(has_derivative(x, recorded) for x in tensors):
+    if kept is None or not runs_on_cpu(*tensors) or any(has_derivative(x, recorded) for x in tensors):
         return make(*args)
     return kept.of_plain(make, *args)
 

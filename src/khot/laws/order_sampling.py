@@ -39,6 +39,7 @@ from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.bernoulli_count import bernoulli_count
+from khot.kernels.call import runs_on_cpu
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
@@ -48,7 +49,6 @@ from khot.kernels.threshold import solve_threshold
 from .conditional_poisson import count_law
 from .inverse import solve_logits
 from .inverse_newton import Family, register_family
-from .kept import is_plain
 from .quadrature import gauss, integration_range, trapezoidal
 
 EXACT_UNITS = 32  # of the longest row in which a uniform variable has a Gauss' rule without error
@@ -136,7 +136,7 @@ def _log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float)
 
 def _runs_now(theta: Tensor, *tensors: Tensor) -> bool:
     """Whether loops can take these: numbers on a CPU that nobody transforms, positions not too far from each other."""
-    if not (is_plain(theta, *tensors) and all(x.numel() for x in (theta, *tensors))):
+    if not (runs_on_cpu(theta, *tensors) and all(x.numel() for x in (theta, *tensors))):
         return False
     distance = theta.detach().abs()
     return bool(distance.masked_fill_(distance == torch.inf, 0.0).amax() <= FARTHEST_IN_LOOPS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode, no_view, version_of
+from khot._torch_internals import no_view, version_of
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
 from khot.kernels.bernoulli_count import (
@@ -26,11 +26,12 @@ from khot.kernels.bernoulli_count import (
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
+from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.registry import DrawOperator
 from khot.kernels.small_numbers import TINY
 
-from .kept import Kept, is_plain
+from .kept import Kept
 
 ByTree = Callable[..., Tensor]
 
@@ -67,7 +68,7 @@ def _repeated(batch_shape: torch.Size, value: torch.Size, *rows: Tensor) -> tupl
 def takes(logits: Tensor, *others: Any) -> bool:
     """Whether functions of these logits, with other arguments beside them, are made here."""
     tensors = [logits, *(x for x in others if isinstance(x, Tensor))]
-    if in_forward_mode() or not (is_plain(*tensors) and all(x.numel() for x in tensors)):
+    if not (is_plain(*tensors) and all(x.numel() for x in tensors)):
         return False
     return bernoulli_count.is_fused(logits)
 
@@ -119,11 +120,6 @@ def _like(gradient: Tensor, shape: Sequence[int], logits: Tensor) -> Tensor:
     return gradient.view(shape).sum_to_size(logits.shape).to(logits.dtype)
 
 
-def _needs_tree(g: Tensor) -> bool:
-    """Whether a gradient is to be differentiated again, or one of many that are made at once."""
-    return torch.is_grad_enabled() or not is_plain(g)
-
-
 def _pulled_back(by_tree: ByTree, inputs: Sequence[Tensor], wanted: Sequence[bool], g: Tensor) -> list[Tensor | None]:
     """The gradients of ``<g, by_tree(*inputs)>`` in those inputs that are wanted, None for the others."""
     further = torch.is_grad_enabled()
@@ -157,7 +153,7 @@ class _Inclusion(Function):
         logits, solved = ctx.logits, ctx.solved
         if version_of(logits) != ctx.version:
             raise RuntimeError("`logits` have been modified in place since inclusion probabilities were made of them")
-        if _needs_tree(g):
+        if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [logits], [True], g), None, None, None
         gradient = bernoulli_count_derivative(
             solved.logits, solved.k, solved.tilt, solved.complement, solved.inclusion,
@@ -207,7 +203,7 @@ class _LogProb(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (logits, value), solved = ctx.saved_tensors, ctx.solved
         wanted = ctx.needs_input_grad[:2]
-        if _needs_tree(g):
+        if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [logits, value], wanted, g), None, None
         grad_logits = grad_value = None
         if wanted[0]:
@@ -294,7 +290,7 @@ class _SampfordLogProb(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (probs, value), marked = ctx.saved_tensors, ctx.marked
-        if _needs_tree(g):
+        if not is_first_derivative(g):
             return *_pulled_back(ctx.by_tree, [probs, value], ctx.needs_input_grad[:2], g), None, None
         values = _in_rows(value, marked.shape)
         weights = g.reshape(values.shape[:2]).contiguous()

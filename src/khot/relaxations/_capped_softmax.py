@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -12,9 +13,9 @@ MAP = ThresholdMap(CAPPED_EXPONENTIAL, "temperature")
 
 
 @with_link(MAP.link)
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def capped_softmax(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by a multiple of softmax, capped at 1 (third argument: ``temperature``; ``dim`` by keyword).
 
@@ -53,4 +54,4 @@ def capped_softmax(
         >>> capped_softmax(size.log(), 2)
         tensor([0.1667, 0.3333, 0.5000, 1.0000])
     """
-    return MAP(x, k, temperature, dim)
+    return MAP(_call, x, k, temperature, dim)

@@ -5,19 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
 from khot._torch_internals import is_exporting
 from khot._validation import check_k, check_scores, checked_int, checks_contents
 from khot.kernels import selection
-from khot.kernels.call import call_of
+from khot.kernels.call import Call
 from khot.kernels.selection.exact import mask_of_largest
 
 from .axes import as_axes, as_rows
+from .boundary import with_call
 from .in_parts import topk_mask_of_parts
 
 
-@of_rows(in_parts=True, needs_float64=False)
-def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+@with_call(in_parts=True, needs_float64=False)
+def topk_mask(_call: Call, x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     r"""Marks the k largest entries with ones.
 
     .. math:: y = \arg\max_{y \in \{0,1\}^n, \sum y = k} \langle x, y \rangle
@@ -41,22 +41,22 @@ def topk_mask(x: Tensor, k: int | Tensor, dim: int | tuple[int, ...] = -1) -> Te
         >>> topk_mask(torch.tensor([0.3, 2.0, -1.0, 0.9]), 2)
         tensor([0., 1., 0., 1.])
     """
-    check_scores(x, dim, joint=True)
+    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     k = checked_whole(k)
-    rows, call = as_rows(x.detach(), dim), call_of(x, k)
-    if call.shards is not None:
-        return as_axes(topk_mask_of_parts(rows, k, call.shards), x, dim)
+    rows = as_rows(x.detach(), dim)
+    if _call.shards is not None:
+        return as_axes(topk_mask_of_parts(rows, k, _call.shards), x, dim)
     batch, n = rows.shape[:-1], rows.shape[-1]
-    check_k(k, x, batch, n)
+    check_k(k, x, batch, n, reads_layouts=_call.reads_layouts)
     if isinstance(k, Tensor):
         sizes = k.detach().to(x.device, torch.int64).expand(batch)
-    elif call.is_compiling:
+    elif _call.is_compiling:
         sizes = rows.new_full(batch, k, dtype=torch.int64)  # a DTensor, if the rows are one
     else:
         sizes = torch.full((), k, dtype=torch.int64, device=x.device).expand(batch)
-    if call.writes_onnx or (call.is_compiling and is_exporting()):  # a program that runs without this library
+    if _call.writes_onnx or (_call.is_compiling and is_exporting()):  # a program that runs without this library
         return as_axes(mask_of_largest(rows, sizes, n if isinstance(k, Tensor) else k), x, dim)
-    return as_axes(selection.topk_mask(rows, sizes, checks_contents(x)), x, dim)
+    return as_axes(selection.topk_mask.within(_call, rows, sizes, checks_contents(x)), x, dim)
 
 
 def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:

@@ -14,8 +14,8 @@ from khot._validation import check_choice, check_softness, check_strided, checke
 from khot.kernels.autograd import with_derivatives_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
+from khot.kernels.rows import in_rows_of
 
-from .engine import row_scalar
 from .sparse import check_exponent
 
 
@@ -27,7 +27,7 @@ def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> T
 
 def column(strength: float | Tensor, x: Tensor) -> Tensor:
     """The strength of each row as a float64 tensor (..., 1)."""
-    return row_scalar(strength, x, x.shape[:-1], on_host=False).unsqueeze(-1)
+    return in_rows_of(x, strength).unsqueeze(-1)
 
 
 def _solve(objective: Objective, dual: bool, max_iter: int) -> Tensor:

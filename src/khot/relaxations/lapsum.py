@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.laplace import LAPLACE
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 
@@ -12,8 +13,10 @@ MAP = ThresholdMap(LAPLACE, "scale")
 
 
 @with_link(MAP.link)
-@of_rows(in_parts=True)
-def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
+@with_call(in_parts=True)
+def lapsum_topk(
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by Laplace distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_i = \mathrm{Lap}((x_i - t)/s), \quad \sum_i y_i = k; \qquad
@@ -45,13 +48,13 @@ def lapsum_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         >>> lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1839, 0.5000, 0.8161])
     """
-    return MAP(x, k, scale, dim)
+    return MAP(_call, x, k, scale, dim)
 
 
 @logarithm_of(lapsum_topk)
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def log_lapsum_topk(
-    x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`lapsum_topk` (third argument: ``scale``; ``dim`` by keyword).
 
@@ -81,4 +84,4 @@ def log_lapsum_topk(
         >>> log_lapsum_topk(torch.tensor([0.0, 1000.0, 1000.0]), 1.5)
         tensor([-1.0000e+03, -2.8768e-01, -2.8768e-01])
     """
-    return MAP.logarithm(x, k, scale, dim)
+    return MAP.logarithm(_call, x, k, scale, dim)

@@ -41,11 +41,15 @@ def logarithm_of(relaxation: Callable[..., Any]) -> Callable[[_Map], _Map]:
     return note
 
 
-def link_of(relaxation: Callable[..., Any]) -> Link | None:
-    """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it."""
+def link_of(relaxation: Callable[..., Any], is_compiling: bool | None = None) -> Link | None:
+    """The link of a relaxed mask: its attribute ``link``, or what the settings in a partial make it.
+
+    A caller that knows whether a compiler traces the call may say so.
+    """
+    compiling = torch.compiler.is_compiling() if is_compiling is None else is_compiling
     settings = relaxation.keywords if isinstance(relaxation, partial) else {}
     function = relaxation.func if isinstance(relaxation, partial) else relaxation
-    place = _place(function) if torch.compiler.is_compiling() else None
+    place = _place(function) if compiling else None
     if place is not None:
         link = settings.get("link") or _noted[place]
     else:

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from khot._torch_internals import recorder, version_of
 from khot._tracing import one_operation
+from khot.kernels.call import call_of
 from khot.kernels.links.logistic import LOGISTIC
 
 from .engine import ThresholdMap
@@ -25,7 +26,7 @@ ROUNDING = 4  # units; of float32 masks 1.2 was seen
 @one_operation
 def sigmoid_topk_log_odds(x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """``logit(sigmoid_topk(x, k, temperature))`` along the last dimension, accurate in both tails; 0 < k < n."""
-    return MAP.distances(x, k, temperature)
+    return MAP.distances(call_of(x, k, temperature), x, k, temperature)
 
 
 def log_volume(z: Tensor) -> Tensor:

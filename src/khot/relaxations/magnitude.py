@@ -2,17 +2,23 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.threshold.kinds import MAGNITUDE
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .sparse import check_exponent
 
 
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def sparse_topk_magnitude(
-    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
+    _call: Call,
+    x: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor = 1.0,
+    p: float = 2.0,
+    dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Keeps the k largest ``abs(x)``, relaxed, with exact zeros (third argument: ``strength``; ``dim`` by keyword).
 
@@ -53,4 +59,5 @@ def sparse_topk_magnitude(
         tensor([ 0., -0., -2.])
     """
     check_exponent(p)
-    return ThresholdMap(clipped_power(float(p)), "strength", MAGNITUDE)(x, k, strength, dim)
+    link = clipped_power(float(p), _call.is_compiling)
+    return ThresholdMap(link, "strength", MAGNITUDE)(_call, x, k, strength, dim)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from khot._distributed.shards import row_sums
+from khot.kernels.call import call_of
 
 from .engine import ThresholdMap
 from .linked import link_of
@@ -24,7 +25,7 @@ def mask_log_odds(
     if link is None or link.compact:
         return None
     x = x.double()
-    z = link.log_odds(ThresholdMap(link, "softness").distances(x, k, softness))
+    z = link.log_odds(ThresholdMap(link, "softness").distances(call_of(x, k, softness), x, k, softness))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
     included, count = (number.unsqueeze(-1) for number in row_sums(x == torch.inf, finite))

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.normal import NORMAL
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -12,8 +13,10 @@ MAP = ThresholdMap(NORMAL, "scale")
 
 
 @with_link(MAP.link)
-@of_rows(in_parts=True)
-def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1) -> Tensor:
+@with_call(in_parts=True)
+def normal_topk(
+    _call: Call, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+) -> Tensor:
     r"""Relaxes top-k by normal distribution functions that sum to k (third argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_i = \Phi((x_i - t)/s), \quad \sum_i y_i = k
@@ -46,4 +49,4 @@ def normal_topk(x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: 
         >>> normal_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1587, 0.5000, 0.8413])
     """
-    return MAP(x, k, scale, dim)
+    return MAP(_call, x, k, scale, dim)

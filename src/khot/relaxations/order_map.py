@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from khot._torch_internals import in_forward_mode, no_view
+from khot._torch_internals import no_view
+from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.order import RowMap
-from khot.kernels.registry import Backends, is_eager
+from khot.kernels.registry import Backends
 
 
 class OrderMap(NamedTuple):
@@ -31,7 +32,7 @@ class OrderMap(NamedTuple):
 
     def __call__(self, x: Tensor, values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
         """The map of x (..., n), sorted already."""
-        if not is_eager(x, scale) or in_forward_mode() or x.numel() == 0:
+        if not is_plain(x, scale) or x.numel() == 0:
             return self.compose(values, order, scale)
         found = self.whole.find(x)
         if found is None:
@@ -75,7 +76,7 @@ class _Whole(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() or not is_eager(grad):
+        if not is_first_derivative(grad):
             return _differentiable_backward(ctx, grad)
         _, scales, values, order, *saved = ctx.saved_tensors
         scale = ctx.number if scales is None else scales

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.logistic import LOGISTIC
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 
@@ -12,9 +13,9 @@ MAP = ThresholdMap(LOGISTIC, "temperature")
 
 
 @with_link(MAP.link)
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def sigmoid_topk(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by binary-entropy regularisation (third argument: ``temperature``; ``dim`` by keyword).
 
@@ -48,13 +49,13 @@ def sigmoid_topk(
         >>> sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    return MAP(x, k, temperature, dim)
+    return MAP(_call, x, k, temperature, dim)
 
 
 @logarithm_of(sigmoid_topk)
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def log_sigmoid_topk(
-    x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, temperature: float | Tensor = 1.0, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Logarithm of :func:`sigmoid_topk` (third argument: ``temperature``; ``dim`` by keyword).
 
@@ -85,4 +86,4 @@ def log_sigmoid_topk(
         >>> log_sigmoid_topk(torch.tensor([0.0, 1000.0]), 1)
         tensor([-500.,    0.])
     """
-    return MAP.logarithm(x, k, temperature, dim)
+    return MAP.logarithm(_call, x, k, temperature, dim)

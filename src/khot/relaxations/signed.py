@@ -2,17 +2,23 @@
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.threshold.kinds import SIGNED
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .sparse import check_exponent
 
 
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def sparse_topk_signed(
-    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
+    _call: Call,
+    x: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor = 1.0,
+    p: float = 2.0,
+    dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Relaxes the signs of the k largest ``abs(x)``, with zeros (third argument: ``strength``; ``dim`` by keyword).
 
@@ -50,4 +56,5 @@ def sparse_topk_signed(
         tensor([ 0.2000, -0.8000, -1.0000])
     """
     check_exponent(p)
-    return ThresholdMap(clipped_power(float(p)), "strength", SIGNED)(x, k, strength, dim)
+    link = clipped_power(float(p), _call.is_compiling)
+    return ThresholdMap(link, "strength", SIGNED)(_call, x, k, strength, dim)

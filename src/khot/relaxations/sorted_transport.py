@@ -17,11 +17,10 @@ from torch.nn.functional import pad
 from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_scores, check_softness, checked_count, checked_int, checks_contents
 from khot.kernels.autograd import move_batch_first, with_forward_mode
+from khot.kernels.rows import in_rows_of
 from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
 from khot.kernels.sorted_transport.derivative import anchors, centred, derivative, scores_and_plan
 from khot.kernels.sorted_transport.solver import solve_dual
-
-from .engine import row_scalar
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
@@ -147,6 +146,6 @@ def sorted_transport_topk(
     if tol is None:
         tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
     on_host = x.is_cuda and not torch.compiler.is_compiling()
-    half = row_scalar(epsilon, x, batch, on_host) / 2
+    half = in_rows_of(rows, epsilon, on_host) / 2
     y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
     return y.movedim(-1, dim)

@@ -4,10 +4,11 @@ from numbers import Real
 
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
+from khot.kernels.call import Call
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
 
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -26,9 +27,14 @@ def _link(p: float = 2.0, **_: object) -> Link:
 
 
 @with_link(_link)
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def sparse_topk(
-    x: Tensor, k: float | Tensor, strength: float | Tensor = 1.0, p: float = 2.0, dim: int | tuple[int, ...] = -1
+    _call: Call,
+    x: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor = 1.0,
+    p: float = 2.0,
+    dim: int | tuple[int, ...] = -1,
 ) -> Tensor:
     r"""Relaxes top-k by p-norm regularisation, with exact zeros (third argument: ``strength``; ``dim`` by keyword).
 
@@ -68,4 +74,5 @@ def sparse_topk(
         >>> sparse_topk(torch.tensor([0.0, 0.5, 1.0, 3.0]), 2)
         tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    return ThresholdMap(_link(p), "strength")(x, k, strength, dim)
+    check_exponent(p)
+    return ThresholdMap(clipped_power(float(p), _call.is_compiling), "strength")(_call, x, k, strength, dim)

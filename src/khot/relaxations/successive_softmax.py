@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot._distributed.boundary import of_rows
-from khot._torch_internals import in_forward_mode, no_view
+from khot._torch_internals import no_view
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
 from khot.kernels.autograd import has_derivative
-from khot.kernels.registry import is_eager
+from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.rows import compute_dtype, in_rows_of
 from khot.kernels.successive_softmax import Rounds, rounds
 
@@ -63,7 +63,7 @@ def _compose(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Tens
 
 def _find(rows: Tensor, k: int | Tensor, temperature: float | Tensor) -> Rounds | None:
     """What else than torch computes this, and may: it knows no derivative in the temperature."""
-    if rows.numel() == 0 or in_forward_mode() or not is_eager(rows, k, temperature):
+    if rows.numel() == 0 or not is_plain(rows, k, temperature):
         return None
     if isinstance(temperature, Tensor) and has_derivative(temperature, torch.is_grad_enabled()):
         return None
@@ -86,7 +86,7 @@ class _InLoops(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, temperature, k, left = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_eager(grad):
+        if not is_first_derivative(grad):
             return _composed_gradient(rows, temperature, k, grad), None, None, None, None
         found = ctx.found.backward(rows.detach(), temperature, k, ctx.most, grad.contiguous())
         if left.any():

@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
 from khot._validation import check_function, check_scores, check_softness
+from khot.kernels.call import Call
 
 from .axes import as_rows
+from .boundary import with_call
 from .engine import ThresholdMap
 from .hard import topk_mask
 from .linked import has_link, link_of
 from .sigmoid import sigmoid_topk
 
 
-@of_rows(batch_first=True, in_parts=has_link)
+@with_call(batch_first=True, in_parts=has_link)
 def topk_threshold(
+    _call: Call,
     x: Tensor,
     k: float | Tensor,
     softness: float | Tensor = 1.0,
@@ -60,19 +62,19 @@ def topk_threshold(
         >>> topk_threshold(torch.tensor([0.0, 1.0, 3.0]), 1, relaxation=topk_mask)
         tensor(2., dtype=torch.float64)
     """
-    check_scores(x, dim, joint=True)
+    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
     check_function("relaxation", relaxation, "(x, k, softness)")
     rows = as_rows(x, dim)
     if relaxation is topk_mask:
         check_softness("softness", softness, x, rows.shape[:-1])  # which might be meant for an axis
         return _middle_of_the_gap(rows, k)
-    link = link_of(relaxation)
+    link = link_of(relaxation, _call.is_compiling)
     if link is None:
         raise TypeError(
             "`relaxation` must be a mask with one threshold, F((x - t) / softness) with a link F, which has it as its "
             f"attribute `link`, or topk_mask, but got {relaxation!r}"
         )
-    return ThresholdMap(link, "softness").threshold(rows, k, softness)
+    return ThresholdMap(link, "softness").threshold(_call, rows, k, softness)
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:

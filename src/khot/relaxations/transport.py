@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from khot._distributed.boundary import of_rows
-from khot._validation import check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot._validation import can_look, check_scores, check_softness, check_softness_contents, checks_contents
+from khot.kernels.call import Call
 from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 
 from .axes import as_rows
+from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
@@ -62,9 +63,9 @@ class _TwoAnchors(Link, name="two_anchors"):
 
 
 @with_link(_TwoAnchors())
-@of_rows(in_parts=True)
+@with_call(in_parts=True)
 def transport_topk(
-    x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
+    _call: Call, x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1, dim: int | tuple[int, ...] = -1
 ) -> Tensor:
     r"""Relaxes top-k by optimal transport to "in" and "out" (third argument: ``epsilon``; ``dim`` by keyword).
 
@@ -100,10 +101,10 @@ def transport_topk(
         >>> transport_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5, 2.0)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    check_scores(x, dim, joint=True)
-    check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1])
+    check_scores(x, dim, joint=True, reads_layouts=_call.reads_layouts)
+    check_softness("epsilon", epsilon, x, as_rows(x, dim).shape[:-1], reads_layouts=_call.reads_layouts)
     if isinstance(epsilon, Tensor):
-        if looks_at_contents(epsilon):
+        if checks_contents(epsilon) and (_call.is_plain or can_look(epsilon)):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
-    return MAP(x, k, epsilon / 2, dim)
+    return MAP(_call, x, k, epsilon / 2, dim)

@@ -20,16 +20,16 @@ function of B. A row of more than ``LONGEST`` units takes the product tree. Logi
 """
 
 import torch
-from torch import Tensor
 
-from ..registry import DrawOperator, Operator
+from ..registry import DrawOperator, Operator, only_if
 from . import reference, reference_marked
 
 LONGEST = 2**14  # units of a row; the product tree is faster from a few times that on
 
 
-def _is_short(logits: Tensor, *_: object) -> bool:
-    return logits.shape[-1] <= LONGEST
+_short_rows = only_if(
+    lambda logits, *_: logits.shape[-1] <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
+)
 
 
 bernoulli_count = Operator(
@@ -43,7 +43,7 @@ bernoulli_count = Operator(
     ),
     batch=False,
 )
-bernoulli_count.backend("numba", module=".numba_backend", takes=_is_short)
+bernoulli_count.backend("numba", module=".numba_backend", takes=_short_rows)
 
 bernoulli_count_derivative = Operator(
     "bernoulli_count_derivative",
@@ -51,7 +51,7 @@ bernoulli_count_derivative = Operator(
     fake=lambda logits, *_: torch.empty_like(logits),
     batch=False,
 )
-bernoulli_count_derivative.backend("numba", module=".numba_backend", takes=_is_short)
+bernoulli_count_derivative.backend("numba", module=".numba_backend", takes=_short_rows)
 
 bernoulli_count_log_prob = Operator(
     "bernoulli_count_log_prob",
@@ -70,7 +70,7 @@ bernoulli_count_log_prob_derivative = Operator(
 bernoulli_count_log_prob_derivative.backend("numba", module=".numba_backend")
 
 bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
-bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_is_short)
+bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
 
 marked_count = Operator(
     "marked_count",
@@ -82,7 +82,7 @@ marked_count = Operator(
     ),
     batch=False,
 )
-marked_count.backend("numba", module=".numba_marked", takes=_is_short)
+marked_count.backend("numba", module=".numba_marked", takes=_short_rows)
 
 marked_count_log_prob = Operator(
     "marked_count_log_prob",
@@ -101,4 +101,4 @@ marked_count_log_prob_derivative = Operator(
 marked_count_log_prob_derivative.backend("numba", module=".numba_marked")
 
 marked_count_draw = DrawOperator("marked_count_draw", reference_marked.marked_count_draw)
-marked_count_draw.backend("numba", module=".numba_marked", takes=_is_short)
+marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)

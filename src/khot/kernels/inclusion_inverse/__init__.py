@@ -3,21 +3,22 @@ r"""The logits of a conditional Poisson design with given inclusion probabilitie
 * ``inclusion_inverse``: logits for which the units that are ones, k of them given, have these log-odds;
 * ``covariance_inverse``: v with C v = b, where C is the covariance of the k-hot vector, a graph's Laplacian.
 
-The reference is a definition for tests; who has no kernel for a call solves for all rows together, as
-:mod:`khot.laws.inverse` does.
+The reference is a definition for tests. Where no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows
+together.
 """
 
 import torch
-from torch import Tensor
 
-from ..registry import Operator
+from ..registry import Operator, only_if
 from . import reference
 
 MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
 
 
-def _is_not_too_long(x: Tensor, *_: object) -> bool:
-    return 0 < x.shape[-1] <= MOST_FACTORED
+_not_too_long = only_if(
+    lambda x, *_: x.shape[-1] <= MOST_FACTORED,
+    f"the factors of rows of more than {MOST_FACTORED} units take too much memory",
+)
 
 
 inclusion_inverse = Operator(
@@ -26,7 +27,7 @@ inclusion_inverse = Operator(
     fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
     batch=False,
 )
-inclusion_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_long)
+inclusion_inverse.backend("numba", module=".numba_backend", takes=_not_too_long)
 
 covariance_inverse = Operator(
     "covariance_inverse",
@@ -34,4 +35,4 @@ covariance_inverse = Operator(
     fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
     batch=False,
 )
-covariance_inverse.backend("numba", module=".numba_backend", takes=_is_not_too_long)
+covariance_inverse.backend("numba", module=".numba_backend", takes=_not_too_long)

@@ -51,12 +51,18 @@ def _batch(info: Any, in_dims: Any, s: Tensor, w: Tensor, strength: Tensor, *opt
 
 
 isotonic = Operator("isotonic", reference.isotonic, fake=_fake, batch=_batch)
-isotonic.backend(
-    "numba", module=".numba_backend", takes=lambda s, w, strength, p, magnitude, dual, *_: p == 2 and not dual
-)
-isotonic.backend(
-    "scipy",
-    module=".scipy_backend",
-    takes=lambda s, w, strength, p, magnitude, dual, *_: p == 2 and not dual and s.shape[-1] >= MIN_SCIPY,
-)
+
+
+def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, *_: Any) -> str | None:
+    return None if p == 2 and not dual else "it pools for p = 2 only, and has no dual ascent"
+
+
+def _pools_long_rows(s: Tensor, *rest: Any) -> str | None:
+    if s.shape[-1] < MIN_SCIPY:
+        return f"it is called once for each row, which takes longer for rows of fewer than {MIN_SCIPY}"
+    return _pools(s, *rest)
+
+
+isotonic.backend("numba", module=".numba_backend", takes=_pools)
+isotonic.backend("scipy", module=".scipy_backend", takes=_pools_long_rows)
 isotonic.backend("torch", module=".torch_backend")

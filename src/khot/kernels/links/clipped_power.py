@@ -68,8 +68,8 @@ def _power(z: Tensor, exponent: float) -> Tensor:
 _kept_clipped_power = lru_cache(maxsize=256)(ClippedPower)  # few, as an annealed exponent is another each step
 
 
-def clipped_power(p: float) -> ClippedPower:
-    """The link of this p."""
-    if torch.compiler.is_compiling():
+def clipped_power(p: float, is_compiling: bool | None = None) -> ClippedPower:
+    """The link of this p; a caller that knows whether a compiler traces the call may say so."""
+    if torch.compiler.is_compiling() if is_compiling is None else is_compiling:
         return ClippedPower(as_constant(p))
     return _kept_clipped_power(p)

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import Backends, Operator
+from ..registry import Backends, Operator, only_if
 from . import reference
 from .reference import number_of_points
 
@@ -109,13 +109,11 @@ slice_weights_derivative.backend("triton", module=".triton_slices")
 slice_weights_derivative.backend("torch", module=".torch_slices")
 
 
-def _on_chip(values: Tensor) -> bool:
-    return values.shape[-1] <= LONGEST_ON_CHIP
-
-
-def _on_host(values: Tensor) -> bool:
-    return values.device.type == "cpu"
-
+_on_chip = only_if(
+    lambda values: values.shape[-1] <= LONGEST_ON_CHIP,
+    f"a program has no room for a row of more than {LONGEST_ON_CHIP} items",
+)
+_on_host = only_if(lambda values: values.device.type == "cpu", "it takes rows tile by tile, which is for a CPU")
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; what none takes is composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")

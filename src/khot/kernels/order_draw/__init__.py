@@ -22,11 +22,11 @@ __all__ = ["draw_ranks", "order_draw", "rank_centre", "rank_scale", "ranks_of_pa
 
 order_draw = DrawOperator("order_draw", reference.order_draw)
 order_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)
-order_draw.backend("numba", module=".numba_backend", takes=lambda theta, draws: draws > 0)
+order_draw.backend("numba", module=".numba_backend", takes=DrawOperator.has_draws)
 
-# The ranks alone, for who has some of the units of a row and selects among all.
+# The ranks alone, for a process that has some of the units of a row and selects among all.
 order_ranks = Backends(__name__, "order_ranks")
-order_ranks.backend("numba", module=".numba_backend", takes=lambda theta, draws: theta.numel() * draws > 0)
+order_ranks.backend("numba", module=".numba_backend", takes=DrawOperator.has_draws)
 
 
 def ranks_of_parts(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from khot._torch_internals import no_view
 
 from ..autograd import has_derivative, with_forward_mode
-from ..registry import is_eager
+from ..call import is_first_derivative
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
 Definition = Callable[[Tensor], Tensor]
@@ -29,11 +29,6 @@ def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: f
 def fused_inclusion(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> Tensor:
     """Inclusion probabilities ``(*batch, n)`` for logistic noise."""
     return cast(Tensor, _apply_inclusion(theta, k, depth, definition)[0])
-
-
-def _is_first(*tensors: Tensor) -> bool:
-    """Whether a derivative of these is not differentiated again, nor one of many that are taken at once."""
-    return not torch.is_grad_enabled() and is_eager(*tensors)
 
 
 class _LogProb(Function):
@@ -55,7 +50,7 @@ class _LogProb(Function):
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         theta, slopes = ctx.saved_tensors
         grad_theta = None
-        if grad is not None and _is_first(theta, grad):
+        if grad is not None and is_first_derivative(theta, grad):
             grad_theta = (grad.unsqueeze(-1) * slopes).sum_to_size(theta.shape).to(theta.dtype)
         elif grad is not None:
             grad_theta = _pull_back(ctx.definition, theta, grad)
@@ -85,7 +80,7 @@ class _Inclusion(Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         theta, *law = ctx.saved_tensors
         grad_theta = None
-        if grad is not None and _is_first(theta, grad):
+        if grad is not None and is_first_derivative(theta, grad):
             grad_theta = _product(theta, grad, ctx.depth, *law)
         elif grad is not None:
             grad_theta = _pull_back(ctx.definition, theta, grad)

@@ -12,4 +12,4 @@ __all__ = ["CERTAIN", "CROSSING", "EMPTY", "draw_in_order", "kinds", "ordered_du
 
 ordered_duels_draw = DrawOperator("ordered_duels_draw", reference.ordered_duels_draw)
 ordered_duels_draw.backend("triton", module=".triton_backend", takes=DrawOperator.fills_device)
-ordered_duels_draw.backend("numba", module=".numba_backend", takes=lambda take, draws: draws > 0)
+ordered_duels_draw.backend("numba", module=".numba_backend", takes=DrawOperator.has_draws)

@@ -24,8 +24,10 @@ def roots_shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
     return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
 
 
-def _narrow(x: Tensor) -> bool:
-    return x.dtype == torch.float64 and x.shape[0] <= TRITON_WIDTH
+def _narrow(x: Tensor) -> str | None:
+    if x.dtype != torch.float64:
+        return "its kernels are for float64"
+    return None if x.shape[0] <= TRITON_WIDTH else f"the FFT is faster for children wider than {TRITON_WIDTH}"
 
 
 def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool) -> Any:

@@ -9,7 +9,8 @@ neighbouring numbers enclose t: then entries are tied at t. That is one pass ove
 import torch
 from torch import Tensor
 
-from ..registry import MAX_N, Operator
+from ..platforms import MAX_N
+from ..registry import Operator, only_if
 from . import exact
 from .exact import check_ranked
 
@@ -22,4 +23,8 @@ def _like(x: Tensor, *_: object) -> Tensor:
 
 topk_mask = Operator("topk_mask", exact.topk_mask, fake=_like)
 topk_mask.backend("triton", module=".triton_backend")
-topk_mask.backend("numba", module=".numba_backend", takes=lambda x, *_: x.shape[-1] <= MAX_N)
+topk_mask.backend(
+    "numba",
+    module=".numba_backend",
+    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
+)

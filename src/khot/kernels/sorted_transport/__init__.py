@@ -17,7 +17,8 @@ How the thresholds are found: :mod:`khot.kernels.sorted_transport.solver`.
 import torch
 from torch import Tensor
 
-from ..registry import MAX_N, Operator
+from ..platforms import MAX_N
+from ..registry import Operator
 from . import reference
 from .reference import places
 
@@ -25,16 +26,26 @@ MOST_PLACES = {torch.float32: 16, torch.float64: 8}  # k + 1: of more a thread h
 MOST_PLACES_ON_HOST = 200  # of more a library that multiplies matrices is nearly as fast as loops
 LONE_ROW = 2**15  # entries; a row has one program, so that longer ones want FEW_ROWS of them at least
 FEW_ROWS = 16
+ONE_PLACE = "there is one place, and nothing to solve"
 
 
-def _fits(x: Tensor, k: int) -> bool:
+def _fits(x: Tensor, k: int) -> str | None:
     n, rows = x.shape[-1], places(k, x.shape[-1])
     most = MOST_PLACES[torch.float64 if x.dtype == torch.float64 else torch.float32]
-    return 1 < rows <= most and rows * n <= MAX_N and (n <= LONE_ROW or x.numel() >= FEW_ROWS * n)
+    if rows > most:
+        return f"a thread has no room for more than {most} places"
+    if rows * n > MAX_N:
+        return "its kernels count the entries of a plan in 32 bits"
+    if n > LONE_ROW and x.numel() < FEW_ROWS * n:
+        return f"a row has one program, so that fewer than {FEW_ROWS} long rows leave the device idle"
+    return None if rows > 1 else ONE_PLACE
 
 
-def _has_few_places(x: Tensor, k: int) -> bool:
-    return 1 < places(k, x.shape[-1]) <= MOST_PLACES_ON_HOST
+def _has_few_places(x: Tensor, k: int) -> str | None:
+    rows = places(k, x.shape[-1])
+    if rows > MOST_PLACES_ON_HOST:
+        return f"products of matrices are as fast for more than {MOST_PLACES_ON_HOST} places"
+    return None if rows > 1 else ONE_PLACE
 
 
 def _like_plan(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int, check: bool) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..registry import MAX_N
+from ..platforms import MAX_N
 from ..triton_tools import arithmetic, inverse_scale, on_device, per_row, row_numbers, rows_of, store_tile
 from .triton_tile import (
     add_weights,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..registry import MAX_N
+from ..platforms import MAX_N
 from ..triton_tools import add2, split_threshold
 
 # Up to what length of the row how many warps. Each thread has one item of a tile at all places, up to 16 float32 or 8

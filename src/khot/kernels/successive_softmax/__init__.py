@@ -37,6 +37,14 @@ class Rounds(NamedTuple):
     backward: Callable[[Tensor, Tensor, Tensor, int, Tensor], Tensor]
 
 
+def _keeps_weights(x: Tensor, most: int) -> str | None:
+    if most == 0:
+        return "there are no rounds"
+    if most * x.shape[-1] > MOST_WEIGHTS:
+        return f"a thread has no room for more than {MOST_WEIGHTS} weights of a row in all rounds"
+    return None
+
+
 # What no backend takes, the map composes of torch operations.
 rounds = Backends(__name__, "ROUNDS")
-rounds.backend("numba", module=".numba_backend", takes=lambda x, most: 0 < most * x.shape[-1] <= MOST_WEIGHTS)
+rounds.backend("numba", module=".numba_backend", takes=_keeps_weights)

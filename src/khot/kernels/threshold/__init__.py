@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from khot._distributed.shards import Shards
-from khot._torch_internals import count_as_constant
 
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
 from ..rows import in_rows_of, with_an_item
 from . import exact, reference
-from .kinds import KINDS
+from .kinds import KINDS, Kind
 
 __all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
 
@@ -45,42 +44,50 @@ def _like_x_and_rows(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), *_like_rows(x)
 
 
-@count_as_constant  # tracing into it would warn about the weak dictionary of links
-def _has_kernel(link: str, kind: str) -> bool:
-    return Link.find(link).has_kernel(KINDS[kind].log)
+def _has_loops(x: Tensor, link: Link, kind: Kind) -> str | None:
+    if link.has_kernel(kind.log):
+        return None
+    return f"the link {type(link).__name__} has no pieces for loops" + (" of logarithms" if kind.log else "")
 
 
-def _takes(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> bool:
-    return _has_kernel(link, kind)
+def _has_kernels(x: Tensor, link: Link, kind: Kind) -> str | None:
+    return "there are no kernels for odd maps" if kind.absolute else _has_loops(x, link, kind)
 
 
-def _takes_derivative(x: Tensor, s: Tensor, a: Tensor, c: Tensor, grad: Tensor, link: str, kind: str, *_: Any) -> bool:
-    return _has_kernel(link, kind)
+def _asks(x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, *_: Any) -> tuple[Tensor, Link, Kind]:
+    return x, Link.find(link), KINDS[kind]
 
 
-def _on_gpu(takes: Any) -> Any:
-    """Whether there is a Triton kernel: there is none for odd maps."""
-    return lambda *args: takes(*args) and not KINDS[args[4 if takes is _takes else 6]].absolute
+def _derivative_asks(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, *_: Any
+) -> tuple[Tensor, Link, Kind]:
+    return x, Link.find(link), KINDS[kind]
 
 
-threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x))
-mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows)
+# Backends are asked about the scores, the link and the kind of map.
+threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
+mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows, asks=_asks)
 for _operator in (threshold, mask):
-    _operator.backend("triton", module=".triton_forward", takes=_on_gpu(_takes))
-    _operator.backend("numba", module=".numba_backend", takes=_takes)
+    _operator.backend("triton", module=".triton_forward", takes=_has_kernels)
+    _operator.backend("numba", module=".numba_backend", takes=_has_loops)
     _operator.backend("torch", module=".exact")
 
-mask_derivative = Operator("threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows)
-mask_derivative.backend("triton", module=".triton_backward", takes=_on_gpu(_takes_derivative))
-mask_derivative.backend("numba", module=".numba_backend", takes=_takes_derivative)
+mask_derivative = Operator(
+    "threshold_mask_derivative", reference.mask_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+)
+mask_derivative.backend("triton", module=".triton_backward", takes=_has_kernels)
+mask_derivative.backend("numba", module=".numba_backend", takes=_has_loops)
 mask_derivative.backend("torch", module=".exact")
 
-threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
+threshold_derivative = Operator(
+    "threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
+)
 threshold_derivative.backend("torch", module=".exact")
 
-# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
+# The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where the backend that
+# was chosen for the mask has it.
 plain = Backends(__name__, "PLAIN")
-plain.backend("numba", module=".numba_backend", takes=lambda x, link, kind: link.has_kernel(kind.log))
+plain.backend("numba", module=".numba_backend", takes=_has_loops)
 
 
 def solve_threshold(

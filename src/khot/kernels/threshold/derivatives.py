@@ -22,8 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import is_transformed
-from khot._validation import has_contents
+from khot._torch_internals import has_memory, runs_unwatched
 
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype
@@ -272,8 +271,8 @@ def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
 
 
 def can_tell(x: Tensor) -> bool:
-    """Whether Python may decide on the contents of x."""
-    return has_contents(x) and not is_transformed()
+    """Whether Python may decide on the contents of x; not to be asked under Dynamo."""
+    return runs_unwatched() and has_memory(x)
 
 
 def balanced(values: Tensor, share: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ References:
     [2] Chauvet (2012), "On a characterization of ordered pivotal sampling", for schedules other than one by one.
 """
 
+from torch import Tensor
+
 from ..registry import DrawOperator
 from . import reference
 from .reference import balance, missing_share, tournament
@@ -23,10 +25,23 @@ __all__ = ["LONGEST_TOURNAMENT", "balance", "missing_share", "pivotal_draw", "to
 
 LONGEST_TOURNAMENT = 4096  # units; longer rows would take too long to sort
 
+
+def _sorts_soon(probs: Tensor, draws: int) -> str | None:
+    if probs.shape[-1] > LONGEST_TOURNAMENT:
+        return f"it takes too long to sort a row of more than {LONGEST_TOURNAMENT} units in a program"
+    return DrawOperator.fills_device(probs, draws)
+
+
+def _counts_in_int32(probs: Tensor, draws: int) -> str | None:
+    if probs.shape[-1] >= 2**31:
+        return "its loops count units in 32 bits"
+    return DrawOperator.has_draws(probs, draws)
+
+
 pivotal_draw = DrawOperator("pivotal_draw", reference.pivotal_draw)
 pivotal_draw.backend(
     "triton",
     module=".triton_backend",
-    takes=lambda probs, draws: probs.shape[-1] <= LONGEST_TOURNAMENT and DrawOperator.fills_device(probs, draws),
+    takes=_sorts_soon,
 )
-pivotal_draw.backend("numba", module=".numba_backend", takes=lambda probs, draws: draws > 0 and probs.shape[-1] < 2**31)
+pivotal_draw.backend("numba", module=".numba_backend", takes=_counts_in_int32)

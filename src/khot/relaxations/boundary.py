@@ -1,0 +1,56 @@
+"""The boundary of a public map: what kind of call this is, is asked here once and handed down to the map."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from khot._distributed.boundary import is_handed_over, of_rows, with_own_code
+from khot._tracing import is_moved_to_host
+from khot.kernels.call import Call, call_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OfCall = Callable[Concatenate[Call, P], R]
+
+
+def with_call(
+    *,
+    in_parts: bool | Callable[[dict[str, Any]], bool] = False,
+    batch_first: bool = False,
+    needs_float64: bool = True,
+) -> Callable[[OfCall[P, R]], Callable[P, R]]:
+    """Decorator: :func:`of_rows` for a function whose first parameter is the kind of the call, which users do not see.
+
+    Args:
+        in_parts: As of :func:`khot._distributed.boundary.of_rows`.
+        batch_first: As there.
+        needs_float64: As there.
+    """
+
+    def decorate(function: OfCall[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        hidden, *shown = signature.parameters.values()
+
+        def publish(call: Callable[P, R]) -> Callable[P, R]:
+            functools.update_wrapper(call, function)
+            call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+            call.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != hidden.name}
+            return with_own_code(call, function.__name__)
+
+        def by_itself(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(call_of(*args, *kwargs.values()), *args, **kwargs)
+
+        elsewhere = of_rows(in_parts=in_parts, batch_first=batch_first, needs_float64=needs_float64)(publish(by_itself))
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            kind = call_of(*args, *kwargs.values())
+            if kind.is_plain:
+                goes_elsewhere = needs_float64 and is_moved_to_host(args, kwargs)
+            else:
+                goes_elsewhere = not kind.is_compiling and is_handed_over(args, kwargs, needs_float64)
+            return elsewhere(*args, **kwargs) if goes_elsewhere else function(kind, *args, **kwargs)
+
+        return publish(call)
+
+    return decorate
