@@ -6,14 +6,16 @@ Two passes over x and the cotangent g. With slopes w_i = F'(z_i), W = sum w, D =
     logarithm   d_i = g_i w_i / F(z_i), dL/dx_i = (d_i - w_i D / W) / s,         dL/dk = D / W
 
 and dL/ds = -sum_i z_i dL/dx_i, which is found only if somebody asks for it. Differences to a leave nearly equal
-cotangents their digits. A row whose slopes all underflow, or whose sums overflow, is flagged, see
-:mod:`khot.kernels.threshold.triton_flagged`. Rows that are split take a launch for each of the two passes.
+cotangents their digits. Rows that are split take a launch for each of the two passes.
+
+A row whose slopes all underflow, or whose sums overflow, is flagged, and a second launch of the same kernel treats it
+in float64. Where the slopes underflow there, too, t lies in a gap that takes digits of x from z, and shares of slopes
+come from :mod:`khot.kernels.threshold.triton_gaps`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -22,46 +24,39 @@ from torch import Tensor
 
 from ..links.base import Link
 from ..links.base_triton import log_derivative, tails_and_slopes, triton_link
-from ..triton_tools import add2, add3, on_device, quotient, reciprocal, rows_of
-from .triton_flagged import launch_flagged_backward
+from ..triton_tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
+from .triton_gaps import neighbours, relative_slopes, weigh_sides
 from .triton_rows import (
     PARTS,
+    Argument,
     Tile,
-    argument_of,
+    any_row,
     chunk_of,
     converted,
+    distances,
+    flagged_tile,
     is_split,
     load,
     over,
     partial_sums,
     per_row,
     program_rows,
-    smallest_unit,
+    scores,
     starts,
     store,
     sums_of_chunks,
     tile_of,
-    tiny_of,
-    underflow_of,
 )
 
 SUMS = tl.constexpr(8)  # room for the sums of a chunk
-
-
-@triton.jit
-def _row_numbers(
-    row, anchor_ptr, offset_ptr, scale_ptr, scale_number, stride_scale, LINK: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """Anchor, offset in the link's unit, and the inverses of the scale, in that unit and as it is."""
-    inverse = reciprocal(per_row(row, scale_ptr, scale_number, stride_scale).to(TILE.dtype))
-    anchor, off = tl.load(anchor_ptr + row).to(TILE.dtype), tl.load(offset_ptr + row).to(TILE.dtype)
-    return anchor, off * LINK.unit, inverse * LINK.unit, inverse
+FAR = tl.constexpr(2.0**-100)  # a sum of slopes in float64 below which z has lost digits
+SHRUNK, GROWN = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 
 @triton.jit
 def _terms(x, g, anchor, off, inverse, q, LINK: tl.constexpr, LOG: tl.constexpr):
     """z in the link's unit, F', and g times the derivative of the result, of a tile."""
-    z = (x - over(anchor)) * over(inverse) - over(off)
+    z = distances(x, anchor, off, inverse)
     tail, w = tails_and_slopes(z, q, LINK)
     if LOG:
         d = tl.where(x > -float("inf"), g * log_derivative(z, w, tail, LINK), 0.0)
@@ -72,51 +67,73 @@ def _terms(x, g, anchor, off, inverse, q, LINK: tl.constexpr, LOG: tl.constexpr)
 
 @triton.jit
 def _sums(x_rows, g_rows, n, anchor, off, inverse, a, q, LINK: tl.constexpr, LOG: tl.constexpr, TILE: tl.constexpr):
-    """W and D of n entries of each row."""
-    weight, direct = partial_sums(TILE), partial_sums(TILE)
+    """W and D of n entries of each row, and, of flagged rows, D of those below t alone."""
+    weight, direct, below = partial_sums(TILE), partial_sums(TILE), partial_sums(TILE)
     for start in range(0, n, TILE.size):
-        x, g = load(x_rows, start, n, -float("inf"), TILE), load(g_rows, start, n, over(a), TILE)
-        _, w, d = _terms(x, g - over(a), anchor, off, inverse, q, LINK, LOG)
+        x, g = scores(x_rows, start, n, TILE), load(g_rows, start, n, over(a), TILE)
+        z, w, d = _terms(x, g - over(a), anchor, off, inverse, q, LINK, LOG)
         weight += tl.sum(w, 0)
         direct += tl.sum(d, 0)
-    return tl.reduce((weight, direct), 1, add2)
+        if TILE.stage == "flagged":
+            below += tl.sum(tl.where(z > 0, 0.0, d), 0)
+    if TILE.stage == "flagged":
+        return tl.reduce((weight, direct, below), 1, add3)
+    else:
+        weight, direct = tl.reduce((weight, direct), 1, add2)
+        return weight, direct, direct
+
+
+@triton.jit
+def _gap(x_rows, g_rows, n, anchor, off, scale, LINK: tl.constexpr, TILE: tl.constexpr):
+    """The gap that t lies in, as of :func:`relative_slopes`, factors of the slopes, and sums of share * g."""
+    inverse, cut = reciprocal(scale), LINK.cap * LINK.unit if LINK.compact else 0.0
+    left, right, _ = neighbours(x_rows, n, anchor, off, inverse * LINK.unit, cut, TILE)
+    place = off * (1.0 / LINK.unit)
+    first, last = (right - anchor) * inverse - place, place - (left - anchor) * inverse
+    of_above, of_below, above, below = weigh_sides(x_rows, g_rows, n, left, right, first, last, inverse, LINK, TILE)
+    return left, right, first, last, inverse, of_above, of_below, above, below
 
 
 @triton.jit
 def _write(
-    x_rows, g_rows, out_rows, n, anchor, off, inverse, unit, a, mean, q,
+    x_rows, g_rows, out_rows, n, anchor, off, inverse, unit, a, mean, q, gap,
     LINK: tl.constexpr, LOG: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Writes dL/dx of n entries of each row; returns the sums of -z dL/dx, dL/dx and z F', or zeros."""
+    """Writes dL/dx of n entries of each row; returns the sums of -z dL/dx, dL/dx and z F', the first two times s."""
     lever, left, reach = partial_sums(TILE), partial_sums(TILE), partial_sums(TILE)
     for start in range(0, n, TILE.size):
-        x, g = load(x_rows, start, n, -float("inf"), TILE), load(g_rows, start, n, over(a), TILE)
+        x, g = scores(x_rows, start, n, TILE), load(g_rows, start, n, over(a), TILE)
         z, w, d = _terms(x, g - over(a), anchor, off, inverse, q, LINK, LOG)
         if LOG:
-            grad = (d - w * over(mean)) * over(unit)
+            if TILE.stage == "flagged":
+                slope, _, above = relative_slopes(x, gap[1], gap[2], gap[3], gap[4], gap[5], LINK)
+                w = tl.where(over(gap[0]), slope * tl.where(above, over(gap[6]), over(gap[7])), w)
+            pull = d - w * over(mean)
         else:
-            grad = w * over(unit) * (g - over(a + mean))
-        store(out_rows, grad, start, n, TILE)
-        if WITH_SCALE:
+            pull = w * (g - over(a + mean))
+        store(out_rows, pull * over(unit), start, n, TILE)
+        if WITH_SCALE:  # z may be infinite
             z = z * (1.0 / LINK.unit)
-            lever -= tl.sum(tl.where(grad == 0, 0.0, grad * z), 0)  # z may be infinite
-            left += tl.sum(grad, 0)
+            if TILE.stage == "flagged":
+                z = tl.minimum(tl.maximum(z, -FARTHEST_64), FARTHEST_64) * SHRUNK
+            lever -= tl.sum(tl.where(pull == 0, 0.0, pull * z), 0)
+            left += tl.sum(pull, 0)
             reach += tl.sum(tl.where(w == 0, 0.0, w * z), 0)
     if WITH_SCALE:
         lever, left, reach = tl.reduce((lever, left, reach), 1, add3)
     else:
-        lever, left, reach = 0.0 * a, 0.0 * a, 0.0 * a
+        lever, left, reach = 0.0 * mean, 0.0 * mean, 0.0 * mean
     return lever, left, reach
 
 
 @triton.jit
-def _is_solved(weight, mean, lever, unit, LINK: tl.constexpr):
+def _is_solved(weight, mean, lever, scale, LINK: tl.constexpr, TILE: tl.constexpr):
     """Whether nothing overflows, and slopes have not underflowed; those of a compact link may all be 0."""
-    finite = (tl.abs(mean) < float("inf")) & (tl.abs(lever) < float("inf")) & (unit >= smallest_unit(unit.dtype))
+    finite = (tl.abs(mean) < float("inf")) & (tl.abs(lever) < float("inf")) & (scale <= TILE.largest_scale)
     if LINK.compact and LINK.reaches_zero:
         return finite
     else:
-        return finite & (weight >= underflow_of(weight.dtype))
+        return finite & (weight >= TILE.underflow)
 
 
 @triton.jit(do_not_specialize=["stride_scale", "stride_x", "stride_g", "rows", "n"])
@@ -125,42 +142,63 @@ def _mask_bwd(
     q_number: tl.float64, LINK: tl.constexpr, KIND: tl.constexpr, WITH_SCALE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The rows of a program; of split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
+    FLAGGED: tl.constexpr = TILE.stage == "flagged"
     LOG: tl.constexpr = KIND == "log_mask"
-    anchor_ptr, offset_ptr, grad_k_ptr, grad_scale_ptr, flag_ptr, partial_ptr = at
     row = program_rows(rows, TILE)
-    anchor, off, inverse, unit = _row_numbers(
-        row, anchor_ptr, offset_ptr, scale_ptr, scale_number, stride_scale, LINK, TILE
-    )  # fmt: skip
-    q = tl.full((), q_number, tl.float64).to(TILE.dtype)
+    if FLAGGED:
+        if any_row(tl.load(at[4] + row) == 0):
+            return
+    scale = (per_row(row, scale_ptr, scale_number, stride_scale) * TILE.factor).to(TILE.dtype)
+    unit, q = reciprocal(scale), tl.full((), q_number, tl.float64).to(TILE.dtype)
+    anchor, off = tl.load(at[0] + row) * TILE.factor, tl.load(at[1] + row) * LINK.unit
+    anchor, off, inverse, unit = anchor.to(TILE.dtype), off.to(TILE.dtype), unit * LINK.unit, unit * TILE.factor
     x_rows, g_rows = starts(x_ptr, row, stride_x, TILE), starts(g_ptr, row, stride_g, TILE)
-    out_rows = starts(out_ptr, row, n, TILE)
-    a = 0.0 * off if LOG else converted(tl.load(g_rows), TILE.dtype)
+    a = 0.0 * off if LOG or FLAGGED else converted(tl.load(g_rows), TILE.dtype)
     begin, length = chunk_of(n, TILE)
-    x_rows, g_rows, out_rows = x_rows + begin, g_rows + begin, out_rows + begin
-    if TILE.stage == "write":
-        weight, direct = sums_of_chunks(partial_ptr, row, SUMS)
+    x_rows, g_rows, out_rows = x_rows + begin, g_rows + begin, starts(out_ptr, row, n, TILE) + begin
+    here = at[5] + (row * PARTS + tl.program_id(0)) * SUMS
+    if TILE.stage == "end":
+        weight, direct = sums_of_chunks(at[5], row, SUMS)
     else:
-        weight, direct = _sums(x_rows, g_rows, length, anchor, off, inverse, a, q, LINK, LOG, TILE)
-    here = partial_ptr + (row * PARTS + tl.program_id(0)) * SUMS
-    if TILE.stage == "sums":
+        weight, direct, direct_below = _sums(x_rows, g_rows, length, anchor, off, inverse, a, q, LINK, LOG, TILE)
+    if TILE.stage == "step":
         tl.store(here, weight)
         tl.store(here + 1, direct)
     else:
-        mean = quotient(direct, tl.maximum(weight, tiny_of(TILE.dtype)))
+        held = tl.maximum(weight, TILE.tiny)
+        mean = quotient(direct, held)
+        grad_k, gap = tl.where(weight > 0, a + mean, 0.0), (weight > 0, off, off, off, off, off, off, off)
+        if FLAGGED and (not (LINK.heavy or (LINK.compact and LINK.reaches_zero))):
+            if any_row(weight < FAR):
+                left, right, first, last, plain, of_above, of_below, above, below = _gap(
+                    x_rows, g_rows, n, anchor, off, scale, LINK, TILE
+                )
+                gap = (weight < FAR, left, right, first, last, plain, of_above, of_below)
+                mean = direct if LOG else above + below
+                grad_k = above + direct_below / held if LOG else mean
+        tl.store(at[2] + row, grad_k.to(tl.float64))
         lever, left, reach = _write(
-            x_rows, g_rows, out_rows, length, anchor, off, inverse, unit, a, mean, q, LINK, LOG, WITH_SCALE, TILE
+            x_rows, g_rows, out_rows, length, anchor, off, inverse, unit, a, mean, q, gap, LINK, LOG, WITH_SCALE, TILE
         )
-        left = quotient(left, tl.maximum(weight, tiny_of(TILE.dtype)))  # what rounding of the mean leaves of a zero
-        if TILE.stage == "write":
-            tl.store(here + 2, lever)
-            tl.store(here + 3, left)
-            tl.store(here + 4, reach)
-            lever = 0.0 * left
+        left = quotient(left, held)  # what rounding of the mean leaves of a zero
+        if TILE.stage == "end":
+            _store_levers(here + 2, lever * unit, left * unit, reach)
+            lever = 0.0 * lever
+        elif FLAGGED:  # neither z nor the scale let a product overflow on the way
+            root = tl.sqrt(scale * (1.0 / TILE.factor))
+            tl.store(at[3] + row, lever / root * GROWN / root)
         else:
-            lever += left * reach
-            tl.store(grad_scale_ptr + row, lever.to(tl.float64))
-        tl.store(grad_k_ptr + row, tl.where(weight > 0, a + mean, 0.0).to(tl.float64))
-        tl.store(flag_ptr + row, 1 - _is_solved(weight, mean, lever, unit, LINK).to(tl.int32))
+            lever = (lever + left * reach) * unit
+            tl.store(at[3] + row, lever.to(tl.float64))
+        if not FLAGGED:
+            tl.store(at[4] + row, 1 - _is_solved(weight, mean, lever, scale, LINK, TILE).to(tl.int32))
+
+
+@triton.jit
+def _store_levers(at, lever, left, reach):
+    tl.store(at, lever)
+    tl.store(at + 1, left)
+    tl.store(at + 2, reach)
 
 
 def launch_backward(
@@ -177,35 +215,30 @@ def launch_backward(
     grad_k, grad_scale = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
-    numbers = argument_of(scale, x.device)
-    tile = tile_of(items, g, grad_x, double=x.dtype == torch.float64)
-    numbers_of_all = *numbers, items.stride(0), g.stride(0), rows, n, float(link.q)
-    options = {"LINK": triton_link(link), "KIND": kind, "num_warps": tile.warps}
+    tile, split = tile_of(items, g, grad_x), is_split(rows, n)
+    if split:
+        partial, stages = _partial_sums(rows, tile, x.device), (tile, replace(tile, stage="end"))
+        grid: tuple[int, ...] = (tile.splits(rows, n), rows)
+    else:
+        partial, stages, grid = flags, (tile,), (triton.cdiv(rows, tile.rows),)
+    numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
+    options = {"LINK": triton_link(link), "KIND": kind, "WITH_SCALE": with_scale}
     with on_device(x):
-        if is_split(rows, n):
-            _launch_split(items, g, grad_x, at, numbers_of_all, with_scale, tile, options)
-        else:
-            grid = (triton.cdiv(rows, tile.rows),)
-            _mask_bwd[grid](items, g, grad_x, (*at, flags), *numbers_of_all, WITH_SCALE=with_scale, TILE=tile, **options)
-        launch_flagged_backward(items, g, grad_x, at, numbers, link, kind)
+        for part in stages:
+            _mask_bwd[grid](
+                items, g, grad_x, (*at, partial), *numbers, **options, TILE=part, num_warps=part.warps
+            )  # fmt: skip
+        if split and with_scale:
+            lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
+            torch.addcmul(lever, left, reach, out=grad_scale)
+        part = flagged_tile(items)
+        _mask_bwd[(rows,)](items, g, grad_x, (*at, partial), *numbers, **options, TILE=part, num_warps=part.warps)
     batch = x.shape[:-1]
     return grad_x.reshape(x.shape), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
-def _launch_split(
-    x: Tensor, g: Tensor, grad_x: Tensor, at: tuple[Tensor, ...], numbers: tuple[Any, ...], with_scale: bool,
-    tile: Tile, options: dict[str, Any],
-) -> None:  # fmt: skip
-    rows, n = x.shape
-    dtype = torch.float64 if tile.dtype == tl.float64 else torch.float32
-    grid = tile.splits(rows, n), rows
-    partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=dtype, device=x.device)
-    for stage in ("sums", "write"):
-        part = replace(tile, stage=stage)
-        _mask_bwd[grid](x, g, grad_x, (*at, partial), *numbers, WITH_SCALE=with_scale, TILE=part, **options)
-    if with_scale:
-        lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
-        torch.addcmul(lever, left, reach, out=at[3])
+def _partial_sums(rows: int, tile: Tile, device: torch.device) -> Tensor:
+    return torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=device)
 
 
 def mask_derivative(

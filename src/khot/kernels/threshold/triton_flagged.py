@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..links.base_triton import log_short_tail
-from ..triton_tools import FARTHEST_64, LARGEST_64
+from ..triton_tools import FARTHEST_64, LARGEST_64, add3
 from .triton_gaps import settle
 from .triton_rows import any_row, distances, partial_sums, scores
 from .triton_search import SPECIAL
@@ -34,11 +34,6 @@ def _ends_of(a0, a1, b0, b1):
 
 
 @triton.jit
-def _counts_of(a0, a1, a2, b0, b1, b2):
-    return a0 + b0, a1 + b1, a2 + b2
-
-
-@triton.jit
 def _span(x_rows, n, TILE: tl.constexpr):
     """Number of the finite entries and of +inf, whether there is a NaN, smallest and largest finite entry."""
     lowest = partial_sums(TILE) + float("inf")
@@ -52,7 +47,7 @@ def _span(x_rows, n, TILE: tl.constexpr):
         wrong += tl.sum((x != x).to(tl.int32), 0)
         lowest = tl.minimum(lowest, tl.min(tl.where(finite, x, float("inf")), 0))
         highest = tl.maximum(highest, tl.max(tl.where(finite, x, -float("inf")), 0))
-    count, selected, wrong = tl.reduce((count, selected, wrong), 1, _counts_of)
+    count, selected, wrong = tl.reduce((count, selected, wrong), 1, add3)
     lowest, highest = tl.reduce((lowest, highest), 1, _ends_of)
     return count, selected, wrong > 0, lowest, highest
 

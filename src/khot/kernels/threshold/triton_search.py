@@ -83,9 +83,7 @@ def first_guess(origin, count, total, squares, whole, rest, scale, q, law, LINK:
     shape += quotient(variance, variance + own) * (normal_quantile(p, complement) - shape)
     guess = mean - centre * scale - shape * width
     density = number * INV_SQRT_2PI * tl.exp2(shape * shape * (-0.5 * LOG2_E)) * quotient(scale, width)
-    reach = tl.sqrt(variance * number) * WIDER + tl.abs(origin) * eps_of(
-        guess.dtype
-    )  # no entry is farther from the mean
+    reach = tl.sqrt(variance * number) * WIDER + tl.abs(origin) * TILE.eps  # no entry is farther from the mean
     low = (mean - reach - guess) * inverse - quantile - 1.0
     high = (mean + reach - guess) * inverse - quantile + 1.0
     sound = (p > 0) & (complement > 0) & (scale >= TILE.scales[0]) & (scale <= TILE.scales[1])
