@@ -41,7 +41,7 @@ def quotient(x, y):
 
 @triton.jit
 def fast_log2(x):
-    """log2(x); in float32 by one instruction where there is one, to 2^-22, absolute next to 1 and relative elsewhere."""
+    """log2(x); in float32 by one instruction where there is one, to 2^-22: absolute next to 1, relative elsewhere."""
     if (x.dtype == tl.float32) and (not INTERPRETED) and is_cuda():
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1

@@ -29,7 +29,6 @@ from .triton_gaps import neighbours, relative_slopes, weigh_sides
 from .triton_rows import (
     PARTS,
     Argument,
-    Tile,
     any_row,
     chunk_of,
     converted,
@@ -143,11 +142,11 @@ def _mask_bwd(
 ):  # fmt: skip
     """The rows of a program; of split rows the sums of a chunk, or its dL/dx from all sums, by ``TILE.stage``."""
     FLAGGED: tl.constexpr = TILE.stage == "flagged"
+    HAS_GAPS: tl.constexpr = FLAGGED and not (LINK.heavy or (LINK.compact and LINK.reaches_zero))
     LOG: tl.constexpr = KIND == "log_mask"
     row = program_rows(rows, TILE)
-    if FLAGGED:
-        if any_row(tl.load(at[4] + row) == 0):
-            return
+    if FLAGGED and any_row(tl.load(at[4] + row) == 0):
+        return
     scale = (per_row(row, scale_ptr, scale_number, stride_scale) * TILE.factor).to(TILE.dtype)
     unit, q = reciprocal(scale), tl.full((), q_number, tl.float64).to(TILE.dtype)
     anchor, off = tl.load(at[0] + row) * TILE.factor, tl.load(at[1] + row) * LINK.unit
@@ -168,14 +167,13 @@ def _mask_bwd(
         held = tl.maximum(weight, TILE.tiny)
         mean = quotient(direct, held)
         grad_k, gap = tl.where(weight > 0, a + mean, 0.0), (weight > 0, off, off, off, off, off, off, off)
-        if FLAGGED and (not (LINK.heavy or (LINK.compact and LINK.reaches_zero))):
-            if any_row(weight < FAR):
-                left, right, first, last, plain, of_above, of_below, above, below = _gap(
-                    x_rows, g_rows, n, anchor, off, scale, LINK, TILE
-                )
-                gap = (weight < FAR, left, right, first, last, plain, of_above, of_below)
-                mean = direct if LOG else above + below
-                grad_k = above + direct_below / held if LOG else mean
+        if HAS_GAPS and any_row(weight < FAR):
+            left, right, first, last, plain, of_above, of_below, above, below = _gap(
+                x_rows, g_rows, n, anchor, off, scale, LINK, TILE
+            )
+            gap = (weight < FAR, left, right, first, last, plain, of_above, of_below)
+            mean = direct if LOG else above + below
+            grad_k = above + direct_below / held if LOG else mean
         tl.store(at[2] + row, grad_k.to(tl.float64))
         lever, left, reach = _write(
             x_rows, g_rows, out_rows, length, anchor, off, inverse, unit, a, mean, q, gap, LINK, LOG, WITH_SCALE, TILE
@@ -216,29 +214,23 @@ def launch_backward(
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
     tile, split = tile_of(items, g, grad_x), is_split(rows, n)
+    partial, stages, grid = flags, (tile.stage,), (triton.cdiv(rows, tile.rows), 1)
     if split:
-        partial, stages = _partial_sums(rows, tile, x.device), (tile, replace(tile, stage="end"))
-        grid: tuple[int, ...] = (tile.splits(rows, n), rows)
-    else:
-        partial, stages, grid = flags, (tile,), (triton.cdiv(rows, tile.rows),)
+        partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
+        stages, grid = ("step", "end"), (tile.splits(rows, n), rows)
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
     options = {"LINK": triton_link(link), "KIND": kind, "WITH_SCALE": with_scale}
     with on_device(x):
-        for part in stages:
-            _mask_bwd[grid](
+        for part in (*(replace(tile, stage=stage) for stage in stages), flagged_tile(items)):
+            programs = (rows,) if part.stage == "flagged" else grid
+            _mask_bwd[programs](
                 items, g, grad_x, (*at, partial), *numbers, **options, TILE=part, num_warps=part.warps
             )  # fmt: skip
-        if split and with_scale:
-            lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
-            torch.addcmul(lever, left, reach, out=grad_scale)
-        part = flagged_tile(items)
-        _mask_bwd[(rows,)](items, g, grad_x, (*at, partial), *numbers, **options, TILE=part, num_warps=part.warps)
+            if part.stage == "end" and with_scale:
+                lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
+                torch.addcmul(lever, left, reach, out=grad_scale)
     batch = x.shape[:-1]
     return grad_x.reshape(x.shape), grad_k.reshape(batch), grad_scale.reshape(batch)
-
-
-def _partial_sums(rows: int, tile: Tile, device: torch.device) -> Tensor:
-    return torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=device)
 
 
 def mask_derivative(

@@ -91,9 +91,8 @@ def _mask_fwd(
     """Threshold and values of the rows, or of a chunk of a split row; flags those that the search does not solve."""
     row = program_rows(rows, TILE)
     anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
-    if TILE.stage == "flagged":
-        if any_row(tl.load(flag_ptr + row) == 0):
-            return
+    if (TILE.stage == "flagged") and any_row(tl.load(flag_ptr + row) == 0):
+        return
     whole, rest, scale, q = _row_numbers(
         row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
     )  # fmt: skip

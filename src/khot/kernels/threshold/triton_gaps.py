@@ -51,7 +51,7 @@ def relative_slopes(x, left, right, first, last, inverse, LINK: tl.constexpr):
         slope = tl.where(above, tl.where(beyond > 0, 0.0, 1.0), slope)
         tail = slope
     else:
-        tail = slope / LINK.hazard(edge + beyond, 0.0, LINK)
+        tail = tl.where(slope > 0, slope / LINK.hazard(edge + beyond, 0.0, LINK), 0.0)
     return slope, tail, above
 
 

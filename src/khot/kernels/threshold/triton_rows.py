@@ -10,8 +10,8 @@ and Triton specialises none of a kernel's integers, so that few kernels are comp
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
     flagged     a row in 4 warps or, if it is long, 16, in float64
 
-A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and only
-the ``width`` that is left at the end of a pass goes from thread to thread.
+A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and
+only the ``width`` that is left at the end of a pass goes from thread to thread.
 
 Numbers of a row are tensors ``(rows,)`` in the dtype of the arithmetic. Distances from the threshold are
 z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -inf.
