@@ -2,7 +2,7 @@
 
 The machine code of a kernel is split into basic blocks and loops. A block is cold if most of its instructions come
 from a function that is said to be cold, or from what that calls; and so is a block that no way from the start to the
-end passes but through cold ones. What is left is the usual path. A loop executes its blocks as often as the caller says;
+end passes but through cold ones. What is left is the usual path. A loop executes its blocks as often as the caller says:
 which loop is which is told by the functions that its instructions come from.
 
 Debug information of machine code keeps the line of an instruction, but not the calls that led there. Triton's PTX has

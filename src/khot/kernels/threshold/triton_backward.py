@@ -223,9 +223,7 @@ def launch_backward(
     with on_device(x):
         for part in (*(replace(tile, stage=stage) for stage in stages), flagged_tile(items)):
             programs = (rows,) if part.stage == "flagged" else grid
-            _mask_bwd[programs](
-                items, g, grad_x, (*at, partial), *numbers, **options, TILE=part, num_warps=part.warps
-            )  # fmt: skip
+            _mask_bwd[programs](items, g, grad_x, (*at, partial), *numbers, **options, **part.options)
             if part.stage == "end" and with_scale:
                 lever, left, reach = partial[:, : grid[0], 2:5].sum(1, dtype=torch.float64).unbind(-1)
                 torch.addcmul(lever, left, reach, out=grad_scale)

@@ -132,8 +132,8 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
     """
     t, left, right = 0.5 * low + 0.5 * high, 0.0 * low + float("inf"), 0.0 * low - float("inf")
     anchor, side, steps = 0.0 * low, 0.0 * low, 0
-    in_offset, going = low > high, low <= high
-    while any_row(going) & (steps < MAX_STEPS):
+    in_offset = low > high
+    while any_row(low < high) & (steps < MAX_STEPS):
         at, off = tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0)
         g = _log_balance(x_rows, n, at, off, inverse, whole, rest, q, LINK, TILE)
         again = side * g > 0  # the same end moves twice: the other counts half (Illinois)
@@ -148,7 +148,8 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
         middle = tl.where(steps % 8 == 7, _ordinal_mean(low, high), middle)
         usable = (secant > low) & (secant < high) & (steps % 4 != 3)
         t = tl.where(done, tl.where(tl.abs(left) <= tl.abs(right), low, high), tl.where(usable, secant, middle))
-        steps, going = steps + 1, ~(done & in_offset)
+        steps, finished = steps + 1, done & in_offset
+        low, high = tl.where(finished, t, low), tl.where(finished, t, high)
         if any_row(done & (~in_offset)):
             anchor = _nearest_item(x_rows, n, t, TILE)
             low, high = _offset_of(low, anchor, -1.0, inverse), _offset_of(high, anchor, 1.0, inverse)

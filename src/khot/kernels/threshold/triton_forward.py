@@ -258,9 +258,7 @@ def launch_forward(
         else:
             at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows),)
         for part, programs in ((tile, grid), (flagged_tile(items), (rows,))):
-            _mask_fwd[programs](
-                items, y, at, *numbers, items.stride(0), *tail, **options, TILE=part, num_warps=part.warps
-            )  # fmt: skip
+            _mask_fwd[programs](items, y, at, *numbers, items.stride(0), *tail, **options, **part.options)
     batch = x.shape[:-1]
     return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags
 
@@ -273,11 +271,10 @@ def _launch_steps(
     sample = x[:, :: n // SAMPLE].contiguous()
     state = torch.empty((STEPS.value, rows, STATE.value), dtype=tile.torch_dtype, device=x.device)
     sums = torch.empty((STEPS.value, rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-    at, common = (*at, state, sums), {"LINK": triton_link(link), "num_warps": tile.warps}
-    start = replace(tile, stage="start")
-    _split_start[(rows,)](sample, at, *numbers, n, sample.shape[1], q, tuple(law), TILE=start, **common)
+    at, piece, start = (*at, state, sums), triton_link(link), replace(tile, stage="start")
+    _split_start[(rows,)](sample, at, *numbers, n, sample.shape[1], q, tuple(law), piece, **start.options)
     for step in range(STEPS.value):
-        _split_step[(tile.splits(rows, n), rows)](x, at, *numbers, x.stride(0), n, q, step, TILE=tile, **common)
+        _split_step[(tile.splits(rows, n), rows)](x, at, *numbers, x.stride(0), n, q, step, piece, **tile.options)
     return at
 
 

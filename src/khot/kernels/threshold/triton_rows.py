@@ -8,7 +8,7 @@ and Triton specialises none of a kernel's integers, so that few kernels are comp
     rows        a row in a warp, which needs no barrier
     long rows   a row in 2 warps; aligned ones are read 16 bytes at a time
     split rows  several programs of 8 warps for a row, each with a chunk of its columns
-    flagged     a row in 4 warps or, if it is long, 16, in float64
+    flagged     a row in 4 warps, in float64
 
 A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and
 only the ``width`` that is left at the end of a pass goes from thread to thread.
@@ -20,18 +20,19 @@ z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -
 # mypy: disable-error-code="no-untyped-def"
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import is_cuda
 
 from ..triton_tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
-LONG = 2**12  # flagged rows above this take more warps
+FLAGGED_REGISTERS = 128  # of a thread; the assembler by itself would rather spill some of a hundred
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
@@ -61,6 +62,12 @@ class Tile:
     double: bool
     aligned: bool = False
     stage: str = "rows"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a launch."""
+        registers = {"maxnreg": FLAGGED_REGISTERS} if self.stage == "flagged" and is_cuda() else {}
+        return {"TILE": self, "num_warps": self.warps, **registers}
 
     @property
     def dtype(self) -> tl.dtype:
@@ -137,8 +144,7 @@ def tile_of(*rows: Tensor, double: bool = False) -> Tile:
 
 def flagged_tile(x: Tensor) -> Tile:
     """The tile for flagged rows of a tensor ``(rows, n)``."""
-    warps = 4 if x.shape[1] <= LONG else 16
-    return Tile(1, 2, 32 * warps, warps, x.dtype != torch.float64, True, stage="flagged")
+    return Tile(1, 2, 128, 4, x.dtype != torch.float64, True, stage="flagged")
 
 
 @triton.jit
