@@ -35,11 +35,12 @@ experiments: $(READY)  ## the papers' comparisons, and experiments/README.md mad
 	done
 	$(BIN)/python experiments/build_readme.py
 
+PROGRESS = --progress -o console_output_style=classic
 test: $(READY)  ## every test that needs no accelerator, the slow ones included
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal --all $(PROGRESS)
 
-check: $(READY)  ## the quick tests
-	$(BIN)/python -m pytest -n auto --dist worksteal
+check: $(READY)  ## some cases of the quick tests: a minute or two
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PROGRESS)
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check

@@ -3,8 +3,8 @@
 import gc
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from khot.kernels import backend
 from tests.backends import BACKENDS
 from tests.pairwise import covering
+from tests.progress import Progress
 
 torch.set_num_threads(1)  # their tensors are small, and threads that wait for each other cost more than they do
 
@@ -55,32 +56,30 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each backend of a CPU in its turn, for what is computed in all of them.
 
-    Cases of such tests are ``pairwise``: each value of another parameter meets each backend. Plain `pytest` takes those
-    in plain torch, and others that are marked ``loops``.
+    Cases of such tests are those of pairs: each value of another parameter meets each backend.
     """
     with backend(request.param):
         yield request.param
 
 
-@pytest.fixture(autouse=True)
-def _backend_of_a_user(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For a test marked ``loops``, what a user has without asking, also in plain `pytest`."""
-    with backend("auto") if request.node.get_closest_marker("loops") and not INTERPRETED else nullcontext():
-        yield
-
-
-in_torch = ExitStack()  # plain torch computes while tests are collected, and in plain `pytest` to the end
+in_torch = ExitStack()  # plain torch computes while tests are collected
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not is_quick(session.config):
-        in_torch.close()
+    in_torch.close()
     gc.freeze()  # a million objects of the tests themselves, at which every later collection would look
 
 
 def is_quick(config: pytest.Config) -> bool:
-    """Whether this is plain `pytest`, which shall compile few loops."""
-    return "not slow" in config.getoption("markexpr") and not INTERPRETED
+    """Whether this run leaves out what takes long, as no tests are named, neither by their names nor by a marker."""
+    named = any("::" in argument for argument in config.args) or bool(config.getoption("markexpr"))
+    return not (config.getoption("all") or named)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if not is_quick(config):
+        return None
+    return "khot: some parameter sets of each test, and no test that takes long; --all runs all of them"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +89,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail unless a test passes in every file named, and none is skipped",
     )
     group = parser.getgroup("khot")
+    group.addoption("--all", action="store_true", help="all parameter sets of all tests, also those that take long")
+    group.addoption("--progress", action="store_true", help="a line every few seconds instead of a dot for each test")
     group.addoption("--fuzz-rows", type=int, default=0, help="rows of the long fuzz tests, instead of a few thousand")
     group.addoption("--fuzz-seed", type=int, default=10**6, help="seed of the rows of the long fuzz tests")
 
@@ -97,6 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     in_torch.enter_context(backend("torch"))
     config.add_cleanup(in_torch.close)
+    if config.getoption("progress") and not hasattr(config, "workerinput"):  # of the process that has the terminal
+        config.pluginmanager.register(Progress(config))
     if config.getoption("each_file_runs"):
         config.pluginmanager.register(EachFileRuns(config))
 
@@ -134,7 +137,7 @@ class EachFileRuns:
             terminalreporter.write_line(f"FAILED: skipped {name}", red=True)
 
 
-MOST_CASES = 10  # of a test in plain `pytest`
+MOST_CASES = 8  # of a test in a quick run
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:
@@ -147,43 +150,55 @@ def test_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def not_in_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of ``pairwise`` tests, the cases that show no two values together which other cases do not."""
-    left_out = set[pytest.Item]()
-    given = {item: parameters_of(item) for item in items}
-    paired = [i for i in items if given[i] and (i.get_closest_marker("pairwise") or "cpu_backend" in given[i])]
-    for _, group in itertools.groupby(sorted(paired, key=test_of), test_of):
-        of_one_test = list(group)
-        values = [
-            {name: value if isinstance(value, str | float) else id(value) for name, value in given[item].items()}
-            for item in of_one_test
-        ]
-        left_out |= {*of_one_test} - {of_one_test[i] for i in covering(values)}
-    return left_out
+def by_test(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """The cases of each test."""
+    return [list(group) for _, group in itertools.groupby(sorted(items, key=test_of), test_of)]
+
+
+def values_of(items: list[pytest.Item]) -> list[dict[str, Hashable]]:
+    """What the cases of a test were given, as values that can be compared."""
+    given = (parameters_of(item) for item in items)
+    return [{name: v if isinstance(v, str | float) else id(v) for name, v in values.items()} for values in given]
+
+
+def in_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The items without those, of tests in each backend or marked ``pairwise``, that show no new pair of values."""
+    paired = [i for i in items if i.get_closest_marker("pairwise") or "cpu_backend" in parameters_of(i)]
+    chosen = {*items} - {*paired}
+    for cases in by_test(paired):
+        chosen |= {cases[i] for i in covering(values_of(cases))}
+    return chosen
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether a test is marked ``slow``, or is one of a member of a registry that says so."""
+    return bool(item.get_closest_marker("slow")) or any(
+        getattr(value, "slow", False) for value in parameters_of(item).values()
+    )
+
+
+def some_of(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """At most ``MOST_CASES`` of each test: in them each value of each parameter is met, if so few cases can do that."""
+    chosen = set[pytest.Item]()
+    for cases in by_test(items):
+        met = covering(values_of(cases), together=1) if len(cases) > 1 else [0]
+        chosen |= {cases[i] for i in met[:: 1 + (len(met) - 1) // MOST_CASES]}
+    return chosen
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests in pairs; marks as slow what a member calls so, and of many quick cases all but some.
-
-    These are spread evenly over all cases of their test.
-    """
-    if left_out := not_in_pairs(items):
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: ORDER.get(item.path.name, 0))
-    cases: dict[str, list[pytest.Item]] = {}
+    """Leaves out cases of tests in pairs, tests for an accelerator, and of a quick run most cases of each test."""
     for item in items:
-        values = parameters_of(item)
-        needs_loops = values.get("cpu_backend") == "numba" and not item.get_closest_marker("loops")
-        if needs_loops or any(getattr(value, "slow", False) for value in values.values()):
+        if takes_long(item):
             item.add_marker(pytest.mark.slow)
-        if not item.get_closest_marker("slow"):
-            cases.setdefault(test_of(item), []).append(item)
-    for of_one_test in cases.values():
-        mark = of_one_test[0].get_closest_marker("one_of")
-        evenly = 1 if INTERPRETED else 1 + (len(of_one_test) - 1) // MOST_CASES
-        step = mark.args[0] if mark else evenly
-        for i, item in enumerate(of_one_test):
-            if i % step:
-                item.add_marker(pytest.mark.slow)
+    wanted = in_pairs(items)
+    if "gpu" not in config.getoption("markexpr"):
+        wanted -= {item for item in items if item.get_closest_marker("gpu")}
+    if is_quick(config):
+        wanted -= {item for item in items if item.get_closest_marker("slow")}
+        if not INTERPRETED:
+            wanted = some_of([item for item in items if item in wanted])
+    if left_out := [item for item in items if item not in wanted]:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted((item for item in items if item in wanted), key=lambda item: ORDER.get(item.path.name, 0))

@@ -61,7 +61,6 @@ def members(
     checks: list[Any],
     costly: tuple[Any, ...] = (),
     interpreted: tuple[Any, ...] = (),
-    looped: Any = None,
 ) -> list[Any]:
     """Each case with each check that applies, for ``parametrize``.
 
@@ -70,7 +69,6 @@ def members(
         checks: What to check of them.
         costly: Checks that the quick tests leave to the first case.
         interpreted: Checks that also run in Triton's interpreter, for the cases that say so.
-        looped: The case for which the quick tests compile loops.
     """
     for check in checks:
         assert any(applies(check, case) for case in cases), f"{check.__name__} applies to no member"
@@ -82,7 +80,6 @@ def members(
             marks=[
                 *([pytest.mark.slow] if check in costly and case is not cases[0] else []),
                 *([pytest.mark.interpreted] if check in interpreted and case.interpreted else []),
-                *([pytest.mark.loops] if case is looped else []),
             ],
         )
         for case in cases

@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 from zlib import crc32
 
 
-def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
+def covering(cases: Sequence[Mapping[str, Hashable]], together: int = 2) -> list[int]:
     """Indices, in order, of cases in which each two values that are in any case together still are.
 
     Greedy: the case with the most pairs that are new; of those, one in no order, so that all values are taken about
@@ -14,8 +14,9 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
 
     Args:
         cases: The values of each case, by the names of their parameters. Any cases do, not only full products.
+        together: How many values are to meet, instead of two; with one, each value is in some case.
     """
-    pairs = [set(combinations_with_replacement(sorted(case.items(), key=_name), 2)) for case in cases]
+    pairs = [set(combinations_with_replacement(sorted(case.items(), key=_name), together)) for case in cases]
     missing, taken = set().union(*pairs), []
     waiting = [(-len(pairs[i]), crc32(str(i).encode()), i) for i in range(len(cases))]
     heapq.heapify(waiting)

@@ -15,8 +15,6 @@ from khot import PhantomUnit, RelaxedKHot, RelaxedKHotStraightThrough, Sampford,
 from khot.distributions.base import KHotDistribution, draw
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
-pytestmark = pytest.mark.one_of(4)
-
 SOURCE = Path(khot.__file__).parent
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)

@@ -148,7 +148,6 @@ def compare_design(make, case, parameter):
 
 
 @in_half_types
-@pytest.mark.one_of(5)
 @pytest.mark.parametrize("given", ["logits", "probs"])
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_designs(case, given, dtype):
@@ -178,7 +177,6 @@ def test_size_ranges(sizes, dtype):
 
 
 @in_half_types
-@pytest.mark.one_of(3)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_rounded_probabilities_need_a_size(case, dtype):
     """Of the size that they are roundings of exactly as many are drawn; without it nobody knows."""
@@ -297,7 +295,6 @@ def weighted(x):
 
 
 @in_half_types
-@pytest.mark.one_of(5)
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda case: case.name)
 @pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
 def test_wrappers(case, design, dtype):

@@ -35,7 +35,6 @@ FENCHEL_YOUNG = [
 SIGNED = [case for case in cases("sparse_topk_magnitude") if case.values[0].get("kind") == "signed_mask"]
 
 
-@pytest.mark.one_of(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", FENCHEL_YOUNG)
 def test_oracle(case, dtype):
@@ -154,7 +153,6 @@ class TestFenchelYoungDetails:
         with pytest.raises(ValueError, match="0 where `x` is -inf"):
             fenchel_young_topk_loss(x, torch.tensor([0.0, 1, 1, 0]).double(), 2)
 
-    @pytest.mark.one_of(3)
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("p", [2.0, 1.5])
     @pytest.mark.parametrize("kind", KINDS)

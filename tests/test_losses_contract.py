@@ -11,8 +11,6 @@ from tests.inputs import normal
 from tests.maps import members
 from tests.registry import LOSSES
 
-pytestmark = pytest.mark.one_of(2)
-
 
 def check_value(case):
     for seed, softness in enumerate((0.4, 1.0, 3.0)):

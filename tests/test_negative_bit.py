@@ -10,7 +10,7 @@ from tests.every_map import MAPS, AnyMap
 from tests.inputs import normal
 from tests.registry import DESIGNS, LOSSES, DesignCase
 
-pytestmark = [pytest.mark.loops, pytest.mark.one_of(6), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 

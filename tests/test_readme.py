@@ -53,7 +53,6 @@ def test_every_block_is_run():
     assert len(SESSIONS) == 1 and len(SCRIPTS) == len(ARRIVES)
 
 
-@pytest.mark.loops
 @pytest.mark.parametrize("session", SESSIONS)
 def test_session(session):
     torch.manual_seed(0)

@@ -9,8 +9,6 @@ from khot import IMLE, GumbelTopK, PerturbedTopK, PhantomUnit, RaoBlackwellStrai
 from tests import gof
 from tests.registry import DESIGNS
 
-pytestmark = pytest.mark.one_of(4)
-
 LOGITS = torch.tensor([0.4, -1.2, 0.9, 0.1, -0.3, 1.5], dtype=torch.float64)
 PATHWISE = {
     "imle": IMLE,

@@ -75,14 +75,8 @@ def backend_here():
     return threshold.mask.choose(torch.zeros(2, 5), LOGISTIC, MASK).name
 
 
-def test_plain_pytest_computes_in_plain_torch(pytestconfig):
-    is_plain = "not slow" in pytestconfig.getoption("markexpr")
-    assert backend_here() == ("torch" if is_plain else os.environ.get("KHOT_BACKEND", USUAL))
-
-
-@pytest.mark.loops
-def test_some_tests_have_what_a_user_has():
-    assert backend_here() == USUAL
+def test_tests_run_what_a_user_runs():
+    assert backend_here() == os.environ.get("KHOT_BACKEND", USUAL)
 
 
 def test_nothing_is_compiled_while_tests_are_collected():

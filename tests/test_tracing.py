@@ -55,10 +55,7 @@ VALUES = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 1, 0
 LABEL = torch.tensor(2)
 WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.3, 0.0, 1.0], dtype=torch.float64)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.trace.*` is deprecated:DeprecationWarning"),
-    pytest.mark.one_of(8),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.trace.*` is deprecated:DeprecationWarning")
 
 
 def trace(function, *inputs, check=False):

@@ -24,8 +24,6 @@ from khot.distributions import SamplingDesign
 from tests.every_map import quick_first
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
-pytestmark = pytest.mark.one_of(5)
-
 LOGITS = torch.tensor(
     [[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6], [0.0, 0.3, -0.4, 2.5, 1.0]], dtype=torch.float64
 )

@@ -10,7 +10,7 @@ from tests.every_map import quick_first
 from tests.inputs import normal
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, PERTURBED
 
-pytestmark = [pytest.mark.pairwise, pytest.mark.one_of(8)]
+pytestmark = pytest.mark.pairwise
 
 LOGITS = normal(3, 5, dtype=torch.float32)
 GIVEN = {

@@ -23,8 +23,6 @@ from tests import gof
 from tests.inputs import LOGITS
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED, PHANTOM
 
-pytestmark = pytest.mark.one_of(3)
-
 RELAXED = {"relaxed": RelaxedKHot, "relaxed_straight_through": RelaxedKHotStraightThrough}
 
 

@@ -16,7 +16,7 @@ from tests.inputs import normal
 from tests.maps import members, only_for
 from tests.registry import DESIGNS, DesignCase
 
-pytestmark = [pytest.mark.one_of(2), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 PROBS = torch.tensor([0.3, 0.75, 0.15, 0.6, 0.2], dtype=torch.float64)  # k = 2
 LOGITS = torch.tensor(
@@ -347,7 +347,7 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 
 @pytest.mark.parametrize(
     ("case", "check"),
-    members(DESIGNS, CHECKS, (check_gradients, check_forward_mode, check_sampler, check_large_rows), looped=DESIGNS[0]),
+    members(DESIGNS, CHECKS, (check_gradients, check_forward_mode, check_sampler, check_large_rows)),
 )
 def test_contract(case: DesignCase, check):
     check(case)

@@ -41,7 +41,6 @@ def check_law(make, k, tolerance):
     torch.testing.assert_close((pmf[..., None] * support).sum(0), design.mean.double(), rtol=0, atol=5 * tolerance)
 
 
-@pytest.mark.one_of(6)
 @pytest.mark.parametrize("dtype", SIZES)
 @pytest.mark.parametrize("case", ORDER_SAMPLING, ids=lambda case: case.name)
 def test_logits(case, dtype):

@@ -9,7 +9,7 @@ from khot import ConditionalPoisson, PhantomUnit, Sampford, StraightThrough, sig
 from tests.inputs import normal
 from tests.registry import DESIGNS, DesignCase
 
-pytestmark = [pytest.mark.one_of(8), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 float64 = torch.float64
 

@@ -35,8 +35,6 @@ from khot.laws.kept import Kept
 from tests.inputs import normal
 from tests.registry import DESIGNS
 
-pytestmark = pytest.mark.one_of(2)
-
 N, K = 6, 3
 VALUE = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
 SCORED = [case for case in DESIGNS if case.has_log_prob]

@@ -11,7 +11,7 @@ from tests import gof
 from tests.backends import BACKENDS
 from tests.oracle import cases, tensor
 
-pytestmark = [pytest.mark.one_of(3), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 def k_hot(subsets, n):

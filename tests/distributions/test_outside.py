@@ -16,8 +16,6 @@ from khot import (
 )
 from tests.registry import DESIGNS, ESTIMATORS
 
-pytestmark = pytest.mark.one_of(4)
-
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 K = 3
 INSIDE = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)

@@ -17,8 +17,6 @@ from tests import gof
 from tests.oracle import cases, tensor
 from tests.registry import DESIGNS
 
-pytestmark = pytest.mark.one_of(2)
-
 # The sums are 1.8, 2.4 and 2.
 PROBS = torch.tensor([[0.3, 0.75, 0.15, 0.6], [0.9, 0.8, 0.2, 0.5], [0.5, 0.75, 0.5, 0.25]], dtype=torch.float64)
 WRAPPED = {

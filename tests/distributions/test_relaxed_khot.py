@@ -251,7 +251,6 @@ def value_and_gradient(function, x):
 
 
 @both
-@pytest.mark.one_of(3)  # both classes, and both sizes
 @pytest.mark.parametrize(
     ("dtype", "k"), [(float64, 2), (torch.float32, torch.tensor([1, 2, 4]))], ids=["number", "tensor"]
 )

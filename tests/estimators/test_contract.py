@@ -139,7 +139,6 @@ CELLS = [
 ]
 
 
-@pytest.mark.one_of(5)  # still every check, and every design
 @pytest.mark.parametrize(("case", "design_case", "check"), CELLS)
 def test_contract(case, design_case, check):
     check(case, design_case)

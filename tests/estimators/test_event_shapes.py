@@ -29,8 +29,6 @@ from tests.estimators.enumeration import assert_same
 from tests.inputs import normal
 from tests.registry import FUNCTIONS
 
-pytestmark = pytest.mark.one_of(3)
-
 WEIGHT = normal(2, 4, seed=3)
 MAKERS = {
     "conditional_poisson": lambda logits: ConditionalPoisson(logits=logits, k=2),

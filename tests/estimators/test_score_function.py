@@ -37,7 +37,6 @@ def check_unbiased(make, surrogate, num_samples=2):
     assert_same(derivatives(expected, (logits, weight)), derivatives(truth, (logits, weight)))
 
 
-@pytest.mark.one_of(2)
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
 @pytest.mark.parametrize("make", SCORED.values(), ids=SCORED)
 def test_unbiased(make, baseline):

@@ -22,8 +22,6 @@ from khot import (
 from tests.inputs import normal
 from tests.registry import DESIGNS, ESTIMATORS, PERTURBED
 
-pytestmark = pytest.mark.one_of(5)
-
 LOGITS = normal(2, 5)
 every_wrapper = pytest.mark.parametrize("case", ESTIMATORS, ids=lambda case: case.name)
 every_design = pytest.mark.parametrize("design_case", DESIGNS, ids=lambda case: case.name)

@@ -17,7 +17,7 @@ from tests.fuzz.odd_reference import Odd
 from tests.fuzz.rows import Rows, batches
 from tests.fuzz.test_masks import GRADIENT, KINK, TIER, check_share
 
-pytestmark = [pytest.mark.one_of(2), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 QUICK_ROWS, SLOW_ROWS = 120, 1000
 

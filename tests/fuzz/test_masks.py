@@ -205,7 +205,6 @@ each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CA
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 
-@pytest.mark.one_of(9)
 @each_case
 @each_dtype
 def test_values_at_integer_sums(case, dtype):

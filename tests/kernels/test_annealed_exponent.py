@@ -10,7 +10,7 @@ import khot
 import khot.nn
 from tests.inputs import normal
 
-pytestmark = [pytest.mark.loops, pytest.mark.one_of(6), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 FIRST, THEN = 260, 40  # steps: more than any cache holds, and what follows when it is full
 USES = {

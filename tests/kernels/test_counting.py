@@ -19,8 +19,6 @@ from khot.kernels.selection.numba_counting import (  # noqa: E402 - skipped befo
     neighbours,
 )
 
-pytestmark = pytest.mark.loops
-
 
 @numba.njit
 def all_of(x, k, t):

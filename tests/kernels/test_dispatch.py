@@ -18,8 +18,6 @@ from khot.kernels.threshold.kinds import LOG_MASK, MASK
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
 
-pytestmark = pytest.mark.loops
-
 
 class Shifted(Logistic):
     def value(self, z):

@@ -18,8 +18,6 @@ from khot.relaxations import Link
 from tests.backends import USUAL
 from tests.maps import Cauchy
 
-pytestmark = pytest.mark.loops
-
 X = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
 ROW = torch.ones(1, dtype=torch.float64)
 MASK = X, ROW, ROW, "logistic", "mask", "scale", False

@@ -7,8 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 
-pytestmark = pytest.mark.one_of(3)
-
 ROWS = {
     "transposed": lambda: normal(6, 3).T,
     "contiguous": lambda: normal(3, 6).float(),

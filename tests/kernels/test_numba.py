@@ -28,8 +28,6 @@ from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - sk
 from khot.kernels.order_draw.numba_backend import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
 from khot.kernels.tournament.numba_backend import _tournaments  # noqa: E402 - skipped before it imports numba
 
-pytestmark = pytest.mark.loops
-
 SOURCE = Path(khot.__file__).parent
 
 

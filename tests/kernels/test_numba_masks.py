@@ -22,8 +22,6 @@ from khot.kernels.links.base_numba import numba_link, variant_of  # noqa: E402 -
 from khot.kernels.numba_tools import kernel, specialised  # noqa: E402 - skipped before it imports numba
 from khot.kernels.threshold import numba_backend  # noqa: E402 - skipped before it imports numba
 
-pytestmark = [pytest.mark.loops, pytest.mark.one_of(7)]  # each link has loops of its own, which must be compiled
-
 REALS = {np.float32: torch.float32, np.float64: torch.float64}
 POWERS = [clipped_power(p) for p in (4 / 3, 1.25, 1.2)]
 ALL = [*LINKS, *POWERS]
@@ -144,7 +142,6 @@ def numbers(x, *values):
     return [torch.full(x.shape[:1], float(value), dtype=torch.float64) for value in values]
 
 
-@pytest.mark.one_of(100)
 @each_link
 @pytest.mark.parametrize("dtype", REALS.values(), ids=str)
 def test_ordinary_rows_are_not_left(link, dtype):
@@ -169,7 +166,6 @@ def rare_rows(dtype):
     return x
 
 
-@pytest.mark.one_of(100)
 @each_link
 @pytest.mark.parametrize("dtype", REALS.values(), ids=str)
 def test_rare_rows_are_those_of_the_torch_backend(link, dtype):

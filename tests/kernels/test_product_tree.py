@@ -50,7 +50,6 @@ def close(actual: Tensor, expected: Tensor | float, tolerance: float = 1e-11) ->
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_of(4)
 @pytest.mark.parametrize("case", oracle.cases("conditional_poisson"))
 def test_oracle(case: dict[str, Any]) -> None:
     k, logits, pi = case["k"], oracle.tensor(case["theta"]).requires_grad_(), oracle.tensor(case["pi"])
@@ -73,7 +72,6 @@ def test_oracle(case: dict[str, Any]) -> None:
         close(torch.func.jacfwd(torch.func.jacfwd(cps.log_partition))(logits.detach(), k), covariance)
 
 
-@pytest.mark.one_of(4)
 @pytest.mark.parametrize("case", oracle.cases("cps_inverse"))
 def test_oracle_of_the_inverse(case: dict[str, Any]) -> None:
     close(solve_logits(oracle.tensor(case["pi"]), case["k"]), oracle.tensor(case["theta"]), 1e-12)

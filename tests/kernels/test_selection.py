@@ -11,7 +11,7 @@ from tests.inputs import normal
 
 INF = torch.inf
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-pytestmark = [pytest.mark.loops, pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 def expected(x, k):

@@ -49,7 +49,6 @@ def exporting(monkeypatch):
     monkeypatch.setattr(flags, "_is_onnx_exporting", True)
 
 
-@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", MODULES)
 def test_programs_have_plain_operations_alone(name, exporting):
     module = in_evaluation(name)

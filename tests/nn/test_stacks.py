@@ -230,7 +230,6 @@ ANNEALED = [
 NAMES = [f"{make.func.__name__}-{name}" for make, name, _ in ANNEALED]
 
 
-@pytest.mark.one_of(6)
 @pytest.mark.parametrize(("make", "name", "values"), ANNEALED, ids=NAMES)
 def test_annealing_a_module_compiles_it_once_more(make, name, values):
     torch.compiler.reset()
@@ -253,7 +252,6 @@ def test_annealing_a_module_compiles_it_once_more(make, name, values):
     assert counter.frame_count <= 2
 
 
-@pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     ("module", "sizes"),
     [(TopK(3), SIZES), (TopK(3, 0.5), SUMS), (BatchTopK(3), SUMS)],
@@ -273,7 +271,6 @@ def test_calls_with_a_size_of_their_own(module, sizes):
     assert counter.frame_count <= 3
 
 
-@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("relaxation", "lists"),
     [

@@ -16,8 +16,6 @@ from khot.relaxations.boundary import with_call
 from tests.inputs import normal
 from tests.maps import LINKED, ODD_MAPS, RELAXATIONS
 
-pytestmark = pytest.mark.loops
-
 MAPS = {case.name: case.map for case in (*RELAXATIONS, *LINKED, *ODD_MAPS)}
 MAPS |= {f"log_{case.name}": case.log for case in RELAXATIONS if case.log}
 MAPS["topk_threshold"] = topk_threshold

@@ -423,11 +423,8 @@ INTERPRETED = (
 )
 
 
-@pytest.mark.one_of(1)
 @pytest.mark.usefixtures("cpu_backend")
-@pytest.mark.parametrize(
-    ("case", "check"), members([*RELAXATIONS, *LINKED], CHECKS, COSTLY, INTERPRETED, RELAXATIONS[0])
-)
+@pytest.mark.parametrize(("case", "check"), members([*RELAXATIONS, *LINKED], CHECKS, COSTLY, INTERPRETED))
 def test_contract(case: RelaxationCase, check):
     check(case)
 

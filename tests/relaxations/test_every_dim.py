@@ -10,8 +10,6 @@ from khot.relaxations import Logistic
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 
-pytestmark = pytest.mark.one_of(3)
-
 SHAPES = [(3, 3), (1, 4), (4, 1), (2, 2, 2), (4, 2, 2), (4, 4, 5), (1, 4, 4), (4, 1, 4), (40, 40)]
 MAPS = {mask.__name__: lambda x, dim, mask=mask: mask(x, 0.7, dim=dim) for mask in publics(RELAXATIONS, ODD_MAPS)}
 MAPS |= {

@@ -44,7 +44,6 @@ def test_are_those_of_the_mask(relaxation):
     torch.testing.assert_close(mask_log_odds(relaxation, x, k, softness), relaxation(x, k, softness).logit())
 
 
-@pytest.mark.one_of(3)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of the normal link's logarithms in a vmap
 @pytest.mark.parametrize("relaxation", SMOOTH.values(), ids=SMOOTH)
 def test_derivatives_of_all_arguments(relaxation):

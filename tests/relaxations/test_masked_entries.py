@@ -37,8 +37,6 @@ def among_infinite(x, low, high):
     return wide, own
 
 
-@pytest.mark.loops
-@pytest.mark.one_of(2)
 @pytest.mark.parametrize("relaxation", MAPS.values(), ids=MAPS.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("softness", [1.0, 0.3])

@@ -41,7 +41,6 @@ def test_an_outlier_is_as_good_as_masked(case, far):
     assert y[3] <= 1e-15
 
 
-@pytest.mark.one_of(3)
 @each_map
 @each_dtype
 def test_scores_and_softness_next_to_the_largest_number(case, dtype):

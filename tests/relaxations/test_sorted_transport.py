@@ -66,7 +66,6 @@ def inputs(kind, n):
     return x
 
 
-@pytest.mark.one_of(5)  # still every kind and every shape
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (50, 50), (200, 60), (60, 59), (1000, 10)])
 @pytest.mark.parametrize("kind", ["normal", "heavy", "clumps", "ties", "outliers"])
 def test_marginals_at_every_epsilon(kind, n, k):

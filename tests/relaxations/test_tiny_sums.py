@@ -11,7 +11,7 @@ from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.links.normal import NORMAL
 from tests.inputs import normal
 
-pytestmark = [pytest.mark.loops, pytest.mark.one_of(4), pytest.mark.usefixtures("cpu_backend")]
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 LINKS = {
     "logistic": LOGISTIC,

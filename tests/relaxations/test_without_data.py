@@ -8,8 +8,6 @@ from khot import fenchel_young_topk_loss, topk_cross_entropy
 from tests.every_map import MAPS, quick_first
 from tests.inputs import normal
 
-pytestmark = pytest.mark.one_of(4)
-
 BASELINES = ("successive_softmax_topk", "rescaled_sigmoid_topk")
 
 

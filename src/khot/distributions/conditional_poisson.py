@@ -24,7 +24,8 @@ from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
 from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
-from .design import MAX_SUPPORT, TOO_MANY_ADVICE, SamplingDesign
+from .design import SamplingDesign
+from .enumeration import MAX_SUPPORT, TOO_MANY_ADVICE
 
 
 class ConditionalPoisson(SamplingDesign):

@@ -13,24 +13,6 @@ from torch import Tensor
 
 from khot._distributed.shards import row_sums
 
-ROUNDED = (
-    "probs",
-    "logits",
-    "log_odds",
-    "mean",
-    "variance",
-    "pairwise_inclusion",
-    "covariance_matrix",
-    "size_probs",
-    "mode",
-    "sample",
-    "sample_indices",
-    "log_prob",
-    "log_prob_of_parts",
-    "entropy",
-)
-"""The members of a design that its twin computes; those with integers or float64 log-odds are not rounded."""
-
 
 def rounded(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     """The member of a design; of one in a half type, that of its twin in float32, rounded."""

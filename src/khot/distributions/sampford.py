@@ -10,7 +10,8 @@ from khot.laws import unit_by_unit
 from khot.laws.kept import Kept
 from khot.relaxations import topk_mask
 
-from .design import WHOLE, SamplingDesign
+from .design import SamplingDesign
+from .rows import WHOLE
 
 SLAB = 3 * 2**13  # units of the rows that are scored at a time: two product trees and their gradients, about 10 MB
 

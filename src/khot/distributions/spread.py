@@ -24,31 +24,15 @@ from khot._tracing import broadcast_shapes
 from khot._validation import check_generator, checked_shape
 from khot.kernels.philox import draw_seed
 
-AXES_AFTER_BATCH = {
-    "probs": 1,
-    "size_probs": 1,
-    "logits": 1,
-    "log_odds": 1,
-    "mean": 1,
-    "pairwise_inclusion": 2,
-    "covariance_matrix": 2,
-    "mode": 1,
-    "sample": 1,
-    "sample_indices": 1,
-    "log_prob": 0,
-    "entropy": 0,
-    "enumerate_support": 1,
-}
 
-
-def by_rows_here(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
+def by_rows_here(name: str, axes: int, member: Callable[..., Any]) -> Callable[..., Any]:
     """The member of a design; of one that is spread over processes, by the design of the rows that are here."""
 
     @functools.wraps(member)
     def call(design: Any, *args: Any, **kwargs: Any) -> Any:
         if design.spread is None:
             return member(design, *args, **kwargs)
-        return _CALLS.get(name, _found)(design, name, *args, **kwargs)
+        return _CALLS.get(name, _found)(design, name, axes, *args, **kwargs)
 
     return call
 
@@ -72,16 +56,16 @@ class _Here(NamedTuple):
         return nullcontext() if self.shards is None else spread_over(self.shards)
 
 
-def _found(design: Any, name: str, *args: Any, **kwargs: Any) -> Tensor:
+def _found(design: Any, name: str, axes: int, *args: Any, **kwargs: Any) -> Tensor:
     here = _Here.of(design, name)
     with here.telling():
         found = getattr(here.design, name)
         local = found(*args, **kwargs) if callable(found) else found
-    return here.spread.together(local, AXES_AFTER_BATCH[name])
+    return here.spread.together(local, axes)
 
 
 def _draws(
-    design: Any, name: str, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
+    design: Any, name: str, axes: int, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
 ) -> Tensor:
     local, spread, shards = here = _Here.of(design, name)
     check_generator(generator, local.parameter.device)
@@ -95,11 +79,11 @@ def _draws(
     with torch.no_grad(), here.telling():
         seed = spread.same_everywhere(draw_seed(local.parameter.device, generator))
         first = 0 if shards is None else shards.first
-        drawn: Tensor = spread.together(spread.draw(seed, shape, draw_rows, first), AXES_AFTER_BATCH[name])
+        drawn: Tensor = spread.together(spread.draw(seed, shape, draw_rows, first), axes)
         return drawn
 
 
-def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
+def _log_prob(design: Any, name: str, axes: int, value: Tensor) -> Tensor:
     local, spread, shards = here = _Here.of(design, name)
     before = value.dim() - 1 - len(spread.shape)
     if shards is not None:
@@ -108,9 +92,9 @@ def _log_prob(design: Any, name: str, value: Tensor) -> Tensor:
         if inside is not None and not (design.checks_rows_here and not bool(inside.all())):
             with here.telling():
                 found = local.log_prob_of_parts(local.some_parts(parts, inside, shards), shards)
-            return spread.together(found.masked_fill(~inside, -torch.inf), AXES_AFTER_BATCH[name])
+            return spread.together(found.masked_fill(~inside, -torch.inf), axes)
     spread = design.spread  # where something is wrong, the rows are gathered for the message
-    return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), AXES_AFTER_BATCH[name])
+    return spread.together(design.rows_here.log_prob(spread.here("value", value, before)), axes)
 
 
 def _has_shape_of(design: Any, value: Tensor) -> bool:
@@ -122,11 +106,11 @@ def _has_shape_of(design: Any, value: Tensor) -> bool:
     return value.shape[-1:] == design.event_shape
 
 
-def _enumerate_support(design: Any, name: str, expand: bool = True) -> Tensor:
+def _enumerate_support(design: Any, name: str, axes: int, expand: bool = True) -> Tensor:
     local = design.rows_here.enumerate_support(expand=False)
     spread: SpreadBatch = design.spread
     wide = local.expand(-1, *design.rows_here.batch_shape, -1) if expand else None
-    return spread.replicated(local) if wide is None else spread.together(wide, AXES_AFTER_BATCH[name])
+    return spread.replicated(local) if wide is None else spread.together(wide, axes)
 
 
 _CALLS: dict[str, Callable[..., Tensor]] = {

@@ -11,7 +11,7 @@ from khot._torch_internals import all_true
 from khot._tracing import one_operation, shape_of
 from khot._validation import can_look, check_choice, check_generator, has_contents
 from khot.distributions.base import draw
-from khot.distributions.design import MAX_SUPPORT
+from khot.distributions.enumeration import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential
 
 from ._convention import Loss, checked_call, declares, evaluate

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._torch_internals import has_memory, runs_unwatched
+from khot._torch_internals import is_shape_only, is_traced_by_mode, is_transformed
 
 from ..links.base import Link
 from ..rows import Threshold, compute_dtype
@@ -272,7 +272,7 @@ def rate_of_slopes(z: Tensor, link: Link) -> Tensor:
 
 def can_tell(x: Tensor) -> bool:
     """Whether Python may decide on the contents of x; not to be asked under Dynamo."""
-    return runs_unwatched() and has_memory(x)
+    return not (is_transformed() or is_traced_by_mode() or is_shape_only(x))
 
 
 def balanced(values: Tensor, share: Tensor) -> Tensor:

@@ -1,0 +1,139 @@
+"""The rows of a design: expanding them, some of them, and slabs of many that are worked on one after the other."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Size, Tensor
+from torch.types import _size as SizeLike
+
+from khot._distributed.batch import SpreadBatch
+from khot._tracing import shape_of
+from khot._validation import checked_expansion
+from khot.kernels.row_slabs import MOST_SLABS, by_rows
+from khot.laws.kept import Kept
+
+from .members import DesignMembers
+
+WHOLE = 2**17  # units of rows that are taken all together, so that nothing is made twice
+SLAB = 2**14  # of more rows, units that are scored or drawn at a time: about 2 MB
+
+
+class DesignOfRows(DesignMembers):
+    """A design as its tensors, each of which starts with the batch shape.
+
+    Attributes:
+        k: The number of ones of each row, or the smallest one.
+        largest_k: The largest one.
+        temperature: Of the relaxation.
+        kept: What methods have in common and compute once.
+        spread: Where the rows are, if the parameter is a DTensor.
+    """
+
+    k: Tensor
+    largest_k: Tensor
+    temperature: float | Tensor
+    kept: Kept
+    spread: SpreadBatch | None = None
+    _shared_k: int | None  # the k of all rows, if it was given as an int
+    _has_own_probs: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int | Tensor:
+        """``k`` as an int where it is known to be the same in all rows, else as the tensor ``k``."""
+        return self.k if self._shared_k is None else self._shared_k
+
+    @property
+    def relaxes_logits(self) -> bool:
+        """Whether ``probs`` is the relaxation of given ``logits``, rather than given itself or a law of its own."""
+        return self.parameter_name == "logits" and not self._has_own_probs
+
+    def _size_of(self, k: Tensor) -> int | Tensor:
+        """k of some rows, as an int where it is one."""
+        return k if self._shared_k is None else self._shared_k
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
+        new = self._get_checked_instance(type(self), _instance)
+        batch_shape, batch_dim = checked_expansion(batch_shape, self.parameter, self.batch_shape), len(self.batch_shape)
+
+        def expanded(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.expand(batch_shape + shape_of(value)[batch_dim:])
+            return value.expand(batch_shape) if isinstance(value, DesignOfRows) else value
+
+        for name, value in self.__dict__.items():
+            if name != "_derived":
+                new.__dict__[name] = expanded(value)
+        if batch_shape != self.batch_shape:
+            new.kept = Kept()
+        if self.spread is not None:
+            new.spread = SpreadBatch.of(self.parameter_name, new.parameter)
+        elif not torch.compiler.is_compiling():
+            new._derived_now().update({name: expanded(value) for name, value in self._derived_now().items()})
+        super(DesignOfRows, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return cast(Self, new)
+
+    def _sources(self) -> list[Any]:
+        sizes = [] if self._shared_k is not None else [self.k, self.largest_k]
+        return [self.parameter, self.temperature, *sizes]
+
+    def _shapes(self) -> tuple[Size, Size]:
+        shape = shape_of(self.parameter)
+        return shape[:-1], shape[-1:]
+
+    def some_rows(self, start: int, stop: int) -> Self:
+        """The design of some rows of the batch, which are counted as if it had one dimension."""
+        new, batch_dim, rows = object.__new__(type(self)), len(self.batch_shape), self.batch_shape.numel()
+        new.__dict__.update(self.__getstate__())
+        for name, value in new.__dict__.items():
+            if isinstance(value, Tensor):
+                new.__dict__[name] = value.detach().reshape(rows, *value.shape[batch_dim:])[start:stop]
+        super(DesignOfRows, new).__init__(*new._shapes(), validate_args=False)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the parameter, not what was computed from it, whose graph cannot be copied."""
+        lazy = self._lazy - {self.parameter_name}
+        return {name: value for name, value in super().__getstate__().items() if name not in lazy} | {"kept": Kept()}
+
+    def in_float64(self) -> Self:
+        """This design with a parameter in float64, so that all results have their digits; of a DTensor itself."""
+        if self.parameter.dtype == torch.float64 or self.spread is not None:
+            return self
+        new = object.__new__(type(self))
+        for name, value in self.__getstate__().items():
+            if name == self.parameter_name or name not in self._lazy:  # what is computed has rounding errors
+                is_real = isinstance(value, Tensor) and value.is_floating_point()
+                new.__dict__[name] = value.double() if is_real else value
+        new.kept = Kept()
+        return new
+
+    def _by_rows(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """``function(probs, k, *others, kept=self.kept)`` of tensors ``(..., n)``; of many rows slab by slab."""
+        probs, *others = arguments
+        if probs.numel() <= WHOLE:
+            return function(probs, self.k, *others, kept=self.kept)
+        return self._in_slabs(function, *arguments, largest=SLAB, most=MOST_SLABS)
+
+    def _in_slabs(
+        self, function: Callable[..., Tensor], *arguments: Tensor, largest: int, most: int | None = None
+    ) -> Tensor:
+        """``function(probs, k, *others)``, of many rows in slabs of ``largest`` units each, at ``most`` so many."""
+
+        def of_rows(probs: Tensor, *others_and_k: Tensor) -> tuple[Tensor]:
+            *others, k = others_and_k
+            return (function(probs, k.squeeze(-1), *others),)
+
+        return by_rows(of_rows, largest, *arguments, self.k.unsqueeze(-1), most=most)[0]
+
+    def _draw_by_rows(self, function: Callable[..., Tensor], sample_shape: SizeLike, *options: Any) -> Tensor:
+        """Draws ``function(probs, k, draws, *options)``, ``(draws, *probs.shape)``, in the shape of ``sample``."""
+        shape, draws = self._extended_shape(sample_shape), math.prod(sample_shape)
+
+        def of_rows(probs: Tensor, k: Tensor, kept: Kept | None = None) -> Tensor:
+            return function(probs, k, draws, *options, kept=kept).movedim(0, -2)
+
+        drawn = self._by_rows(of_rows, self.probs.detach())
+        return drawn.movedim(-2, 0).reshape(shape).to(self.parameter.dtype)
