@@ -5,8 +5,8 @@ Run `python benchmarks/cpu.py [masks] [softness] [matrices] [designs] [growth]` 
 masks    every mask, forward and backward, in the numba and the torch backend, in multiples of torch.softmax on the same
          tensor; torch.sort and torch.topk in the same run, soft_rank and soft_sort in multiples of a sort and a
          sigmoid_topk together; and the peak memory of forward and backward.
-softness masks on one thread over softness and k, in multiples of torch.softmax; with softness 1 also of scores of which a
-         third is -1e9, of heavy tails and of -inf masks.
+softness masks on one thread over softness and k, in multiples of torch.softmax; with softness 1 also of scores with
+         a third at -1e9 or -inf, and of heavy tails.
 matrices the maps whose result is a matrix for each row, likewise.
 designs  construct, draw with StraightThrough, backward, a fresh object each time, in multiples of the same and log_prob
          with OneHotCategoricalStraightThrough; and with log_prob on both sides, where a design has one.
