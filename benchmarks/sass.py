@@ -1,9 +1,9 @@
 """Reads a compiled kernel: registers, spills, and how many instructions its usual path executes.
 
 The machine code of a kernel is split into basic blocks and loops. A block is cold if most of its instructions come
-from a function that is said to be cold, or from what that calls; and so is a block that no way from the start to the
-end passes but through cold ones. What is left is the usual path. A loop executes its blocks as often as the caller says:
-which loop is which is told by the functions that its instructions come from.
+from a function that is said to be cold, or from what that calls. A block is cold, too, if every way from the start to
+the end that passes it also passes a cold one. What is left is the usual path. The caller says how often a loop executes
+its blocks; the functions that its instructions come from tell which loop is which.
 
 Debug information of machine code keeps the line of an instruction, but not the calls that led there. Triton's PTX has
 them in comments. The PTX is therefore assembled once more, with the number of a whole chain of calls for a line.
@@ -186,13 +186,17 @@ def _reached(starts: list[int], edges: list[list[int]], is_open: list[bool]) -> 
 
 
 def loops_of(blocks: list[Block], hot: set[int]) -> list[set[int]]:
-    """The blocks of each loop: from where a jump back leads to, to where it starts, by address."""
-    ends: dict[int, int] = {}
-    for i in hot:
-        for follower in blocks[i].followers:
-            if follower <= i and follower in hot:
-                ends[follower] = max(i, ends.get(follower, i))
-    return [{i for i in hot if first <= i <= last} for first, last in sorted(ends.items())]
+    """The blocks of each natural loop: those from which a jump back to its head can be reached without the head."""
+    edges = [[j for j in block.followers if j in hot] if i in hot else [] for i, block in enumerate(blocks)]
+    backward: list[list[int]] = [[i for i in hot if j in edges[i]] for j in range(len(blocks))]
+    loops: dict[int, set[int]] = {}
+    for head in hot:
+        without = [i in hot and i != head for i in range(len(blocks))]
+        free = _reached([0], edges, without)  # blocks that the head does not dominate
+        ends = [i for i in backward[head] if i not in free]
+        if ends:
+            loops[head] = {head} | _reached(ends, backward, without)
+    return list(loops.values())
 
 
 class Counts(NamedTuple):
@@ -224,10 +228,11 @@ def count(blocks: list[Block], cold: Collection[str], search: Collection[str], t
         if any(not v.chain.isdisjoint(search) for i in mine for v in blocks[i].instructions)
     ]
     step: set[int] = set().union(*steps)
+    after = _reached(sorted(step), [block.followers for block in blocks], [i in hot for i in range(len(blocks))]) - step
     counts = Counts(Counter(), Counter(), Counter())
     for i in hot:
         times = tiles() ** sum(i in loop and loop not in steps for loop in loops)
-        part = counts.step if i in step else counts.epilogue if step and i > max(step) else counts.prologue
+        part = counts.step if i in step else counts.epilogue if i in after else counts.prologue
         for instruction in blocks[i].instructions:
             if not instruction.name.startswith("NOP"):
                 part[instruction.unit] += times

@@ -14,7 +14,7 @@ from triton.language.target_info import is_cuda
 
 from .rows import FARTHEST
 
-FARTHEST_32, FARTHEST_64 = (tl.constexpr(FARTHEST[dtype]) for dtype in (torch.float32, torch.float64))
+FARTHEST_64 = tl.constexpr(FARTHEST[torch.float64])
 LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
 
 
@@ -90,15 +90,6 @@ def inverse_scale(scale, DTYPE: tl.constexpr):
         return tl.minimum(1.0 / scale, LARGEST_64)
     else:
         return tl.minimum(1.0 / scale, LARGEST_32).to(DTYPE)
-
-
-@triton.jit
-def farthest(DTYPE: tl.constexpr):
-    """In scales, as good as infinite."""
-    if DTYPE == tl.float64:
-        return FARTHEST_64
-    else:
-        return FARTHEST_32
 
 
 @triton.jit

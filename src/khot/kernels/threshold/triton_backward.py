@@ -214,10 +214,10 @@ def launch_backward(
     flags = torch.empty(rows, dtype=torch.int32, device=x.device)
     at = (anchor.reshape(-1).contiguous(), offset.reshape(-1).contiguous(), grad_k, grad_scale, flags)
     tile, split = tile_of(items, g, grad_x), is_split(rows, n)
-    partial, stages, grid = flags, (tile.stage,), (triton.cdiv(rows, tile.rows), 1)
+    partial, stages, grid = flags, [tile.stage], (triton.cdiv(rows, tile.rows), 1)
     if split:
         partial = torch.empty((rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
-        stages, grid = ("step", "end"), (tile.splits(rows, n), rows)
+        stages, grid = ["step", "end"], (tile.splits(rows, n), rows)
     numbers = (*Argument.of(scale, x.device), items.stride(0), g.stride(0), rows, n, float(link.q))
     options = {"LINK": triton_link(link), "KIND": kind, "WITH_SCALE": with_scale}
     with on_device(x):

@@ -249,15 +249,15 @@ def launch_forward(
     tile = tile_of(items, *(() if y is None else (y,)), double=link.is_steep)
     (first, k_number, stride_k), (second, scale_number, stride_scale) = (Argument.of(v, x.device) for v in (k, scale))
     numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link_numbers(link)
-    tail, at = (rows, n, q, tuple(law)), (anchor, offset, flags)
-    options = {"LINK": triton_link(link), "KIND": kind}
+    tail, options = (rows, n, q, tuple(law)), {"LINK": triton_link(link), "KIND": kind}
+    at: tuple[Tensor, ...] = (anchor, offset, flags)
     with on_device(x):
         if is_split(rows, n):
             at = _launch_steps(items, at, numbers, link, tile)
             tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows)
         else:
-            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows),)
-        for part, programs in ((tile, grid), (flagged_tile(items), (rows,))):
+            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1)
+        for part, programs in ((tile, grid), (flagged_tile(items), (rows, 1))):
             _mask_fwd[programs](items, y, at, *numbers, items.stride(0), *tail, **options, **part.options)
     batch = x.shape[:-1]
     return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags

@@ -32,7 +32,7 @@ from ..triton_tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
-FLAGGED_REGISTERS = 128  # of a thread; the assembler by itself would rather spill some of a hundred
+REGISTERS = 128  # of a thread, at most; the assembler by itself would rather spill some of a hundred
 PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
 PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
 
@@ -66,7 +66,8 @@ class Tile:
     @property
     def options(self) -> dict[str, Any]:
         """Of a launch."""
-        registers = {"maxnreg": FLAGGED_REGISTERS} if self.stage == "flagged" and is_cuda() else {}
+        bounded = is_cuda() and (self.stage == "flagged" or not self.double)
+        registers = {"maxnreg": REGISTERS} if bounded else {}
         return {"TILE": self, "num_warps": self.warps, **registers}
 
     @property
