@@ -58,6 +58,10 @@ def _takes_derivative(x: Tensor, s: Tensor, a: Tensor, c: Tensor, grad: Tensor, 
     return _has_kernel(link, kind)
 
 
+def _takes_threshold_derivative(x: Tensor, s: Tensor, a: Tensor, c: Tensor, grad: Tensor, link: str, kind: str) -> bool:
+    return kind == "mask" and _has_kernel(link, kind)
+
+
 def _on_gpu(takes: Any) -> Any:
     """Whether there is a Triton kernel: there is none for odd maps."""
     return lambda *args: takes(*args) and not KINDS[args[4 if takes is _takes else 6]].absolute
@@ -76,6 +80,7 @@ mask_derivative.backend("numba", module=".numba_backend", takes=_takes_derivativ
 mask_derivative.backend("torch", module=".exact")
 
 threshold_derivative = Operator("threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows)
+threshold_derivative.backend("numba", module=".numba_backend", takes=_takes_threshold_derivative)
 threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where a backend has it.
