@@ -79,8 +79,8 @@ def threshold_derivative(
     left = given[0].new_empty(rows, dtype=torch.bool)
     addresses = tuple(v.data_ptr() for v in (items, *given, grad_x, grad_k, grad_scale, left))
     if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *addresses, float(found.q)):
-        some = items[left], *(v[left] for v in given)
-        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(*some, link, kind)
+        s, a, c, g = (v[left] for v in given)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], s, a, c, g, link, kind)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
