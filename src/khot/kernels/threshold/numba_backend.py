@@ -69,6 +69,21 @@ def mask_derivative(
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 
+def threshold_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, found, items = x.shape[:-1], Link.find(link), _rows(x)
+    rows, n = items.shape
+    given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
+    grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
+    left = given[0].new_empty(rows, dtype=torch.bool)
+    addresses = tuple(v.data_ptr() for v in (items, *given, grad_x, grad_k, grad_scale, left))
+    if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *addresses, float(found.q)):
+        s, a, c, g = (v[left] for v in given)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], s, a, c, g, link, kind)
+    return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
+
+
 def _loops(link: Link, x: Tensor, kind: str) -> Loops:
     return loops_of(link, kind, np.float64 if x.dtype == torch.float64 else np.float32)
 

@@ -29,6 +29,7 @@ class Loops(NamedTuple):
 
     mask: Compiled
     derivative: Compiled
+    threshold: Compiled  # the derivative of the offset; None but for masks
 
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
@@ -48,7 +49,10 @@ def _loops(module: str, variant: str, shape: Shape, kind: Kind, real: Real) -> L
             gradient = masks.log_gradient_of(link, numba_link(module, variant, np.float64), real)
         else:
             fill, gradient = masks.filler(link, shape, False, real), masks.gradient_of(link, shape, real)
-        return Loops(kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real)))
+        precise = numba_link(module, variant, np.float64)
+        of_offset = masks.threshold_gradient_of(precise, shape, real) if kind.name == "mask" else None
+        threshold = kernel(_threshold_derivative(of_offset, real)) if of_offset else None
+        return Loops(kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real)), threshold)
 
 
 @functools.cache
@@ -132,3 +136,20 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
         return count
 
     return derivative
+
+
+def _threshold_derivative(gradient: Compiled, real: Real) -> Any:
+    reals_at = REALS_AT[real]
+
+    def threshold_derivative(first, last, n, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
+        xs, grads, is_left, count = reals_at(x, last, n), reals_at(grad_x, last, n), bytes_at(left, 1, last)[0], 0
+        for r in range(first, last):
+            s, a, c = of_row(scale, 1.0, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
+            of_k, of_scale, done = gradient(xs[r], of_row(g, 0.0, r), a, c, s, q, grads[r])
+            doubles_at(grad_k, 1, last)[0, r] = of_k
+            doubles_at(grad_scale, 1, last)[0, r] = of_scale
+            is_left[r] = not (done and NARROWEST < s < WIDEST)
+            count += is_left[r]
+        return count
+
+    return threshold_derivative

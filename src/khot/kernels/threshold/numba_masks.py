@@ -11,12 +11,14 @@ from ..links.base_numba import Compiled, NumbaLink
 from ..numba_math import Real
 from ..numba_rows import CHUNK, difference, distance, dot, highest, lowest, total_of
 from ..numba_tools import inlined, per_row, summed
+from .gaps import UNDERFLOW
 from .numba_counting import place_of
 from .numba_gaps import far_shares_of
 from .numba_scale import Shape
 
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+TINY = float(np.finfo(np.float64).tiny)
 SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
 SLIGHT = 2**-10  # relative, at most, what is made up for
 
@@ -214,5 +216,40 @@ def _exact_log_gradient(link: NumbaLink) -> Compiled:
             w, direct = of_item(x[i], anchor, inverse, offset, g[i], q)
             out[i] = (direct - w * (pull / total)) * factor
         return pull / total
+
+    return gradient
+
+
+def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, g, anchor, offset, s, q, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
+
+    dL/dx_i is the share of an item's slope over s, dL/dk minus the reciprocal of their sum, and dL/ds tells the mean z.
+    The link is that of float64, in which slopes seldom underflow: rows where all do are left to the exact path.
+    """
+    slope, vanishes, least = link.slope, shape.compact and shape.reaches_zero, float(np.finfo(real).tiny)
+
+    @inlined
+    def of_item(x, anchor, inverse, offset, q):
+        z = (np.float64(x) - anchor) * inverse - offset
+        is_finite = abs(z) < np.inf
+        return z if is_finite else 0.0, slope(z, q) if is_finite else 0.0
+
+    @summed
+    def slopes(x, anchor, inverse, offset, q):
+        total = lever = 0.0
+        for i in range(x.shape[0]):
+            z, w = of_item(x[i], anchor, inverse, offset, q)
+            total += w
+            lever += w * z
+        return total, lever
+
+    @per_row
+    def gradient(x, g, anchor, offset, s, q, out):
+        total, lever = slopes(x, anchor, 1 / s, offset, q)
+        share = 1 / total if total > TINY else 0.0
+        for i in range(out.shape[0]):
+            out[i] = of_item(x[i], anchor, 1 / s, offset, q)[1] * share * (g / s)
+        rate = share if vanishes else min(share, 1 / least)
+        return -rate * g, -g * (lever * share + offset) / s, vanishes or total >= UNDERFLOW
 
     return gradient
