@@ -115,7 +115,10 @@ def launches_of(link: Any, n: int, backward: bool, target: str) -> list[Launch]:
 def of_a_row(launch: Launch, n: int) -> Counts:
     """Warp instructions of a row, by unit."""
     tile = launch.tile
-    counts = count(blocks_of(launch.kernel), COLD, SEARCH, lambda: -(-n // tile.size))
+    blocks = blocks_of(launch.kernel)
+    counts = count(blocks, COLD, SEARCH, lambda: -(-n // tile.size))
+    if counts.step and not counts.step["memory"]:  # whole and partial tiles share a block: the latter counts, too
+        counts = count(blocks, COLD - {"triton_rows._load_part"}, SEARCH, lambda: -(-n // tile.size))
     factor = tile.warps / tile.rows
     for part in counts:
         for unit in part:

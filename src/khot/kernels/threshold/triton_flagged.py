@@ -130,8 +130,9 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
 
     The search runs in t until the bracket is as narrow as a scale, and then in the offset from the item next to t.
     """
-    t, left, right = 0.5 * low + 0.5 * high, 0.0 * low + float("inf"), 0.0 * low - float("inf")
-    anchor, side, steps = 0.0 * low, 0.0 * low, 0
+    infinite = tl.full(low.shape, float("inf"), low.dtype)
+    t, left, right = 0.5 * low + 0.5 * high, infinite, -infinite
+    anchor, side, steps = low, 0.0 * low, 0  # an anchor is set before it is used
     in_offset = low > high
     while any_row(low < high) & (steps < MAX_STEPS):
         at, off = tl.where(in_offset, anchor, t), tl.where(in_offset, t, 0.0)
@@ -153,7 +154,7 @@ def _search(x_rows, n, low, high, inverse, whole, rest, q, LINK: tl.constexpr, T
         if any_row(done & (~in_offset)):
             anchor = _nearest_item(x_rows, n, t, TILE)
             low, high = _offset_of(low, anchor, -1.0, inverse), _offset_of(high, anchor, 1.0, inverse)
-            t, left, right = 0.5 * low + 0.5 * high, 0.0 * low + float("inf"), 0.0 * low - float("inf")
+            t, left, right = 0.5 * low + 0.5 * high, infinite, -infinite
             in_offset, side = low <= high, 0.0 * side
     return anchor, t
 
