@@ -171,7 +171,7 @@ def table(targets: list[str]) -> Iterator[dict[str, Any]]:
                         "float64_row": round(total["float64"], 1),
                         "float64_step": round(counts.step["float64"], 1),
                         "launches": 2,
-                        "synchronisations": 0,
+                        "synchronisations": 0 if backward else 1,  # the flag of contents, while validation is on
                         "over_softmax": round((device.seconds(of_call, moved) + 2 * LAUNCH) / softmax, 2)
                         if seen
                         else "",
