@@ -189,8 +189,8 @@ def _advanced(state_ptr, sums_ptr, row, step, whole, rest, scale, q, LINK: tl.co
     state = tl.load(at + 6).to(tl.int32)
     above, signed, total, slope = _sums_of_row(sums_ptr + before * (PARTS * SUMS))
     new_anchor, new_off, new_low, new_high, new_older, new_state = advance(
-        above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale,
-        reciprocal(scale) * LINK.unit, q, LINK, TILE,
+        above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, q,
+        LINK, TILE,
     )  # fmt: skip
     going = state == GOING
     anchor, off, state = (

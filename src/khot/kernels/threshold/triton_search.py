@@ -167,7 +167,7 @@ def rounded(anchor, TILE: tl.constexpr):
 
 @triton.jit
 def advance(
-    above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, inverse, q,
+    above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, q,
     LINK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One step: the new anchor, off, low, high and size of the step, and the state of each row."""
@@ -180,7 +180,7 @@ def advance(
     trusted = found | ((to > low) & (to < high) & (size <= 0.5 * older))
     to, older = tl.where(trusted, to, 0.5 * (low + high)), tl.where(trusted, size, high - low)
     new = rounded(anchor + to * (scale * (1.0 / LINK.unit)), TILE)
-    moved = (new - anchor) * inverse
+    moved = (new - anchor) * (reciprocal(scale) * LINK.unit)
     state = tl.where(found, tl.where(special, SPECIAL, DONE), GOING)
     state = tl.where(tl.abs(to - moved) < float("inf"), state, LOST)
     return new, to - moved, low - moved, high - moved, older, state
@@ -197,7 +197,7 @@ def search(
     while any_row(state == GOING) & (steps < MAX_STEPS):
         above, signed, total, slope = row_sums(x_rows, n, anchor, off, inverse, q, LINK, TILE)
         next_anchor, next_off, next_low, next_high, next_older, next_state = advance(
-            above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, inverse, q,
+            above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, q,
             LINK, TILE,
         )  # fmt: skip
         going = state == GOING
