@@ -164,11 +164,14 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
     @summed
     def pull_in_gap(x, anchor, inverse, offset, g, q, shares, total):
         """dL/dk = sum g_i omega_i / F(z_i): above the gap F is 1, and below omega / F' is 1 / sum F'."""
-        pull = 0.0
+        above = below = 0.0
         for i in range(x.shape[0]):
             z = distance(x[i], anchor, inverse, offset)
-            pull += g[i] * shares[i] if z > 0 else direct(x[i], z, g[i], q) / max(total, tiny)
-        return pull
+            if z > 0:
+                above += g[i] * shares[i]
+            else:
+                below += direct(x[i], z, g[i], q)
+        return above + below / max(total, tiny)  # divided once: quotients overflow with either sign
 
     @per_row
     def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
