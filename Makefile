@@ -10,10 +10,10 @@ READY := $(VENV)/.khot-ready
 UNFINISHED := $(VENV)/.khot-unfinished
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experiments test check lint docs wheel bench gpu clean
+.PHONY: help demo experiments test test-oldest test-newest matrix check lint docs wheel bench gpu clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## the main job: learn which pixels of the digits to look at; writes into demo-output/
 	$(BIN)/python experiments/feature_selection.py --out demo-output
@@ -41,6 +41,15 @@ test: $(READY)  ## every test that needs no accelerator, the slow ones included
 
 check: $(READY)  ## some cases of the quick tests: a minute or two
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PROGRESS)
+
+test-oldest: $(READY)  ## every test on the oldest versions that khot supports, of Python, torch and the others
+	$(BIN)/tox -e oldest
+
+test-newest: $(READY)  ## every test on the newest versions
+	$(BIN)/tox -e newest
+
+matrix: $(READY)  ## both of them
+	$(BIN)/tox
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check

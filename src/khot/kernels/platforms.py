@@ -25,7 +25,7 @@ def _is_installed(name: str) -> bool:
 
 HAS_NUMBA = _is_installed("numba")  # it is imported at the first call that runs on it: that takes half a second
 HAS_TRITON = _is_installed("triton")
-INSTALL_NUMBA = "pip install 'khot[cpu]'"
+INSTALL_NUMBA = "pip install numba"
 INSTALL_TRITON = "pip install 'khot[gpu]'"
 
 
