@@ -15,7 +15,7 @@ from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels.noises import LOGISTIC, Noise
-from khot.kernels.order_quadrature import depth_for
+from khot.kernels.order_sampling import depth_for
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law

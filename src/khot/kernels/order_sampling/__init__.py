@@ -53,17 +53,17 @@ order_log_prob.backend(
     ),
 )
 
+
+def _like_law(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, ...]:
+    of_units = theta.shape if noise == "logistic" else (len(theta), 0)
+    shapes = theta.shape, (len(theta), 2), (len(theta),), of_units, of_units, (len(theta), 2)
+    return tuple(theta.new_empty(shape) for shape in shapes)
+
+
 order_inclusion = Operator(
     "order_inclusion",
     reference.order_inclusion,
-    fake=lambda theta, *_: (
-        torch.empty_like(theta),
-        theta.new_empty(len(theta), 2),
-        theta.new_empty(len(theta)),
-        torch.empty_like(theta),
-        torch.empty_like(theta),
-        theta.new_empty(len(theta), 2),
-    ),
+    fake=_like_law,
     batch=False,
 )
 order_inclusion.backend("numba", module=".numba_backend")
