@@ -23,7 +23,7 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..registry import Operator, only_if
+from ..registry import Operator
 from . import reference
 
 __all__ = ["EXACT", "SINGLE", "depth_for", "order_inclusion", "order_inclusion_product", "order_log_prob"]
@@ -45,13 +45,7 @@ def _like_value(
 
 
 order_log_prob = Operator("order_log_prob", reference.order_log_prob, fake=_like_value)
-order_log_prob.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(
-        lambda theta, k, value, noise, *_: noise in ("logistic", "log_exponential"), "there is no loop for this noise"
-    ),
-)
+order_log_prob.backend("numba", module=".numba_backend")
 
 
 def _like_law(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from khot._torch_internals import no_view
 
 from ..autograd import has_derivative, with_forward_mode
 from ..call import is_first_derivative
+from ..noises import NOISES
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
 Definition = Callable[[Tensor], Tensor]
@@ -24,7 +25,10 @@ Exact = Callable[[Tensor, Tensor], Tensor]
 def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, definition: Definition) -> Tensor:
     """Log-probabilities ``(*sample, *batch)`` of ``value``, a constant."""
     with_slopes = has_derivative(theta, torch.is_grad_enabled())
-    return cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
+    found = cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
+    if not NOISES[noise].smooth and bool(found.isnan().any()):  # a row has more kinks than a loop has room for
+        return definition(theta)
+    return found
 
 
 def fused_inclusion(theta: Tensor, k: Tensor, noise: str, depth: float, exact: Exact) -> Tensor:

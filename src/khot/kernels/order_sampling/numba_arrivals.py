@@ -29,6 +29,7 @@ import numpy as np
 
 from ..numba_math import EXP
 from ..numba_tools import inlined, inlined_sum, kernel, specialised
+from .numba_gauss import fill_gauss, sort_upward
 from .numba_log_exponential import fate
 from .numba_range import BLOCK, density, gather
 
@@ -43,16 +44,7 @@ ROOM = 2.5  # by how much the exponent at an end may exceed the depth
 MOST_ANGLES = 128
 SLACK = 3.0  # beside the depth, for P(N = k) itself
 TINY = 1e-300
-MOST_POINTS = 40  # of Gauss' rule
 MOST_NODES = 4096
-
-
-def _rules() -> tuple[Array, Array]:
-    rules = [np.polynomial.legendre.leggauss(m) for m in range(1, MOST_POINTS + 1)]
-    return np.concatenate([x for x, _ in rules]), np.concatenate([w for _, w in rules])
-
-
-GAUSS = _rules()  # those of m points from m (m - 1) / 2 on
 
 
 @inlined
@@ -201,45 +193,15 @@ def _walk(fates, has_kinks):
         return count
 
     @inlined
-    def gauss(theta, ordered, low, high, curvature, depth, rules, space):
-        """Gauss' rule in e^s between kinks; -1 if there is no room for so many nodes."""
-        n, count, j = theta.shape[0], 0, 0
-        middle = 0.5 * (ordered[0] + ordered[n - 1])  # of the positions, from the largest to the smallest
-        while j < n and middle - ordered[j] <= low:
-            j += 1
-        before = low
-        while before < high:
-            after = high
-            if j < n:
-                after = min(middle - ordered[j], high)
-                j += 1
-            length = after - before
-            if length <= 0:
-                continue
-            pieces = int(length * math.sqrt(curvature + 3.0) / 8.0) + 1
-            for piece in range(pieces):
-                a, b = before + length * piece / pieces, before + length * (piece + 1) / pieces
-                square = 32.0 / ((b - a) * (b - a) * (curvature + 3.0))
-                m = 1
-                while m < MOST_POINTS and m * (math.log(square * m) - 1.0) < depth:
-                    m += 1
-                m = min(m, n // 2 + 1)
-                if count + m > MOST_NODES:
-                    return -1
-                share = 0.5 * -math.expm1(a - b)  # half of the length, relative to e^b
-                for i in range(m):
-                    t = 1.0 - share * (1.0 - rules[0][m * (m - 1) // 2 + i])
-                    space.node[count] = b + math.log(t)
-                    space.width[count] = share * rules[1][m * (m - 1) // 2 + i] / t
-                    count += 1
-            before = after
-        return count
-
-    @inlined
-    def nodes(theta, ordered, ends, curvature, depth, rules, space):
-        if has_kinks:
-            return gauss(theta, ordered, ends[0], ends[1], curvature, depth, rules, space)
-        return trapezoids(ends[0], ends[1], curvature, depth, space)
+    def nodes(theta, ends, curvature, depth, space):
+        if not has_kinks:
+            return trapezoids(ends[0], ends[1], curvature, depth, space)
+        n, kinks = theta.shape[0], space.fewer[: theta.shape[0]]
+        middle = 0.5 * (theta.min() + theta.max())
+        for i in range(n):
+            kinks[i] = middle - theta[i]
+        sort_upward(kinks)
+        return fill_gauss(kinks, n, ends[0], ends[1], curvature, depth, space.node, space.width)
 
     @inlined_sum
     def fill_fates(weight, up, came, missing, rate):
@@ -404,7 +366,7 @@ def add_product(space, k, law, width, depth, vector, result):
 
 
 def _inclusion_loop(bounds, nodes, fill_fates):
-    def rows(first, last, theta, ordered, k, depth, rules_x, rules_w, ends, curvature, result):
+    def rows(first, last, theta, k, depth, ends, curvature, result):
         n, skipped = theta.shape[1], 0
         places, finite, found, space = np.empty(n, np.int64), np.empty(n), np.empty(n), _space(n)
         for r in range(first, last):
@@ -419,12 +381,7 @@ def _inclusion_loop(bounds, nodes, fill_fates):
             nodes_of_row = -1
             if row.max() - row.min() <= WIDEST:
                 ends[r, 0], ends[r, 1], curvature[r] = bounds(row, size, depth, weight)
-                skip = 0
-                while skip < n - 1 and ordered[r, skip] == np.inf:
-                    skip += 1
-                nodes_of_row = nodes(
-                    row, ordered[r, skip : skip + count], ends[r], curvature[r], depth, (rules_x, rules_w), space
-                )
+                nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
             if nodes_of_row < 0:
                 ends[r, 0] = np.nan
                 skipped += 1
@@ -441,7 +398,7 @@ def _inclusion_loop(bounds, nodes, fill_fates):
 
 
 def _product_loop(nodes, fill_fates):
-    def rows(first, last, theta, ordered, k, depth, rules_x, rules_w, ends, curvature, vector, result):
+    def rows(first, last, theta, k, depth, ends, curvature, vector, result):
         n = theta.shape[1]
         places, finite, found, g, space = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), _space(n)
         for r in range(first, last):
@@ -449,19 +406,15 @@ def _product_loop(nodes, fill_fates):
             result[r, :] = 0.0
             if np.isnan(ends[r, 0]) or not 0 < size < count:
                 continue
-            row, weight, skip, mean_of_g = finite[:count], space.weight[:count], 0, 0.0
+            row, weight, mean_of_g = finite[:count], space.weight[:count], 0.0
             low, half = row.min(), 0.5 * (row.max() - row.min())
-            while skip < n - 1 and ordered[r, skip] == np.inf:
-                skip += 1
             for j in range(count):
                 weight[j] = exp(row[j] - low - half)
                 g[j] = vector[r, places[j]]
                 mean_of_g += g[j] / count
             for j in range(count):
                 g[j] -= mean_of_g
-            nodes_of_row = nodes(
-                row, ordered[r, skip : skip + count], ends[r], curvature[r], depth, (rules_x, rules_w), space
-            )
+            nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
             found[:count] = 0.0
             for node in range(nodes_of_row):
                 law = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)

@@ -15,12 +15,11 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 
 from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
-from ..noises import NOISES
 from ..numba_math import LOG1P
 from ..numba_tilt import solve_tilt
 from ..numba_tools import inlined, inlined_sum, kernel, over_rows, specialised
-from . import numba_log_exponential, numba_logistic
-from .numba_arrivals import GAUSS, loops
+from . import numba_log_exponential, numba_log_uniform, numba_logistic
+from .numba_arrivals import loops
 from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk
 from .numba_inclusion import Law, changes_of_rarer_fates, rarer_fates, seen_from_tilt
 from .numba_logistic import space
@@ -92,7 +91,11 @@ def _log_prob_loop(of_row):
 
 @functools.cache
 def _log_prob_loops(noise: str) -> Any:
-    of_row = {"logistic": numba_logistic.log_prob, "log_exponential": numba_log_exponential.log_prob}[noise]
+    of_row = {
+        "logistic": numba_logistic.log_prob,
+        "log_exponential": numba_log_exponential.log_prob,
+        "log_uniform": numba_log_uniform.log_prob,
+    }[noise]
     with specialised(noise):
         return _log_prob_loop(of_row)
 
@@ -262,8 +265,7 @@ def _inclusion_by_arrivals(
     result, ends, curvature = torch.empty_like(theta), theta.new_zeros(len(theta), 2), theta.new_zeros(len(theta))
     arguments = (x.numpy() for x in (ends, curvature, result))
     over_rows(
-        loops(noise)[0], len(theta), STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), _in_order(theta, noise),
-        k.numpy(), depth, *GAUSS, *arguments,
+        loops(noise)[0], len(theta), STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
     )  # fmt: skip
     none = theta.new_empty(len(theta), 0)
     return result, torch.zeros_like(ends), curvature, none, none.clone(), ends
@@ -275,15 +277,9 @@ def _product_by_arrivals(
     result = torch.empty_like(theta)
     arguments = (x.numpy() for x in (ends, curvature, vector, result))
     over_rows(
-        loops(noise)[1], len(theta), 2 * STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), _in_order(theta, noise),
-        k.numpy(), depth, *GAUSS, *arguments,
+        loops(noise)[1], len(theta), 2 * STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
     )  # fmt: skip
     return result
-
-
-def _in_order(theta: Tensor, noise: str) -> Any:
-    """The positions from the largest to the smallest, where the noise has kinks."""
-    return (theta if NOISES[noise].smooth else theta.sort(-1, descending=True).values).numpy()
 
 
 def _run_inclusion(
