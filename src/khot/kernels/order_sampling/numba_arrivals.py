@@ -29,21 +29,16 @@ import numpy as np
 
 from ..numba_math import EXP
 from ..numba_tools import inlined, inlined_sum, kernel, specialised
-from .numba_gauss import fill_gauss, sort_upward
 from .numba_log_exponential import fate
-from .numba_range import BLOCK, density, gather
+from .numba_range import BLOCK, gather
+from .numba_times import TINY, walk_of
 
 Array = np.ndarray[Any, Any]
 
 exp = EXP[np.float64]
 WIDEST = 600.0  # distance of positions whose exponentials have room
-BEYOND = 40.0  # of a time after which a unit is certain to have come
-CENTRE_STEPS, END_STEPS = 60, 40
-CLOSE = 0.25  # how far from k, in standard deviations of N, the mean may be at the centre
-ROOM = 2.5  # by how much the exponent at an end may exceed the depth
 MOST_ANGLES = 128
 SLACK = 3.0  # beside the depth, for P(N = k) itself
-TINY = 1e-300
 MOST_NODES = 4096
 
 
@@ -92,130 +87,6 @@ def _space(n):
         np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n),
         np.empty(MOST_NODES), np.empty(MOST_NODES), np.empty((14, MOST_ANGLES)),
     )  # fmt: skip
-
-
-class _Moments(NamedTuple):
-    mean: float
-    variance: float
-    rate: float
-    certain: int  # how many have come for certain
-
-
-def _walk(fates, has_kinks):
-    """The functions of a row for a noise."""
-
-    @inlined_sum
-    def moments(weight, up):
-        mean = variance = rate = 0.0
-        certain = 0
-        for i in range(weight.shape[0]):
-            came, missing, f = fates(weight[i] * up)
-            mean += came
-            variance += came * missing
-            rate += f
-            certain += missing <= 0.0
-        return _Moments(mean, variance, rate, certain)
-
-    @inlined
-    def exponent(weight, k, s):
-        """A number so that P(N = k) is no more than e^-that at the time s, of N; and its moments."""
-        found = moments(weight, exp(s))
-        n, mean = float(weight.shape[0]), max(found.mean, TINY)
-        away, rest = abs(mean - k), max(n - mean, TINY)
-        if found.certain > k:
-            return np.inf, found
-        bernstein = away * away / (2.0 * found.variance + away / 1.5)
-        ones = k * math.log(k / mean) - k + mean
-        zeros = (n - k) * math.log((n - k) / rest) - (n - k) + rest
-        return max(bernstein, ones, zeros), found
-
-    @inlined
-    def centre(weight, k, low, high):
-        """A time at which about k units are expected to have come."""
-        s, found = low, moments(weight, exp(low))
-        for _ in range(CENTRE_STEPS):
-            away = k - found.mean
-            if away * away <= CLOSE * CLOSE * found.variance:
-                break
-            low, high = (s, high) if away > 0 else (low, s)
-            step = s + math.log(k / max(found.mean, TINY)) * found.mean / max(found.rate, TINY)
-            s = step if low < step < high else 0.5 * (low + high)
-            found = moments(weight, exp(s))
-        return s, found
-
-    @inlined
-    def end(weight, k, s, first, limit, depth, lift):
-        """Where the exponent is the depth, from a time s on by steps towards a limit; and the curvature on the way."""
-        inner, outer, step, curvature = 0.0, abs(limit - s), first, 0.0
-        sign = 1.0 if limit > s else -1.0
-        for _ in range(END_STEPS):
-            step = min(step, outer)
-            found, law = exponent(weight, k, s + sign * step)
-            wanted = depth + lift * step
-            if found < wanted:
-                curvature = max(curvature, law.rate * law.rate / max(law.variance, TINY))
-                inner = step
-                step *= min(max(math.sqrt(1.1 * wanted / max(found, TINY)), 1.1), 2.0)
-                step = step if step < outer else 0.5 * (inner + outer)
-            else:
-                outer = step
-                if found < wanted + ROOM or outer - inner < 0.02:
-                    break
-                ratio = math.sqrt(wanted / found) if found < np.inf else 0.5
-                step *= ratio + 0.02
-                step = step if inner < step < outer else 0.5 * (inner + outer)
-        return s + sign * outer, curvature
-
-    @inlined
-    def bounds(theta, k, depth, weight):
-        """The ends of the integral, and minus the second derivative of the logarithm of what is integrated."""
-        lowest, highest = np.inf, -np.inf
-        for i in range(theta.shape[0]):
-            lowest, highest = min(lowest, theta[i]), max(highest, theta[i])
-        half = 0.5 * (highest - lowest)
-        for i in range(theta.shape[0]):
-            weight[i] = exp(theta[i] - lowest - half)
-        first = -half - math.log(theta.shape[0]) - 1.0
-        s, law = centre(weight, float(k), first, half + BEYOND)
-        step = math.sqrt(2.0 * depth * law.variance) / max(law.rate, TINY)
-        curvature = law.rate * law.rate / max(law.variance, TINY)
-        low, before = end(weight, float(k), s, step, first - depth - BEYOND, depth, 0.0)
-        high, after = end(weight, float(k), s, step, half + BEYOND, depth, 1.0)
-        return low, high, max(curvature, before, after)
-
-    @inlined
-    def trapezoids(low, high, curvature, depth, space):
-        width = high - low
-        count = int(min(width * density(depth, curvature), MOST_NODES - 2)) + 2
-        step = width / (count - 1)
-        for i in range(count):
-            space.node[i], space.width[i] = low + i * step, step
-        return count
-
-    @inlined
-    def nodes(theta, ends, curvature, depth, space):
-        if not has_kinks:
-            return trapezoids(ends[0], ends[1], curvature, depth, space)
-        n, kinks = theta.shape[0], space.fewer[: theta.shape[0]]
-        middle = 0.5 * (theta.min() + theta.max())
-        for i in range(n):
-            kinks[i] = middle - theta[i]
-        sort_upward(kinks)
-        return fill_gauss(kinks, n, ends[0], ends[1], curvature, depth, space.node, space.width)
-
-    @inlined_sum
-    def fill_fates(weight, up, came, missing, rate):
-        mean = variance = 0.0
-        likely = 0
-        for i in range(weight.shape[0]):
-            p, q, f = fates(weight[i] * up)
-            came[i], missing[i], rate[i] = p, q, f
-            mean += p
-            variance += p * q
-            likely += p > 0.5
-        return mean, variance, likely
-
-    return bounds, nodes, fill_fates
 
 
 @inlined
@@ -430,5 +301,5 @@ def _product_loop(nodes, fill_fates):
 def loops(noise: str) -> tuple[Any, Any]:
     """The loops of inclusion probabilities and of products for a noise."""
     with specialised(noise):
-        bounds, nodes, fill_fates = _walk(*FATES[noise])
+        bounds, nodes, fill_fates = walk_of(*FATES[noise])
         return _inclusion_loop(bounds, nodes, fill_fates), _product_loop(nodes, fill_fates)
