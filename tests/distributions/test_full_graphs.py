@@ -8,7 +8,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThrough, sigmoid_topk
-from khot.kernels.order_quadrature import EXACT
+from khot.kernels.order_sampling import EXACT
 from tests.registry import DESIGNS
 
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)

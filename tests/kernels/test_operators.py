@@ -4,6 +4,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,10 +148,10 @@ def spreadless() -> tuple[Tensor, Tensor]:
     return torch.cat((positions(), 40 * normal(1, 7, seed=2))), torch.tensor([3, 4, 3])
 
 
-def inclusion_product() -> tuple[Any, ...]:
+def inclusion_product(noise: str) -> tuple[Any, ...]:
     theta, k = spreadless()
-    law = OPERATORS["order_inclusion"](theta, k, 34.0)[1:]
-    return theta, k, *law, normal(3, 7, seed=1), 34.0
+    law = OPERATORS["order_inclusion"](theta, k, noise, 34.0)[1:]
+    return theta, k, *law, normal(3, 7, seed=1), noise, 34.0
 
 
 def counted() -> tuple[Any, ...]:
@@ -265,8 +266,8 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (positions(), SIZES, sets()[0].double(), "log_exponential", 34.0, True),
         lambda: (positions(), SIZES, sets().bool(), "log_uniform", 34.0, False),
     ],
-    "order_inclusion": [lambda: (*spreadless(), 34.0)],
-    "order_inclusion_product": [inclusion_product],
+    "order_inclusion": [lambda noise=noise: (*spreadless(), noise, 34.0) for noise in NOISES],
+    "order_inclusion_product": [partial(inclusion_product, noise) for noise in NOISES],
     "pivotal_draw": [
         lambda: (balanced(SIZES), SIZES, SEED, FIRST, 3, DOUBLE),
         lambda: (normal(2, 600).sigmoid().round().float(), SIZES, SEED, FIRST, 1, torch.half),

@@ -15,7 +15,7 @@ from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
 from khot.kernels import order_draw
 from khot.kernels.noises import LOGISTIC, Noise
-from khot.kernels.order_quadrature import depth_for
+from khot.kernels.order_sampling import depth_for
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.small_numbers import constant_if_tiny
 from khot.laws import order_sampling as law
@@ -48,10 +48,10 @@ class OrderSampling(SamplingDesign):
     first of its own units, whose ranks follow from the seed and their places in the row, and integrals are those of
     sums over processes.
 
-    On a CPU with numba a log-probability with its gradient is one loop over rows, and for logistic noise, in rows of at
-    most 16384 units, so are the inclusion probabilities. All other integrals hold all units at all nodes of the
-    quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are wanted. On a CPU
-    rows are taken some at a time, so that this is 150 MB, or one row.
+    On a CPU with numba both integrals and their gradients are one loop over rows, without memory worth mentioning; in
+    rows of more than 16384 units not the inclusion probabilities for logistic noise. Elsewhere integrals hold all units
+    at all nodes of the quadrature, from 80 on, in several float64 numbers each: up to 20 KB a unit where gradients are
+    wanted. On a CPU rows are taken some at a time, so that this is 150 MB, or one row.
     """
 
     _noise: ClassVar[Noise]

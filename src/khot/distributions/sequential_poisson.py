@@ -16,8 +16,8 @@ class SequentialPoisson(OrderSampling):
     taken out, so that they are drawn always.
 
     ``log_prob`` and ``mean`` are exact, by Gauss' rule between the points where a :math:`\lambda_i t` reaches 1, to
-    about 1e-11, and differentiable. Up to n such points make these two slow in long rows with many probabilities near
-    1, where the other order sampling designs are not:
+    about 1e-11, or 1e-9 where the result is rounded to float32, and differentiable. Up to n such points make these two
+    slow in long rows with many probabilities near 1, where the other order sampling designs are not:
 
     .. math:: P(S) = \int \prod_{i \in S} \min(1, \lambda_i t) \, d\Big[- \prod_{j \notin S} (1 - \lambda_j t)_+\Big]
 

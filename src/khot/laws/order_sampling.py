@@ -42,8 +42,8 @@ from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
-from khot.kernels.order_quadrature import EXACT, order_inclusion, order_log_prob
-from khot.kernels.order_quadrature.derivatives import fused_inclusion, fused_log_prob
+from khot.kernels.order_sampling import EXACT, order_inclusion, order_log_prob
+from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_prob
 from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import count_law
@@ -108,13 +108,13 @@ def log_prob_is_fused(noise: Noise, theta: Tensor) -> bool:
 
 def inclusion_is_fused(noise: Noise, theta: Tensor) -> bool:
     """The same for inclusion probabilities."""
-    return noise is LOGISTIC and order_inclusion.is_fused(theta) and bernoulli_count.is_fused(theta)
+    return order_inclusion.is_fused(theta) and (noise is not LOGISTIC or bernoulli_count.is_fused(theta))
 
 
 def log_prob(noise: Noise, theta: Tensor, k: int | Tensor, value: Tensor, depth: float = EXACT) -> Tensor:
     """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts an infinite position.
 
-    ``depth`` is that of :mod:`khot.kernels.order_quadrature`: how accurate the caller needs it.
+    ``depth`` is that of :mod:`khot.kernels.order_sampling`: how accurate the caller needs it.
     """
     return _log_prob(theta, _as_tensor(k, theta), value, noise.name, depth)
 
@@ -316,12 +316,9 @@ def inclusion_probabilities(noise: Noise, theta: Tensor, k: int | Tensor, depth:
 
 @differentiable_operator("order_sampling_inclusion")
 def _inclusion_probabilities(theta: Tensor, k: Tensor, noise: str, depth: float) -> Tensor:
-    def in_torch(theta: Tensor) -> Tensor:
-        return _inclusion_in_torch(theta, k, noise)
-
     if inclusion_is_fused(NOISES[noise], theta) and _runs_now(theta, k):
-        return fused_inclusion(theta, k, depth, in_torch)
-    return in_torch(theta)
+        return fused_inclusion(theta, k, noise, depth, partial(_inclusion_in_torch, noise=noise))
+    return _inclusion_in_torch(theta, k, noise)
 
 
 def _inclusion_in_torch(theta: Tensor, k: Tensor, noise: str) -> Tensor:

@@ -4,7 +4,7 @@ A plain first derivative goes a short way, of numbers that are there or of one p
 else goes through the ``definition`` that is handed in, the same function of the positions in differentiable operations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,20 +15,25 @@ from khot._torch_internals import no_view
 
 from ..autograd import has_derivative, with_forward_mode
 from ..call import is_first_derivative
+from ..noises import NOISES
 from . import order_inclusion, order_inclusion_product, order_log_prob
 
 Definition = Callable[[Tensor], Tensor]
+Exact = Callable[[Tensor, Tensor], Tensor]
 
 
 def fused_log_prob(theta: Tensor, k: Tensor, value: Tensor, noise: str, depth: float, definition: Definition) -> Tensor:
     """Log-probabilities ``(*sample, *batch)`` of ``value``, a constant."""
     with_slopes = has_derivative(theta, torch.is_grad_enabled())
-    return cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
+    found = cast(Tensor, _apply_log_prob(theta, k, value, noise, depth, with_slopes, definition)[0])
+    if not NOISES[noise].smooth and bool(found.isnan().any()):  # a row has more kinks than a loop has room for
+        return definition(theta)
+    return found
 
 
-def fused_inclusion(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> Tensor:
-    """Inclusion probabilities ``(*batch, n)`` for logistic noise."""
-    return cast(Tensor, _apply_inclusion(theta, k, depth, definition)[0])
+def fused_inclusion(theta: Tensor, k: Tensor, noise: str, depth: float, exact: Exact) -> Tensor:
+    """Inclusion probabilities ``(*batch, n)``; ``exact`` takes any rows and their sizes."""
+    return cast(Tensor, _apply_inclusion(theta, k, noise, depth, exact)[0])
 
 
 class _LogProb(Function):
@@ -63,14 +68,17 @@ def _log_prob_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tu
 
 class _Inclusion(Function):
     @staticmethod
-    def forward(theta: Tensor, k: Tensor, depth: float, definition: Definition) -> tuple[Tensor, ...]:
+    def forward(theta: Tensor, k: Tensor, noise: str, depth: float, exact: Exact) -> tuple[Tensor, ...]:
         rows, sizes = _rows(theta), k.expand(theta.shape[:-1]).reshape(-1).contiguous()
-        probs, *law = order_inclusion(rows, sizes, depth)
+        probs, *law = order_inclusion(rows, sizes, noise, depth)
+        flagged = _flagged(law)
+        if flagged is not None:
+            probs[flagged] = exact(rows[flagged], sizes[flagged])
         return no_view(probs.view(theta.shape)), sizes, *law
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        theta, _, ctx.depth, ctx.definition = inputs
+        theta, ctx.k, ctx.noise, ctx.depth, ctx.exact = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(theta, *output[1:])
@@ -81,14 +89,24 @@ class _Inclusion(Function):
         theta, *law = ctx.saved_tensors
         grad_theta = None
         if grad is not None and is_first_derivative(theta, grad):
-            grad_theta = _product(theta, grad, ctx.depth, *law)
+            grad_theta = _product(ctx, theta, grad, *law)
         elif grad is not None:
-            grad_theta = _pull_back(ctx.definition, theta, grad)
-        return grad_theta, *(None,) * 3
+            grad_theta = _pull_back(lambda t: ctx.exact(t, ctx.k), theta, grad)
+        return grad_theta, *(None,) * 4
 
 
-def _product(theta: Tensor, grad: Tensor, depth: float, k: Tensor, *law: Tensor) -> Tensor:
-    product = order_inclusion_product(_rows(theta), k, *law, _rows(grad), depth)
+def _flagged(law: Sequence[Tensor]) -> Tensor | None:
+    """The rows that a loop has left, if there are any."""
+    missed = law[-1][:, 0].isnan()
+    return missed.nonzero().squeeze(-1) if missed.any() else None
+
+
+def _product(ctx: Any, theta: Tensor, grad: Tensor, k: Tensor, *law: Tensor) -> Tensor:
+    rows, vectors = _rows(theta), _rows(grad)
+    product = order_inclusion_product(rows, k, *law, vectors, ctx.noise, ctx.depth)
+    flagged = _flagged(law)
+    if flagged is not None:
+        product[flagged] = _pull_back(lambda t: ctx.exact(t, k[flagged]), rows[flagged], vectors[flagged])
     return cast(Tensor, product.view(theta.shape).to(theta.dtype))
 
 
@@ -97,7 +115,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _inclusion_jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return _push_forward(ctx.definition, saved[0], tangent), *(None,) * 6
+    return _push_forward(lambda t: ctx.exact(t, ctx.k), saved[0], tangent), *(None,) * 6
 
 
 _apply_log_prob = with_forward_mode(_LogProb, _log_prob_jvp)

@@ -18,28 +18,20 @@ from ..bernoulli_count import bernoulli_count, bernoulli_count_derivative
 from ..numba_math import LOG1P
 from ..numba_tilt import solve_tilt
 from ..numba_tools import inlined, inlined_sum, kernel, over_rows, specialised
-from . import numba_log_exponential, numba_logistic
+from . import numba_log_exponential, numba_log_uniform, numba_logistic
+from .numba_arrivals import loops
 from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk
 from .numba_inclusion import Law, changes_of_rarer_fates, rarer_fates, seen_from_tilt
 from .numba_logistic import space
+from .numba_range import gather
 
 log1p = LOG1P[np.float64]
-STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT = 50, 50, 100  # of work for a unit, more or less
-
-
-@inlined
-def _gather(theta, k, places, finite):
-    """Gathers the finite positions; their number, and how many of them are to be drawn, -1 where there is a NaN."""
-    count = 0
-    for i in range(theta.shape[0]):
-        if np.isfinite(theta[i]):
-            places[count], finite[count] = i, theta[i]
-            count += 1
-        elif theta[i] == np.inf:
-            k -= 1
-        elif theta[i] != -np.inf:
-            return 0, -1
-    return count, k
+STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = (
+    50,
+    50,
+    100,
+    1000,
+)  # of work for a unit, more or less
 
 
 @inlined
@@ -78,7 +70,7 @@ def _log_prob_loop(of_row):
         room = space(n, 0, 3)
         for r in range(first, last):
             row = r % theta.shape[0]
-            count, left = _gather(theta[row], k[row], places, finite)
+            count, left = gather(theta[row], k[row], places, finite)
             if with_slopes:
                 slopes[r] = 0.0
             if count == 0 and left < 0:
@@ -99,7 +91,11 @@ def _log_prob_loop(of_row):
 
 @functools.cache
 def _log_prob_loops(noise: str) -> Any:
-    of_row = {"logistic": numba_logistic.log_prob, "log_exponential": numba_log_exponential.log_prob}[noise]
+    of_row = {
+        "logistic": numba_logistic.log_prob,
+        "log_exponential": numba_log_exponential.log_prob,
+        "log_uniform": numba_log_uniform.log_prob,
+    }[noise]
     with specialised(noise):
         return _log_prob_loop(of_row)
 
@@ -166,7 +162,7 @@ def _inclusion_rows(first, last, theta, k, given, depth, tilts, log_count, missi
     places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
     rarer, usual, fate, room = np.empty(n), np.empty(n), np.empty(n), space(n, 1, 7)
     for r in range(first, last):
-        count, size = _gather(theta[r], k[r], places, finite)
+        count, size = gather(theta[r], k[r], places, finite)
         left[r] = False
         for i in range(n):
             result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
@@ -202,7 +198,7 @@ def _product_rows(
     rarer, usual, h, change, found = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     room = space(n, 1, 10)
     for r in range(first, last):
-        count, size = _gather(theta[r], k[r], places, finite)
+        count, size = gather(theta[r], k[r], places, finite)
         left[r] = False
         result[r, :] = 0.0
         if not 0 < size < count:
@@ -243,8 +239,12 @@ def _fill_vector(law, places, vector, h):
         h[j] = -h[j] if j < sides.above else h[j]
 
 
-def order_inclusion(theta: Tensor, k: Tensor, depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def order_inclusion(
+    theta: Tensor, k: Tensor, noise: str, depth: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = len(theta)
+    if noise != "logistic":
+        return _inclusion_by_arrivals(theta, k, noise, depth)
     result, missing, came = torch.empty_like(theta), torch.zeros_like(theta), torch.zeros_like(theta)
     tilt, ends, log_count = theta.new_zeros(rows, 2), theta.new_zeros(rows, 2), theta.new_zeros(rows)
     found = tilt, log_count, missing, came, ends
@@ -257,6 +257,29 @@ def order_inclusion(theta: Tensor, k: Tensor, depth: float) -> tuple[Tensor, Ten
         for all_rows, few in zip(found, law, strict=True):
             all_rows[some] = few
     return result, *found
+
+
+def _inclusion_by_arrivals(
+    theta: Tensor, k: Tensor, noise: str, depth: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    result, ends, curvature = torch.empty_like(theta), theta.new_zeros(len(theta), 2), theta.new_zeros(len(theta))
+    arguments = (x.numpy() for x in (ends, curvature, result))
+    over_rows(
+        loops(noise)[0], len(theta), STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
+    )  # fmt: skip
+    none = theta.new_empty(len(theta), 0)
+    return result, torch.zeros_like(ends), curvature, none, none.clone(), ends
+
+
+def _product_by_arrivals(
+    theta: Tensor, k: Tensor, curvature: Tensor, ends: Tensor, vector: Tensor, noise: str, depth: float
+) -> Tensor:
+    result = torch.empty_like(theta)
+    arguments = (x.numpy() for x in (ends, curvature, vector, result))
+    over_rows(
+        loops(noise)[1], len(theta), 2 * STEPS_OF_ARRIVALS * theta.numel(), theta.numpy(), k.numpy(), depth, *arguments,
+    )  # fmt: skip
+    return result
 
 
 def _run_inclusion(
@@ -285,8 +308,11 @@ def order_inclusion_product(
     came: Tensor,
     ends: Tensor,
     vector: Tensor,
+    noise: str,
     depth: float,
 ) -> Tensor:
+    if noise != "logistic":
+        return _product_by_arrivals(theta, k, log_count, ends, vector, noise, depth)
     law, result = (tilt, log_count, missing, came, ends), torch.empty_like(theta)
     some = _run_product(theta, k, False, depth, law, vector, vector, result)
     if some is not None:

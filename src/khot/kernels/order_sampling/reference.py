@@ -8,7 +8,7 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..noises import LOGISTIC, NOISES, Noise
+from ..noises import NOISES, Law, Noise
 
 MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
 
@@ -42,30 +42,59 @@ def _log_prob(theta: Tensor, value: Tensor, k: int, noise: Noise) -> Tensor:
     return _integral(theta, integrand).log()
 
 
-def _inclusion(theta: Tensor, k: int, noise: Noise) -> Tensor:
-    """Of one row."""
+def _of_open(theta: Tensor, k: int, of_row: Callable[[Tensor, int], Tensor], certain: float) -> Tensor:
+    """A function of the open units of a row and their number of ones; what it is for the others follows from k."""
     is_open, included = theta.isfinite(), theta == torch.inf
     left, count = k - int(included.sum()), int(is_open.sum())
     if not 0 < left < count:
-        return included.double().where(~is_open, float(left > 0))
-    theta = theta[is_open]
-
-    def integrand(s: Tensor) -> Tensor:
-        law = noise.law(s[:, None] + theta)
-        came, missing = law.log_cdf.exp(), law.log_sf.exp()
-        return torch.stack([came[:, i] * law.ahead[:, i] * _fewer(came, missing, i, left) for i in range(count)], -1)
-
-    return included.double().masked_scatter(is_open, _integral(theta, integrand))
+        return certain * included.double().where(~is_open, float(left > 0))
+    return (certain * included.double()).masked_scatter(is_open, of_row(is_open, left))
 
 
-def _fewer(came: Tensor, missing: Tensor, i: int, k: int) -> Tensor:
-    """The probability that fewer than k of the units but i have come; chances are ``(nodes, n)``."""
-    law = torch.nn.functional.pad(torch.ones_like(came[:, :1]), (0, k - 1))  # of 0, ..., k - 1
+def _inclusion(theta: Tensor, k: int, noise: Noise) -> Tensor:
+    """Of one row."""
+
+    def of_row(is_open: Tensor, k: int) -> Tensor:
+        def integrand(s: Tensor) -> Tensor:
+            law = noise.law(s[:, None] + theta[is_open])
+            count = law.log_cdf.shape[-1]
+            return torch.stack(
+                [(law.log_cdf.exp() * law.ahead)[:, i] * _counts(law, k, i).sum(-1) for i in range(count)], -1
+            )
+
+        return _integral(theta[is_open], integrand)
+
+    return _of_open(theta, k, of_row, 1.0)
+
+
+def _product(theta: Tensor, k: int, vector: Tensor, noise: Noise) -> Tensor:
+    r"""Of one row: :math:`\int f_i \sum_j f_j (g_i - g_j) P(N_{-ij} = k - 1) ds`."""
+
+    def of_row(is_open: Tensor, k: int) -> Tensor:
+        g = vector[is_open]
+
+        def integrand(s: Tensor) -> Tensor:
+            law = noise.law(s[:, None] + theta[is_open])
+            rate = law.log_cdf.exp() * law.ahead
+            result, units = torch.zeros_like(rate), range(len(g))
+            for i, j in ((i, j) for i in units for j in units if i != j):
+                result[:, i] += rate[:, i] * rate[:, j] * (g[i] - g[j]) * _counts(law, k, i, j)[:, -1]
+            return result
+
+        return _integral(theta[is_open], integrand)
+
+    return _of_open(theta, k, of_row, 0.0)
+
+
+def _counts(law: Law, k: int, *without: int) -> Tensor:
+    """The probabilities that 0, ..., k - 1 units have come, of those that are not left out; ``(nodes, k)``."""
+    came, missing = law.log_cdf.exp(), law.log_sf.exp()
+    chances = torch.nn.functional.pad(torch.ones_like(came[:, :1]), (0, k - 1))
     for j in range(came.shape[-1]):
-        if j != i:
-            one_more = torch.nn.functional.pad(law[:, :-1], (1, 0))
-            law = missing[:, j, None] * law + came[:, j, None] * one_more
-    return law.sum(-1)
+        if j not in without:
+            one_more = torch.nn.functional.pad(chances[:, :-1], (1, 0))
+            chances = missing[:, j, None] * chances + came[:, j, None] * one_more
+    return chances
 
 
 def order_log_prob(
@@ -97,22 +126,26 @@ def order_log_prob(
     return torch.stack(found).view(shape[:-1]), of_positions
 
 
-def order_inclusion(theta: Tensor, k: Tensor, depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Inclusion probabilities of order sampling by logistic noise.
+def order_inclusion(
+    theta: Tensor, k: Tensor, noise: str, depth: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inclusion probabilities.
 
     Args:
         theta: Positions ``(R, n)``.
         k: Number of ones, integers ``(R,)``.
+        noise: Name of the noise.
         depth: Of the accuracy asked for.
 
     Returns:
-        Probabilities ``(R, n)``. And what a backend likes to find again for products: of units of log-odds ``theta``
-        the tilt ``(R, 2)``, the logarithm of P(N = k) less that of what the rarer fates do not contribute, ``(R,)``,
-        and the probabilities ``(R, n)`` of units not to have come, and to have, given N = k; and the ends ``(R, 2)`` of
-        the integral.
+        Probabilities ``(R, n)``. And what a backend likes to find again for products. For logistic noise, of units of
+        log-odds ``theta``, the tilt ``(R, 2)``, the logarithm of P(N = k) less that of what the rarer fates do not
+        contribute, ``(R,)``, and the probabilities ``(R, n)`` of units not to have come, and to have, given N = k. For
+        other noise the third is a curvature, and nothing else is there. At last the ends ``(R, 2)`` of the integral,
+        which are NaN for rows that are left to the exact path.
     """
-    probs = torch.stack([_inclusion(row, size, LOGISTIC) for row, size in zip(theta, k.tolist(), strict=True)])
-    few, none = theta.new_zeros(len(theta), 2), torch.zeros_like(theta)
+    probs = torch.stack([_inclusion(row, size, NOISES[noise]) for row, size in zip(theta, k.tolist(), strict=True)])
+    few, none = theta.new_zeros(len(theta), 2), torch.zeros_like(theta if noise == "logistic" else theta[:, :0])
     return probs, few, few[:, 0].clone(), none, none.clone(), few.clone()
 
 
@@ -125,6 +158,7 @@ def order_inclusion_product(
     came: Tensor,
     ends: Tensor,
     vector: Tensor,
+    noise: str,
     depth: float,
 ) -> Tensor:
     """The symmetric Jacobian of :func:`order_inclusion` times a vector.
@@ -138,7 +172,8 @@ def order_inclusion_product(
         came: See there.
         ends: See there.
         vector: ``(R, n)``.
+        noise: Name of the noise.
         depth: Of the accuracy asked for.
     """
-    product: Tensor = torch.func.vjp(lambda t: order_inclusion(t, k, depth)[0], theta)[1](vector)[0]
-    return product
+    rows = zip(theta, k.tolist(), vector, strict=True)
+    return torch.stack([_product(row, size, g, NOISES[noise]) for row, size, g in rows])

@@ -24,6 +24,21 @@ RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
 
 
 @inlined
+def gather(theta, k, places, finite):
+    """Gathers the finite positions; their number, and how many of them are to be drawn, -1 where there is a NaN."""
+    count = 0
+    for i in range(theta.shape[0]):
+        if np.isfinite(theta[i]):
+            places[count], finite[count] = i, theta[i]
+            count += 1
+        elif theta[i] == np.inf:
+            k -= 1
+        elif theta[i] != -np.inf:
+            return 0, -1
+    return count, k
+
+
+@inlined
 def highest_of(values, count):
     highest = values[0]
     for i in range(1, count):

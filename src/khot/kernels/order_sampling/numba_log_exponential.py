@@ -45,7 +45,7 @@ class Rates(NamedTuple):
 
 
 @inlined
-def _fate(x):
+def fate(x):
     """(1 - exp(-x)) / x and exp(-x), each to its own relative accuracy."""
     missing = exp(-x)
     series = 0.0
@@ -58,7 +58,7 @@ def _fate(x):
 def _add_member(rate, late, up, count, hazard, product):
     for i in range(count):
         x = rate * up[i]
-        came, missing = _fate(x)
+        came, missing = fate(x)
         product[i] *= came if late else came * x
         hazard[i] += missing / came
 
@@ -96,7 +96,7 @@ def _member_slope(rate, up, share, per_hazard):
     total = 0.0
     for i in range(share.shape[0]):
         x = rate * up[i]
-        came, missing = _fate(x)
+        came, missing = fate(x)
         hazard = missing / came
         total += hazard * (share[i] + (1.0 - x - hazard) * per_hazard[i])
     return total

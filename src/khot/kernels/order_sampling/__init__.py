@@ -8,10 +8,11 @@ and unit i if it is ahead of all but k - 1 of the others,
     P(S) = \int \prod_{i \in S} F_i \prod_{i \notin S} (1 - F_i) \sum_{j \in S} \frac{f_j}{F_j} \, ds, \qquad
     \pi_i = \int f_i \, P\big(\#\{j \ne i: R_j < s\} < k\big) \, ds.
 
-``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i` for logistic noise.
-With that the units that have come by a time are a conditional Poisson design, the same for all times, if their number
-is k. ``order_inclusion_product`` gives the product of their Jacobian with a vector. It is symmetric, as :math:`\pi` is
-the gradient of the expected sum of the k largest :math:`-R_i`: one product serves both modes of differentiation.
+``order_log_prob`` gives log P(S) with its gradient. ``order_inclusion`` gives the :math:`\pi_i`. The number of units
+that have come by a time is a sum of independent Bernoulli variables; for logistic noise these units, if they are k, are
+a conditional Poisson design that is the same for all times. ``order_inclusion_product`` gives the product of the
+Jacobian with a vector. It is symmetric, as :math:`\pi` is the gradient of the expected sum of the k largest
+:math:`-R_i`: one product serves both modes of differentiation.
 
 Positions are float64; one of ``inf`` includes its unit, ``-inf`` excludes it. Results have relative errors of about
 e^-depth, for ``EXACT`` or ``SINGLE`` precision. The reference is the definition, in small pieces of Gauss' rule. What
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..registry import Operator, only_if
+from ..registry import Operator
 from . import reference
 
 __all__ = ["EXACT", "SINGLE", "depth_for", "order_inclusion", "order_inclusion_product", "order_log_prob"]
@@ -45,25 +46,19 @@ def _like_value(
 
 
 order_log_prob = Operator("order_log_prob", reference.order_log_prob, fake=_like_value)
-order_log_prob.backend(
-    "numba",
-    module=".numba_backend",
-    takes=only_if(
-        lambda theta, k, value, noise, *_: noise in ("logistic", "log_exponential"), "there is no loop for this noise"
-    ),
-)
+order_log_prob.backend("numba", module=".numba_backend")
+
+
+def _like_law(theta: Tensor, k: Tensor, noise: str, depth: float) -> tuple[Tensor, ...]:
+    of_units = theta.shape if noise == "logistic" else (len(theta), 0)
+    shapes = theta.shape, (len(theta), 2), (len(theta),), of_units, of_units, (len(theta), 2)
+    return tuple(theta.new_empty(shape) for shape in shapes)
+
 
 order_inclusion = Operator(
     "order_inclusion",
     reference.order_inclusion,
-    fake=lambda theta, *_: (
-        torch.empty_like(theta),
-        theta.new_empty(len(theta), 2),
-        theta.new_empty(len(theta)),
-        torch.empty_like(theta),
-        torch.empty_like(theta),
-        theta.new_empty(len(theta), 2),
-    ),
+    fake=_like_law,
     batch=False,
 )
 order_inclusion.backend("numba", module=".numba_backend")

@@ -1,0 +1,305 @@
+r"""Inclusion probabilities of order sampling, and products with their Jacobian, for noise of any law, a row at a time.
+
+By the time s unit i has come with the probability :math:`F_i`, a function of :math:`x_i = e^{s + \vartheta_i}`; it does
+so at the rate :math:`f_i`. The number N of those that have come is a sum of independent Bernoulli variables, and what
+follows from its law when some units are left out is a sum over its characteristic function. With
+:math:`\varphi_i = 1 - F_i + F_i z` and :math:`T = z^{1 - k} \prod_i \varphi_i` on M points z of the unit circle,
+
+.. math:: u_i = P(N_{-i} = k - 1) = \operatorname{mean} \frac{T}{\varphi_i}, \qquad
+    \pi_i = \int F_i \Big( \sum_j f_j u_j + f_i u_i \Big) ds, \qquad
+    (J g)_i = \int f_i \operatorname{mean} \frac{T}{\varphi_i}
+    \Big( g_i \sum_j \frac{f_j}{\varphi_j} - \sum_j \frac{f_j g_j}{\varphi_j} \Big) ds.
+
+The means are exact but for counts that differ from k by M or more, and where the angle of z is large there is nothing:
+:math:`|\prod \varphi_i| \le \exp(-2 v \sin^2(\text{angle} / 2))` with v the variance of N. The k-th unit comes while
+about k are expected to have come, and the integrals end where bounds on P(N = k) are e^-depth: for its mean m, with
+d = |m - k|, those of Bernstein, :math:`e^{-d^2 / (2 v + 2 d / 3)}`, and of Chernoff, for the units that have come and
+for those that have not.
+
+Logistic noise has a faster way, :mod:`.numba_inclusion`.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numba_math import EXP
+from ..numba_tools import inlined, inlined_sum, kernel, specialised
+from .numba_log_exponential import fate
+from .numba_range import BLOCK, gather
+from .numba_times import TINY, walk_of
+
+Array = np.ndarray[Any, Any]
+
+exp = EXP[np.float64]
+WIDEST = 600.0  # distance of positions whose exponentials have room
+MOST_ANGLES = 128
+SLACK = 3.0  # beside the depth, for P(N = k) itself
+MOST_NODES = 4096
+
+
+@inlined
+def _of_exponential(x):
+    came, missing = fate(x)
+    return came * x if x < 0.5 else 1.0 - missing, missing, x * missing
+
+
+@inlined
+def _of_uniform(x):
+    return min(x, 1.0), max(1.0 - x, 0.0), x if x < 1.0 else 0.0
+
+
+@inlined
+def _of_logistic(x):
+    missing = 1.0 / (1.0 + x)
+    came = x * missing
+    return came, missing, came * missing
+
+
+# F, 1 - F and f at x = e^(s + theta), by the name of the noise; whether F has a kink, at x = 1.
+FATES = {
+    "log_exponential": (_of_exponential, False),
+    "log_uniform": (_of_uniform, True),
+    "logistic": (_of_logistic, False),
+}
+
+
+class Space(NamedTuple):
+    """Room for numbers of units, of nodes and of angles."""
+
+    weight: Array  # e^theta, seen from the middle of the positions
+    came: Array  # F
+    missing: Array  # 1 - F
+    rate: Array  # f
+    fewer: Array  # u
+    node: Array
+    width: Array
+    of_angles: Array
+
+
+@inlined
+def _space(n):
+    return Space(
+        np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n),
+        np.empty(MOST_NODES), np.empty(MOST_NODES), np.empty((14, MOST_ANGLES)),
+    )  # fmt: skip
+
+
+@inlined
+def _angles(n, k, mean, variance, turns, depth, rows):
+    """How many points there are on the circle, and on how many of one half there is something, whole blocks of them.
+
+    And their cosines and sines, with those of ``turns`` times the angle, twice where they stand for conjugates.
+    """
+    third = (depth + SLACK) / 3
+    points = int(min(n + 1.0, abs(k - mean) + third + math.sqrt(third * third + 6 * third * variance) + 2.0)) | 1
+    most, share = (points + 1) // 2, 3 * third / (2 * variance + TINY)
+    if share < 1:
+        most = min(most, int(math.asin(math.sqrt(share)) / math.pi * points) + 2)
+    most = min(most, MOST_ANGLES)
+    blocks = (most + BLOCK - 1) // BLOCK * BLOCK
+    angle = 2 * math.pi / points
+    _turn(angle, rows[0, :blocks], rows[1, :blocks])
+    _turn(turns % points * angle, rows[2, :blocks], rows[3, :blocks])
+    for j in range(1, blocks):
+        weight = 2.0 if j < most else 0.0
+        rows[2, j], rows[3, j] = weight * rows[2, j], weight * rows[3, j]
+    for j in range(most, blocks):
+        rows[0, j], rows[1, j] = 1.0, 0.0
+    return points, blocks
+
+
+@inlined
+def _turn(angle, cosine, sine):
+    """Cosines and sines of multiples of an angle; few enough not to lose digits from one to the next."""
+    a, b = math.cos(angle), math.sin(angle)
+    c, d = 1.0, 0.0
+    for j in range(cosine.shape[0]):
+        cosine[j], sine[j] = c, d
+        c, d = c * a - d * b, c * b + d * a
+
+
+@inlined
+def _factor(came, missing):
+    """Of a unit that has more likely come than not the factor is divided by z, so that certain units change nothing."""
+    return (missing, came, 1.0, 0) if came <= 0.5 else (came, missing, -1.0, 1)
+
+
+@inlined
+def _times(rows, real, imaginary, to):
+    """Multiplies numbers by 1 / z."""
+    for i in range(real.shape[0]):
+        a, b = real[i], imaginary[i]
+        rows[to, i], rows[to + 1, i] = a * rows[0, i] + b * rows[1, i], b * rows[0, i] - a * rows[1, i]
+
+
+@inlined
+def _multiply(large, small, sign, cosine, sine, real, imaginary):
+    for i in range(real.shape[0]):
+        a, b = large + small * cosine[i], sign * small * sine[i]
+        before = real[i]
+        real[i] = before * a - imaginary[i] * b
+        imaginary[i] = before * b + imaginary[i] * a
+
+
+@inlined_sum
+def _mean_without(large, small, sign, cosine, sine, real, imaginary):
+    total = 0.0
+    for i in range(real.shape[0]):
+        a, b = large + small * cosine[i], sign * small * sine[i]
+        total += (real[i] * a + imaginary[i] * b) / (a * a + b * b)
+    return total
+
+
+@inlined
+def add_inclusion(space, k, law, width, depth, result):
+    """Adds what a node contributes to the probabilities."""
+    came, missing, rate, fewer, rows = space.came, space.missing, space.rate, space.fewer, space.of_angles
+    n = result.shape[0]
+    points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
+    cosine, sine, real, imaginary = rows[0, :count], rows[1, :count], rows[2, :count], rows[3, :count]
+    for i in range(n):
+        large, small, sign, _ = _factor(came[i], missing[i])
+        _multiply(large, small, sign, cosine, sine, real, imaginary)
+    _times(rows, real, imaginary, 4)
+    total, scale = 0.0, width / points
+    for i in range(n):
+        large, small, sign, at = _factor(came[i], missing[i])
+        row = 2 + 2 * at
+        chance = _mean_without(large, small, sign, cosine, sine, rows[row, :count], rows[row + 1, :count])
+        fewer[i] = rate[i] * (chance * scale)
+        total += fewer[i]
+    for i in range(n):
+        result[i] += came[i] * (total + fewer[i])
+
+
+@inlined
+def _multiply_and_add(
+    large, small, sign, f, fg, cosine, sine, real, imaginary, a_real, a_imaginary, b_real, b_imaginary
+):
+    for i in range(real.shape[0]):
+        a, b = large + small * cosine[i], sign * small * sine[i]
+        before = real[i]
+        real[i] = before * a - imaginary[i] * b
+        imaginary[i] = before * b + imaginary[i] * a
+        inverse = 1.0 / (a * a + b * b)
+        x, y = a * inverse, b * inverse
+        a_real[i] += f * x
+        a_imaginary[i] -= f * y
+        b_real[i] += fg * x
+        b_imaginary[i] -= fg * y
+
+
+@inlined_sum
+def _mean_of_two(large, small, sign, g, cosine, sine, a_real, a_imaginary, b_real, b_imaginary):
+    total = 0.0
+    for i in range(a_real.shape[0]):
+        a, b = large + small * cosine[i], sign * small * sine[i]
+        total += ((g * a_real[i] - b_real[i]) * a + (g * a_imaginary[i] - b_imaginary[i]) * b) / (a * a + b * b)
+    return total
+
+
+@inlined
+def add_product(space, k, law, width, depth, vector, result):
+    """Adds what a node contributes to the product of the Jacobian with a vector."""
+    came, missing, rate, rows = space.came, space.missing, space.rate, space.of_angles
+    n = result.shape[0]
+    points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
+    cosine, sine, real, imaginary = rows[0, :count], rows[1, :count], rows[2, :count], rows[3, :count]
+    rows[4:12, :count] = 0.0
+    for i in range(n):
+        large, small, sign, at = _factor(came[i], missing[i])
+        row = 4 + 4 * at
+        _multiply_and_add(
+            large, small, sign, rate[i], rate[i] * vector[i], cosine, sine, real, imaginary,
+            rows[row, :count], rows[row + 1, :count], rows[row + 2, :count], rows[row + 3, :count],
+        )  # fmt: skip
+    for row in (4, 6):
+        _times(rows, rows[row + 4, :count], rows[row + 5, :count], 12)
+        a_real, a_imaginary = rows[row, :count], rows[row + 1, :count]
+        for i in range(count):
+            x, y = a_real[i] + rows[12, i], a_imaginary[i] + rows[13, i]
+            a_real[i], a_imaginary[i] = x * real[i] - y * imaginary[i], x * imaginary[i] + y * real[i]
+        _times(rows, a_real, a_imaginary, row + 4)
+    scale = width / points
+    for i in range(n):
+        large, small, sign, at = _factor(came[i], missing[i])
+        row = 4 + 4 * at
+        mean = _mean_of_two(
+            large, small, sign, vector[i], cosine, sine,
+            rows[row, :count], rows[row + 1, :count], rows[row + 2, :count], rows[row + 3, :count],
+        )  # fmt: skip
+        result[i] += rate[i] * (mean * scale)
+
+
+def _inclusion_loop(bounds, nodes, fill_fates):
+    def rows(first, last, theta, k, depth, ends, curvature, result):
+        n, skipped = theta.shape[1], 0
+        places, finite, found, space = np.empty(n, np.int64), np.empty(n), np.empty(n), _space(n)
+        for r in range(first, last):
+            count, size = gather(theta[r], k[r], places, finite)
+            for i in range(n):
+                result[r, i] = 1.0 if theta[r, i] > 0 and size >= 0 else 0.0 if size >= 0 else np.nan
+            if not 0 < size < count:
+                for j in range(count):
+                    result[r, places[j]] = 1.0 if size > 0 else 0.0
+                continue
+            row, weight = finite[:count], space.weight[:count]
+            nodes_of_row = -1
+            if row.max() - row.min() <= WIDEST:
+                ends[r, 0], ends[r, 1], curvature[r] = bounds(row, size, depth, weight)
+                nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
+            if nodes_of_row < 0:
+                ends[r, 0] = np.nan
+                skipped += 1
+                continue
+            found[:count] = 0.0
+            for node in range(nodes_of_row):
+                law = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
+                add_inclusion(space, size, law, space.width[node], depth, found[:count])
+            for j in range(count):
+                result[r, places[j]] = min(found[j], 1.0)
+        return skipped
+
+    return kernel(rows)
+
+
+def _product_loop(nodes, fill_fates):
+    def rows(first, last, theta, k, depth, ends, curvature, vector, result):
+        n = theta.shape[1]
+        places, finite, found, g, space = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), _space(n)
+        for r in range(first, last):
+            count, size = gather(theta[r], k[r], places, finite)
+            result[r, :] = 0.0
+            if np.isnan(ends[r, 0]) or not 0 < size < count:
+                continue
+            row, weight, mean_of_g = finite[:count], space.weight[:count], 0.0
+            low, half = row.min(), 0.5 * (row.max() - row.min())
+            for j in range(count):
+                weight[j] = exp(row[j] - low - half)
+                g[j] = vector[r, places[j]]
+                mean_of_g += g[j] / count
+            for j in range(count):
+                g[j] -= mean_of_g
+            nodes_of_row = nodes(row, ends[r], curvature[r], depth, space)
+            found[:count] = 0.0
+            for node in range(nodes_of_row):
+                law = fill_fates(weight, exp(space.node[node]), space.came, space.missing, space.rate)
+                add_product(space, size, law, space.width[node], depth, g, found[:count])
+            for j in range(count):
+                result[r, places[j]] = found[j]
+        return 0
+
+    return kernel(rows)
+
+
+@functools.cache
+def loops(noise: str) -> tuple[Any, Any]:
+    """The loops of inclusion probabilities and of products for a noise."""
+    with specialised(noise):
+        bounds, nodes, fill_fates = walk_of(*FATES[noise])
+        return _inclusion_loop(bounds, nodes, fill_fates), _product_loop(nodes, fill_fates)

@@ -1,0 +1,75 @@
+"""Gauss' rule between the kinks of an integrand, as loops for one row.
+
+The integrand is by s; between kinks it is a polynomial of e^s, divided by e^s, and looks like a normal density where it
+is large. On a piece of the length h, in standard deviations, m points leave an error of about
+:math:`(32 m / h^2 e)^{-m}`, by the ellipse in the complex plane on which a normal density grows least.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+
+import numpy as np
+
+from ..numba_math import LOG
+from ..numba_tools import inlined
+
+log = LOG[np.float64]
+MOST_POINTS = 40  # of a rule
+LONGEST = 8.0  # piece, in standard deviations
+RATES = 3.0  # what rates of arrival add to the curvature of a logarithm
+_RULES = [np.polynomial.legendre.leggauss(m) for m in range(1, MOST_POINTS + 1)]
+# Those of m points from m (m - 1) / 2 on.
+POINTS, WEIGHTS = np.concatenate([x for x, _ in _RULES]), np.concatenate([w for _, w in _RULES])
+
+
+@inlined
+def sort_upward(values):
+    """Sorts in place, by a heap."""
+    end = values.shape[0]
+    start = end // 2
+    while end > 1:
+        if start > 0:
+            start -= 1
+        else:
+            end -= 1
+            values[end], values[0] = values[0], values[end]
+        parent = start
+        while 2 * parent + 1 < end:
+            child = 2 * parent + 1
+            if child + 1 < end and values[child + 1] > values[child]:
+                child += 1
+            if values[child] <= values[parent]:
+                break
+            values[parent], values[child] = values[child], values[parent]
+            parent = child
+
+
+@inlined
+def fill_gauss(kinks, degree, low, high, curvature, depth, node, width):
+    """Nodes and weights between low and high, with kinks in ascending order; their number, -1 if there is no room.
+
+    ``curvature`` is minus the second derivative of the logarithm of the integrand at its peak.
+    """
+    count, before, square = 0, low, curvature + RATES
+    for j in range(kinks.shape[0] + 1):
+        after = min(kinks[j], high) if j < kinks.shape[0] else high
+        if not after > before:
+            continue
+        pieces = int((after - before) * math.sqrt(square) / LONGEST) + 1
+        step = (after - before) / pieces
+        m, ratio = 1, 32.0 / (step * step * square)
+        while m < MOST_POINTS and m * (math.log(ratio * m) - 1.0) < depth:
+            m += 1
+        m = min(m, degree // 2 + 1)
+        if count + m * pieces > node.shape[0]:
+            return -1
+        share = 0.5 * -math.expm1(-step)  # half of the length in e^s, relative to its end
+        for i in range(m):
+            t = 1.0 - share * (1.0 - POINTS[m * (m - 1) // 2 + i])
+            away, weight = math.log(t), share * WEIGHTS[m * (m - 1) // 2 + i] / t
+            for piece in range(pieces):
+                node[count], width[count] = before + step * (piece + 1) + away, weight
+                count += 1
+        before = after
+    return count
