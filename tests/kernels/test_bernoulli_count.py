@@ -8,7 +8,7 @@ from torch.distributions import kl_divergence
 
 from khot import ConditionalPoisson, StraightThrough
 from khot.kernels import backend
-from khot.kernels.bernoulli_count import (
+from khot.kernels.count import (
     LONGEST,
     bernoulli_count,
     bernoulli_count_derivative,
@@ -23,7 +23,7 @@ from tests.inputs import normal
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels.bernoulli_count import numba_backend, numba_marked
+from khot.kernels.count import numba_backend, numba_marked
 
 pytestmark = pytest.mark.slow  # as what is tested takes seconds to compile
 

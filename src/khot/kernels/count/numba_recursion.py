@@ -25,8 +25,8 @@ import math
 import numpy as np
 
 from ..numba_math import EXP, LOG1P
-from ..numba_tilt import tilted
 from ..numba_tools import inlined, inlined_sum, per_row, summed
+from .numba_tilt import tilted
 
 LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
 LOG_TAIL = 46.0  # -log of 1e-20

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
 from .numba_nodes import covariance_times, given_count, law_of_count, room
@@ -31,6 +30,7 @@ from .numba_recursion import (
     width_of,
     with_rows,
 )
+from .numba_tilt import solve_tilt, tilted
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
 ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
