@@ -28,8 +28,8 @@ from khot import (
     sigmoid_topk,
 )
 from khot.kernels import backend
-from khot.kernels.product_tree.kept import KeptTree, leaf_outside
-from khot.kernels.product_tree.tree import ProductTree
+from khot.kernels.count.kept_tree import KeptTree, leaf_outside
+from khot.kernels.count.tree import ProductTree
 from khot.laws import conditional_poisson, pivotal, systematic, unit_by_unit
 from khot.laws.kept import Kept
 from tests.inputs import normal

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from khot.kernels import backend
-from khot.kernels.product_tree import FOREST_LEVELS, roots_shape, torch_forest
-from khot.kernels.product_tree import pairs as pair_convolution
-from khot.kernels.product_tree.triton_draw import launch_draw
-from khot.kernels.product_tree.triton_forest import launch_forest
-from khot.kernels.product_tree.triton_pairs import pair_merge, pair_split
+from khot.kernels.count import FOREST_LEVELS, roots_shape, torch_forest
+from khot.kernels.count import pairs as pair_convolution
+from khot.kernels.count.triton_draw import launch_draw
+from khot.kernels.count.triton_forest import launch_forest
+from khot.kernels.count.triton_pairs import pair_merge, pair_split
 from tests.kernels.kernel_case import DOUBLE, Inputs, KernelCase, Outputs
 
 SHAPES = [(5, 2), (3, 21), (1, 90)]

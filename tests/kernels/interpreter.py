@@ -13,9 +13,9 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
 from khot.kernels import triton_tools
+from khot.kernels.count import triton_forest
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
-from khot.kernels.product_tree import triton_forest
 from khot.kernels.threshold import triton_flagged, triton_gaps, triton_rows
 
 np.seterr(all="ignore")  # infinities are meant

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from khot.kernels.product_tree import forest, roots_shape
-from khot.kernels.product_tree import tree as product_tree
-from khot.kernels.product_tree.tree import ProductTree
+from khot.kernels.count import forest, roots_shape
+from khot.kernels.count import tree as product_tree
+from khot.kernels.count.tree import ProductTree
 from khot.laws import conditional_poisson as cps
 
 OPERATORS = torch.ops.khot

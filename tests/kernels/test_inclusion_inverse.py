@@ -6,11 +6,11 @@ from torch import Tensor
 
 from khot import sigmoid_topk
 from khot.kernels import backend
-from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse, reference
+from khot.kernels.count import covariance_inverse, inclusion_inverse, reference_inverse
+from khot.kernels.count.characteristic import factors
 from khot.kernels.platforms import HAS_NUMBA
 from khot.kernels.threshold import solve_threshold
 from khot.laws import conditional_poisson as law
-from khot.laws.characteristic import factors
 from khot.laws.inverse import solve_logits
 from tests.inputs import normal
 
@@ -39,12 +39,14 @@ def test_kernels_agree_with_the_definition(n: int, k: int) -> None:
         log_odds = log_odds - solve_threshold(log_odds, sizes)[..., None]
     with backend("numba"):
         logits, errors = inclusion_inverse(log_odds, sizes, 1e-14)
-    torch.testing.assert_close(logits, reference.inclusion_inverse(log_odds, sizes, 1e-14)[0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        logits, reference_inverse.inclusion_inverse(log_odds, sizes, 1e-14)[0], rtol=1e-11, atol=1e-11
+    )
     assert (errors <= 1e-13).all()
     for rounding in (0.0, INF):  # what b has of a sum is taken off evenly, and by variances
         with backend("numba"):
             v = covariance_inverse(logits, b, sizes, 1e-13, rounding)
-        expected = reference.covariance_inverse(logits, b, sizes, 1e-13, rounding)
+        expected = reference_inverse.covariance_inverse(logits, b, sizes, 1e-13, rounding)
         torch.testing.assert_close(v, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from khot.kernels.product_tree import FOREST_LEVELS
-from khot.kernels.product_tree.triton_forest import forest_plan
+from khot.kernels.count import FOREST_LEVELS
+from khot.kernels.count.triton_forest import forest_plan
 from khot.kernels.sorted_transport.triton_tile import transport_plan
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.functional import hessian, jacobian
 
-from khot.kernels.product_tree import pairs as pair_convolution
-from khot.kernels.product_tree import tree as product_tree
+from khot.kernels.count import pairs as pair_convolution
+from khot.kernels.count import tree as product_tree
 from khot.laws import conditional_poisson as cps
 from khot.laws.inverse import largest_entropy, solve_logits
 from tests import gof, oracle

@@ -9,7 +9,7 @@ from tests.kernels.device import DEVICE, INTERPRETED, kernel_marks
 pytestmark = kernel_marks()
 
 import khot.kernels
-from khot.kernels.product_tree import forest
+from khot.kernels.count import forest
 from khot.laws import conditional_poisson as cps
 from tests import gof, oracle
 from tests.inputs import normal

@@ -29,18 +29,17 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
-from khot.kernels.bernoulli_count import bernoulli_count_draw
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.product_tree import forest_roots
-from khot.kernels.product_tree.kept import KeptTree, leaf_outside, probability
-from khot.kernels.product_tree.size_range import RangeTree, Totals
-from khot.kernels.product_tree.tree import ProductTree
+from khot.kernels.count import bernoulli_count_draw, forest_roots
+from khot.kernels.count.characteristic import Factors, factors
+from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
+from khot.kernels.count.range_tree import RangeTree, Totals
+from khot.kernels.count.tree import ProductTree
 from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.small_numbers import TINY, log_of_small
 from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit
-from .characteristic import Factors, factors
 from .kept import Kept
 from .size_range import SizeRange, centred
 
@@ -101,7 +100,7 @@ def _tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = Fa
     """Bernoulli units among which B = k is likely, and their tree, differentiable in the logits.
 
     ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
-    the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.product_tree.kept`.
+    the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.count.kept_tree`.
     """
     if forest_roots.is_fused(logits) or not runs_on_cpu(logits):
         return _planted(logits, k, balanced, ProductTree)

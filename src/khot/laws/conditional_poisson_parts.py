@@ -1,8 +1,9 @@
 r"""Conditional Poisson designs where each process holds a part of the units of a row.
 
 For independent units of log-odds z, with which k ones are expected, all that is needed of the others is the law of the
-number N of ones. It comes from the characteristic function, see :mod:`khot.laws.characteristic`, whose logarithm is a
-sum over the units. With the rarer fate of each unit, of probability :math:`r_i \le 1/2`, to be one or (above 0) zero,
+number N of ones. It comes from the characteristic function, see
+:mod:`khot.kernels.count.characteristic`, whose logarithm is a sum over the units. With the rarer fate of each unit, of
+probability :math:`r_i \le 1/2`, to be one or (above 0) zero,
 
 .. math:: \log \varphi(u) = \sum_i \log\big(1 - r_i + r_i e^{\pm iu}\big), \qquad
     T(u) = e^{-iu(k - \text{number above})} \varphi(u), \qquad P(N = k) = \frac{1}{2\pi} \int T\,du,
@@ -29,9 +30,8 @@ from torch.utils.checkpoint import checkpoint
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
+from khot.kernels.count.characteristic import Complex, Nodes, nodes_of_count
 from khot.kernels.threshold import solve_threshold
-
-from .characteristic import Complex, Nodes, nodes_of_count
 
 LEAST_SPREAD = 0.1  # variance of the number of ones from which on no digits are lost
 NEVER = -2000.0  # log-odds of what does not happen, finite

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from khot.kernels.autograd import with_forward_mode
-from khot.kernels.inclusion_inverse import covariance_inverse, inclusion_inverse
+from khot.kernels.count import covariance_inverse, inclusion_inverse
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import sigmoid

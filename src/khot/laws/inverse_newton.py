@@ -31,9 +31,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.kernels.inclusion_inverse import MOST_FACTORED, covariance_inverse
+from khot.kernels.count import MOST_FACTORED, covariance_inverse
+from khot.kernels.count.characteristic import Factors, factors
 
-from .characteristic import Factors, factors
 from .conditional_poisson import (
     Size,
     inclusion_log_odds,

@@ -38,8 +38,8 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative, with_derivatives_of
-from khot.kernels.bernoulli_count import bernoulli_count
 from khot.kernels.call import runs_on_cpu
+from khot.kernels.count import bernoulli_count
 from khot.kernels.differentiable import differentiable_operator
 from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.order_sampling import EXACT, order_inclusion, order_log_prob

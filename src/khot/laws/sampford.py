@@ -27,7 +27,7 @@ from torch import Tensor
 
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
-from khot.kernels.bernoulli_count import marked_count_draw
+from khot.kernels.count import marked_count_draw
 from khot.kernels.random_numbers import uniform
 from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
 from khot.kernels.tournament import balance

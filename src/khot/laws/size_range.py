@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from khot._validation import can_look
-from khot.kernels.product_tree.size_range import Totals
+from khot.kernels.count.range_tree import Totals
 from khot.kernels.threshold import solve_threshold
 
 

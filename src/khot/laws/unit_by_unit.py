@@ -17,7 +17,8 @@ from torch.autograd import Function
 from khot._torch_internals import no_view, version_of
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
-from khot.kernels.bernoulli_count import (
+from khot.kernels.call import is_first_derivative, is_plain
+from khot.kernels.count import (
     bernoulli_count,
     bernoulli_count_derivative,
     bernoulli_count_log_prob,
@@ -26,7 +27,6 @@ from khot.kernels.bernoulli_count import (
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
-from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.philox import draw_seed, first_place
 from khot.kernels.registry import DrawOperator
 from khot.kernels.small_numbers import TINY
@@ -37,7 +37,7 @@ ByTree = Callable[..., Tensor]
 
 
 class Solved(NamedTuple):
-    """What is known of rows of logits, numbers without a gradient; see :mod:`khot.kernels.bernoulli_count`."""
+    """What is known of rows of logits, numbers without a gradient; see :mod:`khot.kernels.count`."""
 
     batch_shape: torch.Size
     logits: Tensor  # (R, n) float64

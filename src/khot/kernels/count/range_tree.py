@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..random_numbers import uniform
-from .kept import KeptTree
+from .kept_tree import KeptTree
 from .tree import FFT_NOISE, _shift
 
 
@@ -33,7 +33,7 @@ class Totals(NamedTuple):
 
 
 class RangeTree(KeptTree):
-    """A :class:`~khot.kernels.product_tree.tree.ProductTree` of all totals of a range, likely ones in long rows.
+    """A :class:`~khot.kernels.count.tree.ProductTree` of all totals of a range, likely ones in long rows.
 
     Args:
         leaf: ``(2, n, R)`` float64, the probabilities of 0 and of 1 of every unit.

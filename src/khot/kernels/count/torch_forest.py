@@ -1,4 +1,4 @@
-"""The lowest levels of product trees in plain torch, by :mod:`khot.kernels.product_tree.pairs`: differentiable."""
+"""The lowest levels of product trees in plain torch, by :mod:`khot.kernels.count.pairs`: differentiable."""
 
 import torch
 from torch import Tensor

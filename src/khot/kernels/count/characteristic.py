@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from khot._validation import can_look
-from khot.kernels.product_tree.size_range import Totals
-from khot.kernels.threshold import solve_threshold
+
+from ..threshold import solve_threshold
+from .range_tree import Totals
 
 DEPTH = -math.log(1e-18)  # what nodes leave out is e^-DEPTH
 NODES = 31  # with t >= 0 that are enough whatever the deviation: about 15 + 20 / s, or all of them in rows with s < 5

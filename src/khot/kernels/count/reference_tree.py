@@ -27,7 +27,7 @@ def pair_split(g: Tensor, x: Tensor, start: int) -> Tensor:
 
 
 def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:
-    """The laws of the counts of trees of ``2**levels`` units, see :mod:`khot.kernels.product_tree.forest`.
+    """The laws of the counts of trees of ``2**levels`` units, see :mod:`khot.kernels.count.forest`.
 
     Args:
         leaf: Weights of 0 and 1 of each unit ``(2, n, R)``, float64.

@@ -10,7 +10,7 @@ the leaves x. With cotangents g of them and tangents u of the leaves, three oper
   :math:`\langle u, O \rangle` by g and by x.
 
 Saved for backward: the arguments; the kernel makes the levels again. Derivatives of ``bends`` go through the torch
-version, which defines all of it by :func:`khot.kernels.product_tree.pairs.merge`.
+version, which defines all of it by :func:`khot.kernels.count.pairs.merge`.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ from .tree import ProductTree, _pad_even, _shift
 
 
 class KeptTree(ProductTree):
-    """A :class:`~khot.kernels.product_tree.tree.ProductTree` that remembers the outside of its leaves."""
+    """A :class:`~khot.kernels.count.tree.ProductTree` that remembers the outside of its leaves."""
 
     def __init__(self, leaf: Tensor, k: Tensor, bound: int, wide_root: bool = False) -> None:
         super().__init__(leaf, k, bound, with_forest=False, wide_root=wide_root)

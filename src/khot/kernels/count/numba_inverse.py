@@ -1,4 +1,4 @@
-r"""Newton's method for rows of a few units, in numba; of more, for those where :mod:`.numba_factors` loses digits.
+r"""Newton's method for rows of a few units, in numba; of more, where :mod:`.numba_inverse_nodes` loses digits.
 
 Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
 of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
@@ -21,8 +21,8 @@ from torch import Tensor
 from ..numba_math import LOG
 from ..numba_rows import dot
 from ..numba_tools import kernel, over_rows, per_row
-from . import numba_factors
-from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
+from . import numba_inverse_nodes
+from .numba_balance import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
 
 SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
 STEPS, HALVINGS = 60, 30
@@ -244,7 +244,7 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     log_odds, k = log_odds.contiguous(), k.contiguous()
     if log_odds.shape[-1] <= SHORT:
         return _by_recursion(log_odds, k, goal)
-    logits, errors, left = numba_factors.inclusion_inverse(log_odds, k, goal)
+    logits, errors, left = numba_inverse_nodes.inclusion_inverse(log_odds, k, goal)
     if left and log_odds.shape[-1] <= LONGEST:
         lost = errors.isinf()
         logits[lost], errors[lost] = _by_recursion(log_odds[lost], k[lost], goal)
@@ -264,7 +264,7 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, r
     logits, b, k = logits.contiguous(), b.contiguous(), k.contiguous()
     if logits.shape[-1] <= SHORT:
         return _system_by_recursion(logits, b, k, rounding)
-    v, left = numba_factors.covariance_inverse(logits, b, k, tolerance, rounding)
+    v, left = numba_inverse_nodes.covariance_inverse(logits, b, k, tolerance, rounding)
     if left and logits.shape[-1] <= LONGEST:
         lost = v.isnan().any(-1)
         v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost], rounding)

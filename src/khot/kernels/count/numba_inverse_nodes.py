@@ -1,6 +1,6 @@
 r"""Inverses by the characteristic function of the count, in numba: of rows of any length, without their covariance.
 
-In the notation of :mod:`khot.kernels.numba_characteristic`, a product with the covariance C takes O(n) time a node,
+In the notation of :mod:`.numba_nodes`, a product with the covariance C takes O(n) time a node,
 systems a few of them by conjugate gradients, and Newton's method on the log-odds of :math:`\pi` a few systems. Every
 node is left out that is nothing beside the tolerance. Where terms of these sums take away each other's digits, as in
 rows of hardly any open units, a row is left to others.
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_characteristic import DEPTH, MOST, NODES, choose_nodes
 from ..numba_math import LOG
 from ..numba_rows import dot, total_of
 from ..numba_tools import kernel, over_rows, per_row, summed
-from .numba_tilt import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
+from .numba_balance import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
+from .numba_nodes import DEPTH, MOST, NODES, choose_nodes
 
 SAFETY = 8.0  # by which -log of what is left out exceeds that of the tolerance
 STEPS, CG_STEPS = 12, 100  # usual are 2 to 4, and 3 to 10

@@ -8,7 +8,7 @@ convolution of its two children. From the tree follow
   leaf is the derivative of :math:`P(\text{total} = k)` in ``(q_i, p_i)``;
 * downwards with random numbers, exact draws of all units given that the total is k.
 
-The two operations behind all of it are in :mod:`khot.kernels.product_tree.pairs`; every result is differentiable to any
+The two operations behind all of it are in :mod:`khot.kernels.count.pairs`; every result is differentiable to any
 order.
 
 Counts kept. A node keeps only a window of counts, so that a row of n units costs O(n log² n) at most. Small nodes keep
@@ -19,7 +19,7 @@ after a convolution is the same for all nodes of a level.
 
 Layout: ``(counts, nodes, rows)``; the children of node j, of m, are the nodes j and j + m of the level below. On an
 accelerator the lowest levels, all of them up to 1024 units, are one operation, see
-:mod:`khot.kernels.product_tree.forest`, with neighbours for children and no windows.
+:mod:`khot.kernels.count.forest`, with neighbours for children and no windows.
 """
 
 import math

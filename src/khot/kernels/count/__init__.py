@@ -1,0 +1,216 @@
+r"""The law of a sum of independent Bernoulli units, and of units given their number of ones B.
+
+For logits :math:`\theta` and a count k, units of log-odds :math:`z_i = (\theta_i - a) + b`, with an anchor a and an
+offset b such that k ones are about what is expected. This is the *tilt*: the threshold of the logistic map. Given B = k
+the law of the units does not depend on it, and B = k is likely.
+
+There are three ways to the law of B, which serve rows of different lengths:
+
+=================  ===========================  =====================================================================
+way                time of a row of n units     where it is used, and why
+=================  ===========================  =====================================================================
+characteristic     n times 4 to 32 nodes        loops on a CPU, variance of B of at least ``numba_nodes.LEAST``: a node
+function                                        takes less time than a count of a window, and derivatives need no
+                                                second table; all pairs of units; rows cut over processes
+recursion over     n times the window of B,     loops on a CPU, the rows that are left, where sums over nodes lose
+the units          a few deviations             digits; all draws, which need the law of every first part of a row
+product tree       n log² n                     rows of more than ``LONGEST`` units, from which on a window takes more
+                                                time; plain torch and accelerators; ranges of sizes; derivatives of
+                                                every order
+=================  ===========================  =====================================================================
+
+Operators of units given B = k:
+
+* ``bernoulli_count``: the tilt (a, b), P(B = k), and P(x_i = 1 | B = k) with its complement, each of the two to its
+  own relative accuracy;
+* ``bernoulli_count_derivative``: :math:`J^T g`, J the Jacobian of these probabilities, which is the covariance of x
+  given B = k, or of their log-odds;
+* ``bernoulli_count_log_prob`` and ``bernoulli_count_log_prob_derivative``: of values given B = k;
+* ``bernoulli_count_draw``: exact draws given B = k.
+
+Of draws of which one unit is marked with the weight :math:`|x_i - p_i|`, for Sampford's design, with chances p that
+add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
+
+Of the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
+these log-odds, and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
+Where no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
+
+Of the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
+``forest_outsides`` and ``forest_bends``, the lowest levels of a tree at a time, which is worth while on an accelerator
+only. :mod:`.pairs` and :mod:`.forest` make differentiable functions of them, and :mod:`.tree` the tree.
+
+Logits are float64, of which ``-inf`` and ``inf`` fix a unit; rows where nothing has k ones give NaN.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..registry import Backends, DrawOperator, Operator, only_if
+from . import reference, reference_inverse, reference_marked, reference_tree
+
+LONGEST = 2**14  # units of a row; the product tree is faster from a few times that on
+
+
+_short_rows = only_if(
+    lambda logits, *_: logits.shape[-1] <= LONGEST, f"the product tree is faster for rows of more than {LONGEST} units"
+)
+
+
+bernoulli_count = Operator(
+    "bernoulli_count",
+    reference.bernoulli_count,
+    fake=lambda logits, k: (
+        logits.new_empty(len(logits), 2),
+        logits.new_empty(len(logits), 2),
+        torch.empty_like(logits),
+        torch.empty_like(logits),
+    ),
+    batch=False,
+)
+bernoulli_count.backend("numba", module=".numba_backend", takes=_short_rows)
+
+bernoulli_count_derivative = Operator(
+    "bernoulli_count_derivative",
+    reference.bernoulli_count_derivative,
+    fake=lambda logits, *_: torch.empty_like(logits),
+    batch=False,
+)
+bernoulli_count_derivative.backend("numba", module=".numba_backend", takes=_short_rows)
+
+bernoulli_count_log_prob = Operator(
+    "bernoulli_count_log_prob",
+    reference.bernoulli_count_log_prob,
+    fake=lambda logits, tilt, log_count, value: logits.new_empty(value.shape[:-1]),
+    batch=False,
+)
+bernoulli_count_log_prob.backend("numba", module=".numba_backend")
+
+bernoulli_count_log_prob_derivative = Operator(
+    "bernoulli_count_log_prob_derivative",
+    reference.bernoulli_count_log_prob_derivative,
+    fake=lambda value, g, complement, inclusion: torch.empty_like(inclusion),
+    batch=False,
+)
+bernoulli_count_log_prob_derivative.backend("numba", module=".numba_backend")
+
+bernoulli_count_draw = DrawOperator("bernoulli_count_draw", reference.bernoulli_count_draw)
+bernoulli_count_draw.backend("numba", module=".numba_backend", takes=_short_rows)
+
+marked_count = Operator(
+    "marked_count",
+    reference_marked.marked_count,
+    fake=lambda probs, k, with_slope: (
+        torch.empty_like(probs),
+        probs.new_empty(len(probs)),
+        torch.empty_like(probs),
+    ),
+    batch=False,
+)
+marked_count.backend("numba", module=".numba_marked", takes=_short_rows)
+
+marked_count_log_prob = Operator(
+    "marked_count_log_prob",
+    reference_marked.marked_count_log_prob,
+    fake=lambda balanced, log_total, value: balanced.new_empty(value.shape[:-1]),
+    batch=False,
+)
+marked_count_log_prob.backend("numba", module=".numba_marked")
+
+marked_count_log_prob_derivative = Operator(
+    "marked_count_log_prob_derivative",
+    reference_marked.marked_count_log_prob_derivative,
+    fake=lambda probs, *_: torch.empty_like(probs),
+    batch=False,
+)
+marked_count_log_prob_derivative.backend("numba", module=".numba_marked")
+
+marked_count_draw = DrawOperator("marked_count_draw", reference_marked.marked_count_draw)
+marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
+
+MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
+
+
+_not_too_long = only_if(
+    lambda x, *_: x.shape[-1] <= MOST_FACTORED,
+    f"the factors of rows of more than {MOST_FACTORED} units take too much memory",
+)
+
+
+inclusion_inverse = Operator(
+    "inclusion_inverse",
+    reference_inverse.inclusion_inverse,
+    fake=lambda log_odds, k, goal: (torch.empty_like(log_odds), log_odds.new_empty(len(log_odds))),
+    batch=False,
+)
+inclusion_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
+
+covariance_inverse = Operator(
+    "covariance_inverse",
+    reference_inverse.covariance_inverse,
+    fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
+    batch=False,
+)
+covariance_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
+
+FOREST_LEVELS = 10  # of trees that a program holds
+TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster
+
+
+def roots_shape(leaf: Tensor, bound: int, levels: int) -> tuple[int, int, int]:
+    """Of what the trees of ``2**levels`` of the leaves ``(2, n, R)`` have for roots."""
+    n, rows = leaf.shape[1:]
+    return (1 if n <= 2**levels else min(2**levels, bound) + 1), -(-n // 2**levels), rows
+
+
+def _narrow(x: Tensor) -> str | None:
+    if x.dtype != torch.float64:
+        return "its kernels are for float64"
+    return None if x.shape[0] <= TRITON_WIDTH else f"the FFT is faster for children wider than {TRITON_WIDTH}"
+
+
+def _like_bends(leaf: Tensor, u: Tensor, g: Tensor, k: Tensor, bound: int, levels: int, with_roots: bool) -> Any:
+    return leaf.new_empty(roots_shape(leaf, bound, levels) if with_roots else 0), torch.empty_like(leaf)
+
+
+pair_merge = Operator(
+    "pair_merge",
+    reference_tree.pair_merge,
+    fake=lambda x, start, length: x.new_empty(length, *x.shape[2:]),
+    batch=False,
+)
+pair_merge.backend("triton", module=".triton_pairs", takes=lambda x, *_: _narrow(x))
+pair_merge.backend("torch", module=".torch_pairs")
+
+pair_split = Operator(
+    "pair_split",
+    reference_tree.pair_split,
+    fake=lambda g, x, start: torch.empty_like(x, memory_format=torch.contiguous_format),
+    batch=False,
+)
+pair_split.backend("triton", module=".triton_pairs", takes=lambda g, x, start: _narrow(x))
+pair_split.backend("torch", module=".torch_pairs")
+
+forest_roots = Operator(
+    "forest_roots",
+    reference_tree.forest_roots,
+    fake=lambda leaf, k, bound, levels: leaf.new_empty(roots_shape(leaf, bound, levels)),
+    batch=False,
+)
+forest_roots.backend("triton", module=".triton_forest")
+forest_roots.backend("torch", module=".torch_forest")
+
+forest_outsides = Operator(
+    "forest_outsides", reference_tree.forest_outsides, fake=lambda leaf, *_: torch.empty_like(leaf), batch=False
+)
+forest_outsides.backend("triton", module=".triton_forest")
+forest_outsides.backend("torch", module=".torch_forest")
+
+forest_bends = Operator("forest_bends", reference_tree.forest_bends, fake=_like_bends, batch=False)
+forest_bends.backend("triton", module=".triton_forest")
+forest_bends.backend("torch", module=".torch_forest")
+
+# Draws of the units of whole trees, given how many each has; without it a tree draws level by level.
+forest_draw = Backends(__name__, "launch_draw")
+forest_draw.backend("triton", module=".triton_draw")
