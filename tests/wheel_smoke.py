@@ -14,9 +14,7 @@ def main() -> None:
     assert Path(khot.__file__).is_relative_to(sys.prefix), f"{khot.__file__} is not the installed one"
     assert khot.__version__ == metadata.version("khot")
     assert (Path(khot.__file__).parent / "py.typed").is_file()
-    assert not [name for name in ("sklearn", "pytest") if importlib.util.find_spec(name)], (
-        "this is no empty place"
-    )
+    assert not [name for name in ("sklearn", "pytest") if importlib.util.find_spec(name)], "this is no empty place"
 
     scores = torch.linspace(-1, 1, 10, requires_grad=True)
     assert abs(khot.sigmoid_topk(scores, 3).sum().item() - 3) < 1e-6
