@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from khot.kernels import noises, order_draw
+from khot.kernels.order_sampling import EXACT, SINGLE
 from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
@@ -256,3 +257,19 @@ def test_ranks_are_positive_finite_and_distinct(noise):
     assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
     equal = order_draw.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
     assert len(equal.unique()) == 10**6
+
+
+@every_noise
+@pytest.mark.parametrize("depth", [SINGLE, EXACT])
+def test_loops_and_torch_agree(noise, depth):
+    """Ordinary rows, and one so wide that a loop leaves it to torch."""
+    theta = torch.cat((random_positions(2, 9), 500.0 * random_positions(1, 9))).requires_grad_()
+    k, vector = torch.tensor([3, 4, 5]), random_positions(9)
+    expected, found = (
+        kernel._inclusion_in_torch(theta, k, noise.name),
+        kernel.inclusion_probabilities(noise, theta, k, depth),
+    )
+    tolerance = 20 * math.exp(-depth) + 1e-12
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    gradients = [torch.autograd.grad(y @ vector, theta, torch.ones(3).double())[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=10 * tolerance)
