@@ -92,7 +92,7 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
 
 
 @per_row
-def _descend_along(
+def descend_along(
     p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
 ):
     """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
@@ -144,7 +144,7 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
         rest, bent_rest = with_rows(rest, 2, stride), with_rows(bent_rest, 2, stride)
         minus_t = -t
         climb_along(p, q, t, minus_t, k[r], first, last, length, stride, table, bent, marks, bent_marks)
-        _descend_along(
+        descend_along(
             p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
         )
     return 0

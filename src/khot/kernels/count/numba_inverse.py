@@ -1,278 +1,481 @@
-r"""Newton's method for rows of a few units, in numba; of more, where :mod:`.numba_inverse_nodes` loses digits.
+r"""From inclusion probabilities to the law of units given their count, a row at a time, in numba.
 
-Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
-of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
+With z the log-odds of independent units, p and q their chances of one and of zero, the log-odds of inclusion given
+B = k are
 
-.. math:: P(B = k \mid x_i = 1) = \sum_c F_i(c)\, G_{i+1}(c + 1), \qquad
-    -C_{ij} = p_i q_i p_j q_j \frac{P_{10} P_{01} - P_{11} P_{00}}{P(B = k)^2}
+.. math:: a_i = z_i + \log \frac{P(B_{-i} = k - 1)}{P(B_{-i} = k)}
 
-where :math:`P_{ab}` is the chance of B = k given the values of the two units. All of it is sums of positive numbers but
-for one difference. The covariance C is the Laplacian of a graph with the weights :math:`-C_{ij} \ge 0`, and systems
-with it are solved by taking out one unit after the other, which lays new edges between its neighbours: positive numbers
-again, so that no digits are lost where units hardly know of each other, however rare.
+where :math:`B_{-i}` counts the others. That is nearly normal if its variance is not small, and Edgeworth's series makes
+an explicit map z = M(a) of it, off by the third power of 1 / variance. So the iteration :math:`a \leftarrow a + r`,
+r what the exact log-odds of inclusion of M(a) lack, ends after a few evaluations. (A start at the logits of another
+known law, such as that of a draw, is no better than M.) Where it gains little, as in rows of few open units, Newton's
+method follows: systems in the covariance C given B = k by conjugate gradients, whose products take as long as an
+evaluation. All of it stands on :mod:`.numba_row`. Rows that are not solved are left to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
+
+import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import LOG
-from ..numba_rows import dot
-from ..numba_tools import kernel, over_rows, per_row
-from . import numba_inverse_nodes
-from .numba_balance import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
+from ..numba_math import EXP, LOG
+from ..numba_rows import dot, total_of
+from ..numba_tools import kernel, over_rows, per_row, summed
+from .numba_row import count_law, probabilities, times_covariance, workplace
 
-SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
-STEPS, HALVINGS = 60, 30
+ACCEPTED = 1e-11  # as in laws.inverse_newton: where rounding ends the progress
+CLOSE = 0.2  # of an expected count to k: then windows and nodes are where they should be
+EPS, LARGEST = np.finfo(np.float64).eps, np.finfo(np.float64).max
+FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
+TILT_STEPS, STEPS, HALVINGS, CG_STEPS = 100, 60, 30, 100  # usual are 1, 2 to 6, none, and 3 to 10
+FAST = 0.1  # an iteration that gains less gives way to Newton's method
+SPREAD = 2.0  # variance of the count from which on Edgeworth's series is better than its first term
+FORCING = 0.1  # accuracy of a step, relative to the error before it or to that wanted after it
+SMALL, NEGLIGIBLE = 1e-3, 1e-20  # parts of the variance, as in laws.inverse_newton
 MARGIN = 1e3  # by which a predicted error has to be small enough
+NODE_WORK = 64  # steps of work a unit, about
 
-log = LOG[np.float64]
+exp, log = EXP[np.float64], LOG[np.float64]
+
+
+# ---- Rows and their open units
 
 
 @per_row
-def _arrange(units, z, k):
-    """Puts the smallest entry last, and counts zeros if they are fewer; returns their number and -1 then, else k and 1.
+def _gather(x, k, farthest, units, z):
+    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
+    m, left = 0, k
+    for i in range(x.shape[0]):
+        if x[i] > farthest:
+            left -= 1
+        elif x[i] >= -farthest:
+            units[m], z[m] = i, x[i]
+            m += 1
+    return m, left
 
-    The entries are log-odds of what is counted, about k of which are expected to be ones. The last unit is where the
-    rounding of all others ends up, which is too much for a rare one.
+
+@summed
+def _chances(z, p, q):
+    """Writes the chances of one and of zero; returns the sums of the rare ones and zeros, of likely ones, of pq."""
+    few_ones = few_zeros = variance = 0.0
+    likely = 0
+    for i in range(z.shape[0]):
+        e = exp(-abs(z[i]))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        above = z[i] > 0
+        p[i], q[i] = s if above else few, few if above else s
+        few_zeros += few if above else 0.0
+        few_ones += 0.0 if above else few
+        likely += above
+        variance += few * s
+    return few_ones, few_zeros, likely, variance
+
+
+@per_row
+def _balance(z, k, p, q, close, rounding):
+    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
+
+    The result is the variance of the count.
     """
-    m, last = z.shape[0], 0
-    for i in range(m):
-        if abs(z[i]) < abs(z[last]):
-            last = i
-    units[last], units[m - 1] = units[m - 1], units[last]
-    z[last], z[m - 1] = z[m - 1], z[last]
-    if 2 * k <= m:
-        return k, 1.0
-    for i in range(m):
-        z[i] = -z[i]
-    return m - k, -1.0
+    m, done = z.shape[0], 0.0
+    low, high = -np.inf, np.inf
+    variance = 0.0
+    for _ in range(TILT_STEPS):
+        few_ones, few_zeros, likely, variance = _chances(z, p, q)
+        excess = few_ones - few_zeros + (likely - k)  # no difference of large numbers
+        if abs(excess) <= max(close, rounding * (few_ones + few_zeros)):
+            break
+        if low == -np.inf:
+            lowest = highest = z[0]
+            for i in range(m):
+                lowest, highest = min(lowest, z[i]), max(highest, z[i])
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+        if excess > 0:
+            high = done
+        else:
+            low = done
+        shift = done - excess / variance
+        if not low < shift < high:
+            shift = (low + high) / 2
+        if shift == done:
+            break
+        for i in range(m):
+            z[i] += shift - done
+        done = shift
+    return variance
+
+
+# ---- The explicit map
+
+
+@summed
+def _first_term(aim, p, q, variance, z):
+    for i in range(aim.shape[0]):
+        z[i] = aim[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
+
+
+@summed
+def _cumulants(p, q, shift):
+    """Shifts the chances; returns the second, third and fourth cumulant of the count."""
+    second = third = fourth = 0.0
+    for i in range(p.shape[0]):
+        change = p[i] * q[i] * shift
+        p[i], q[i] = p[i] + change, q[i] - change
+        spread = p[i] * q[i]
+        second += spread
+        third += spread * (q[i] - p[i])
+        fourth += spread * (1 - 6 * spread)
+    return second, third, fourth
+
+
+@summed
+def _two_terms(aim, p, q, second, third, fourth, z):
+    of_lean = fourth / (4 * second**3) - third * third / (2 * second**4)
+    of_spread = third / (2 * second**3)
+    for i in range(aim.shape[0]):
+        lean, spread = q[i] - p[i], p[i] * q[i]
+        others = 1 / (second - spread)
+        z[i] = aim[i] + lean * (0.5 * others + of_lean) - 0.5 * (third - spread * lean) * others * others
+        z[i] -= of_spread * spread
 
 
 @per_row
-def _evaluate(p, q, k, first, rest, zero, one):
-    """Fills the tables F and G and writes P(B = k | x_i = 0) and P(B = k | x_i = 1); returns P(B = k)."""
-    m = p.shape[0]
-    first[0, : k + 1], rest[m, : k + 2] = 0.0, 0.0
-    first[0, 0] = rest[m, k] = 1.0
-    for i in range(m):
-        first[i + 1, 0] = q[i] * first[i, 0]
-        for c in range(1, k + 1):
-            first[i + 1, c] = q[i] * first[i, c] + p[i] * first[i, c - 1]
-    for i in range(m - 1, -1, -1):
-        out = included = 0.0
-        for c in range(k + 1):
-            out += first[i, c] * rest[i + 1, c]
-            included += first[i, c] * rest[i + 1, c + 1]
-            rest[i, c] = q[i] * rest[i + 1, c] + p[i] * rest[i + 1, c + 1]
-        rest[i, k + 1] = 0.0
-        zero[i], one[i] = out, included
-    return rest[0, 0]
+def _guess(aim, k, p, q, z):
+    """Writes M(aim)."""
+    few_ones, few_zeros, likely, variance = _chances(aim, p, q)
+    _first_term(aim, p, q, variance, z)
+    if variance >= SPREAD:
+        few_ones, few_zeros, likely, variance = _chances(z, p, q)
+        second, third, fourth = _cumulants(p, q, (few_zeros - few_ones + (k - likely)) / variance)
+        _two_terms(aim, p, q, second, third, fourth, z)
+
+
+# ---- Systems in the covariance
+
+
+@summed
+def _precondition(residual, inverse, total, out):
+    """Writes D^{-1} r, less its mean weighted by D, which is the mean of r; returns the product of the two."""
+    mean = size = 0.0
+    for i in range(residual.shape[0]):
+        mean += residual[i]
+    mean /= total
+    for i in range(residual.shape[0]):
+        out[i] = residual[i] * inverse[i] - mean
+        size += residual[i] * out[i]
+    return size
+
+
+@summed
+def _descend(step, direction, along, v, residual):
+    for i in range(v.shape[0]):
+        v[i] += step * direction[i]
+        residual[i] -= step * along[i]
+
+
+@summed
+def _redirect(share, z, direction):
+    for i in range(z.shape[0]):
+        direction[i] = z[i] + share * direction[i]
+
+
+@summed
+def _prepare(variance, spread, inverse, direction):
+    """Writes the inverse of D, 0 for units that no others depend on."""
+    for i in range(variance.shape[0]):
+        common = 1.0 if variance[i] > NEGLIGIBLE * spread else 0.0
+        inverse[i], direction[i] = common / (variance[i] * (1 + variance[i] / spread)), 0.0
 
 
 @per_row
-def _edges(p, q, k, first, rest, total, without, having, weights):
-    """Writes -C_ij for i < j."""
-    m = p.shape[0]
-    for i in range(m - 1):
-        having[0] = 0.0
-        for c in range(k + 1):
-            without[c], having[c + 1] = first[i, c], first[i, c]
-        spread = p[i] * q[i] / total / total
-        for j in range(i + 1, m):
-            p00 = p01 = p10 = p11 = 0.0
-            for c in range(k + 1):
-                more, same = rest[j + 1, c + 1], rest[j + 1, c]
-                p00 += without[c] * same
-                p01 += without[c] * more
-                p10 += having[c] * same
-                p11 += having[c] * more
-            weights[i, j] = max(p10 * p01 - p11 * p00, 0.0) * spread * p[j] * q[j]
-            for c in range(k, 0, -1):
-                without[c] = q[j] * without[c] + p[j] * without[c - 1]
-                having[c] = q[j] * having[c] + p[j] * having[c - 1]
-            without[0] *= q[j]
-            having[0] *= q[j]
+def _product(p, q, v, k, law, work, t, out):
+    """C v."""
+    for i in range(v.shape[0]):
+        t[i] = p[i] * q[i] * v[i]
+    times_covariance(p, q, t, k, law, work, out)
 
 
 @per_row
-def _eliminate(weights, m):
-    """Takes the units out one by one: what they leave to each other, and on the diagonal the sums of the weights."""
-    for i in range(m - 1):
-        degree = 0.0
-        for j in range(i + 1, m):
-            degree += weights[i, j]
-        weights[i, i] = degree
-        for j in range(i + 1, m):
-            share = weights[i, j] / degree
-            for other in range(j + 1, m):
-                weights[j, other] += share * weights[i, other]
+def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
+    """Starts with v of the units of small variance, if a norm would see nothing else, and passes on what they have."""
+    few = many = 0.0
+    for i in range(v.shape[0]):
+        v[i] = residual[i] / variance[i]
+        if variance[i] > SMALL * spread:
+            many += residual[i] * v[i]
+            v[i] = 0.0
+        else:
+            few += residual[i] * v[i]
+    if not few > many:
+        v[:] = 0.0
+        return
+    _product(p, q, v, k, law, work, t, along)
+    excess = 0.0  # of the sum over 0, which no v can take away
+    for i in range(v.shape[0]):
+        residual[i] -= along[i]
+        excess += residual[i]
+    for i in range(v.shape[0]):
+        residual[i] -= excess / spread * variance[i]
 
 
 @per_row
-def _substitute(weights, b, v):
-    """v with C v = b, the last one 0, from what :func:`_eliminate` has left; b is used up."""
-    m = b.shape[0]
-    for i in range(m - 1):
-        share = b[i] / weights[i, i]
-        for j in range(i + 1, m):
-            b[j] += share * weights[i, j]
-    v[m - 1] = 0.0
-    for i in range(m - 2, -1, -1):
-        total = b[i]
-        for j in range(i + 1, m):
-            total += weights[i, j] * v[j]
-        v[i] = total / weights[i, i]
+def _solve(p, q, k, law, work, tolerance, residual, v, variance, space):
+    """Adds to v what solves C v = residual, up to a constant; whether it has been found.
+
+    Off its diagonal C is nearly that of -v v^T / sum v, v the variances: with that on the diagonal, too, it would be
+    D (1 + v / sum v) less a matrix of rank one, which takes care of constants. So this D is the preconditioner. Units
+    of negligible variance have their part afterwards.
+    """
+    inverse, z, direction, along, t = space[0], space[1], space[2], space[3], space[4]
+    spread = total_of(variance)
+    total = spread + dot(variance, variance) / spread
+    _prepare(variance, spread, inverse, direction)
+    size = _precondition(residual, inverse, total, z)
+    _redirect(0.0, z, direction)
+    goal = tolerance * tolerance * size
+    for _ in range(CG_STEPS):
+        if not size > goal:
+            for i in range(v.shape[0]):
+                v[i] += z[i] if inverse[i] > 0 else residual[i] / variance[i]
+            return size == size
+        _product(p, q, direction, k, law, work, t, along)
+        _descend(size / dot(direction, along), direction, along, v, residual)
+        previous, size = size, _precondition(residual, inverse, total, z)
+        _redirect(size / previous, z, direction)
+    return False
+
+
+# ---- The inverse
+
+
+@summed
+def _compare(target, complement, inclusion, right, variance):
+    """Writes what the log-odds of inclusion lack, and pi (1 - pi); returns the largest lack, and the mean of it."""
+    error = weight = mean = 0.0
+    for i in range(target.shape[0]):
+        lack = target[i] - log(inclusion[i] / complement[i])
+        right[i], variance[i] = lack, inclusion[i] * complement[i]
+        error = max(error, abs(lack))
+        weight += variance[i]
+        mean += variance[i] * lack
+    return error, mean / weight
+
+
+@summed
+def _largest(x):
+    found = 0.0
+    for i in range(x.shape[0]):
+        found = max(found, abs(x[i]))
+    return found
 
 
 @per_row
-def _compare(target, z, p, q, zero, one, total, right, variance):
-    """Writes what the log-odds given B = k lack, and pi (1 - pi).
+def _newton_step(p, q, k, law, work, tolerance, mean, found, space, v):
+    """Writes the step of z that makes up for what the log-odds of inclusion lack; whether it has been found."""
+    right, variance = found[0], found[1]
+    for i in range(v.shape[0]):
+        space[5, i], v[i] = variance[i] * (right[i] - mean), 0.0
+    return _solve(p, q, k, law, work, tolerance, space[5], v, variance, space)
+
+
+@per_row
+def _search(target, k, goal, rows, found, space, work):
+    """Writes the z whose log-odds given B = k are the target, with their chances.
 
     Returns:
-        The largest of what they lack, relative to the largest of z, and its mean weighted by pi (1 - pi).
+        The error, infinite where it is not found; and the law of the count at z, if ``is_known``.
     """
-    error = largest = weight = mean = 0.0
-    for i in range(target.shape[0]):
-        right[i] = target[i] - (z[i] + log(one[i] / zero[i]))
-        error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
-        variance[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)
-        weight += variance[i]
-        mean += variance[i] * right[i]
-    return error / (1 + largest), mean / weight
-
-
-@per_row
-def _mix(a, x, b, y, out):
-    for i in range(out.shape[0]):
-        out[i] = a * x[i] + b * y[i]
-
-
-@per_row
-def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
-    """Writes the z whose log-odds given B = k are the target; returns the error."""
-    variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
-    guess(target, p, q, variance, z)
-    last, halvings = np.inf, 0
+    aim, z, old, p, q, complement, inclusion = rows
+    right, step = found[0], space[6]
+    _balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
+    aim[:] = target
+    _guess(aim, k, p, q, z)
+    last, halvings, maps, size = np.inf, 0, True, 1 + _largest(target)
     for _ in range(STEPS):
-        balance(z, k, p, q, CLOSE, 0.0)
-        total = _evaluate(p, q, k, first, rest, zero, one)
-        if not total > 0:
-            return np.inf
-        error, mean = _compare(target, z, p, q, zero, one, total, right, step)
+        _balance(z, k, p, q, CLOSE, 0.0)
+        law = count_law(p, q, k, work)
+        probabilities(p, q, law, work, complement, inclusion)
+        error, mean = _compare(target, complement, inclusion, right, found[1])
+        error /= size
         if error <= goal:
-            return error
-        if not error < last:
-            _mix(0.5, z, 0.5, old, z)
-            halvings += 1
-            if last > ACCEPTED and halvings <= HALVINGS:
-                continue
-            _mix(0.0, z, 1.0, old, z)
-            return last
-        for i in range(target.shape[0]):
-            right[i] = step[i] * (right[i] - mean)
-        _mix(0.0, z, 1.0, z, old)
+            return error, law, True
         gain = error / last
-        linear, quadratic = gain * error * MARGIN <= goal, gain * gain * error * MARGIN <= goal
-        known = last < np.inf
-        if not (known and linear):  # else the matrix of the last step will do
-            _edges(p, q, k, first, rest, total, without, having, weights)
-            _eliminate(weights, target.shape[0])
-        _substitute(weights, right, step)
-        _mix(1.0, z, 1.0, step, z)
-        if known and quadratic:
-            return goal
+        if maps and gain > FAST and last < np.inf:
+            maps, last = False, np.inf  # Newton's method, from here
+        if maps:
+            for i in range(z.shape[0]):
+                aim[i] += right[i] - mean
+            _guess(aim, k, p, q, z)
+            if last < np.inf and gain * error * MARGIN <= goal:
+                return goal, law, False
+            last = error
+            continue
+        if not error < last:
+            halvings += 1
+            if not error == error or halvings > HALVINGS or last <= ACCEPTED:
+                if last <= ACCEPTED:
+                    z[:] = old
+                return last if last <= ACCEPTED else np.inf, law, False
+            for i in range(z.shape[0]):
+                z[i] = 0.5 * (z[i] + old[i])
+            continue
+        old[:] = z
+        tolerance = max(FORCING * min(error, FORCING), FORCING * goal / error)
+        if not _newton_step(p, q, k, law, work, tolerance, mean, found, space, step):
+            return np.inf, law, False
+        for i in range(z.shape[0]):
+            z[i] += step[i]
+        if last < np.inf and gain * gain * error * MARGIN <= goal:
+            return goal, law, False
         last, halvings = error, 0
-    return np.inf
+    return np.inf, law, False
+
+
+@per_row
+def _settle(log_odds, k, units, target, logits):
+    """Writes the logits of units that k or their log-odds leave no choice, and gathers the others in ``target``.
+
+    Returns how many these are, how many of them are ones, and the error so far: NaN if there is a NaN.
+    """
+    m, left = _gather(log_odds, k, FARTHEST, units, target)
+    certain, error = np.inf if left > 0 else -np.inf, 0.0  # what the others are, if k leaves them no choice
+    for i in range(log_odds.shape[0]):
+        x = log_odds[i]
+        logits[i] = certain if abs(x) <= FARTHEST else x * np.inf
+        if x != x:
+            error = np.nan
+    return m, left, error
+
+
+@per_row
+def _rows_of(space, m):
+    return (
+        space[0, :m], space[1, :m], space[2, :m], space[3, :m], space[4, :m], space[5, :m], space[6, :m],
+    )  # fmt: skip
 
 
 @kernel
 def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
-    n = log_odds.shape[1]
-    units = np.empty(n, np.int64)
-    target, z, old, step, p, q, zero, one, right = np.empty((9, n))
-    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
-    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    n, lost = log_odds.shape[1], 0
+    units, target, rows = np.empty(n, np.int64), np.empty(n), np.empty((7, n))
+    found, space, work = np.empty((2, n)), np.empty((7, n)), workplace(n)
     for r in range(begin, end):
-        m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
+        m, left, errors[r] = _settle(log_odds[r], k[r], units, target, logits[r])
         if errors[r] != 0 or not 0 < left < m:
             continue
-        left, sign = _arrange(units[:m], target[:m], left)
-        errors[r] = _newton(
-            target[:m], left, goal, z[:m], old[:m], step[:m], p[:m], q[:m], zero, one, right[:m],
-            first, rest, without, having, weights,
-        )  # fmt: skip
-        mean = z[:m].mean()
+        errors[r], _, _ = _search(
+            target[:m], left, goal, _rows_of(rows, m), found[:, :m], space[:, :m], work
+        )
+        mean = rows[1, :m].mean()
         for i in range(m):
-            logits[r, units[i]] = sign * (z[i] - mean)
+            logits[r, units[i]] = rows[1, i] - mean
         if not np.isfinite(mean):
             errors[r] = np.inf
-    return 0
+        lost += errors[r] == np.inf
+    return lost
 
 
 @kernel
-def _covariance_rows(begin, end, logits, b, k, rounding, result):
-    n = logits.shape[1]
-    units = np.empty(n, np.int64)
-    z, p, q, zero, one, right, v, variance = np.empty((8, n))
-    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
-    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+def _product_rows(begin, end, log_odds, k, g, goal, product, errors):
+    n, lost = log_odds.shape[1], 0
+    units, target, rows = np.empty(n, np.int64), np.empty(n), np.empty((7, n))
+    found, space, work = np.empty((2, n)), np.empty((7, n)), workplace(n)
+    for r in range(begin, end):
+        m, left, errors[r] = _settle(log_odds[r], k[r], units, target, product[r])
+        product[r, :] = 0.0
+        if errors[r] != 0 or not 0 < left < m:
+            continue
+        errors[r], law, is_known = _search(
+            target[:m], left, goal, _rows_of(rows, m), found[:, :m], space[:, :m], work
+        )
+        z, p, q, v = rows[1, :m], rows[3, :m], rows[4, :m], space[0, :m]
+        if not is_known:
+            _balance(z, left, p, q, CLOSE, 0.0)
+            law = count_law(p, q, left, work)
+        mean = weight = 0.0  # constants change nothing, but take digits
+        for i in range(m):
+            v[i] = g[r, units[i]]
+            mean += p[i] * q[i] * v[i]
+            weight += p[i] * q[i]
+        for i in range(m):
+            v[i] -= mean / weight
+        _product(p, q, v, left, law, work, space[1, :m], space[2, :m])
+        for i in range(m):
+            product[r, units[i]] = space[2, i]
+        lost += errors[r] == np.inf
+    return lost
+
+
+@summed
+def _take_off(b, variance, rounding):
+    """Makes the sum of b 0: in proportion to the variances if it is rounding, else evenly; returns their sum.
+
+    Its rounding is ``rounding``, relative to the sum of sizes.
+    """
+    excess = size = spread = 0.0
+    for i in range(b.shape[0]):
+        excess += b[i]
+        size += abs(b[i])
+        spread += variance[i]
+    if abs(excess) > rounding * size:
+        mean, excess = excess / b.shape[0], 0.0
+        for i in range(b.shape[0]):
+            b[i] -= mean
+            excess += b[i]
+    for i in range(b.shape[0]):
+        b[i] -= excess / spread * variance[i]
+    return spread
+
+
+@kernel
+def _covariance_rows(begin, end, logits, b, k, tolerance, rounding, result):
+    n, lost = logits.shape[1], 0
+    units, rows, space, work = np.empty(n, np.int64), np.empty((7, n)), np.empty((7, n)), workplace(n)
     for r in range(begin, end):
         result[r, :] = 0.0
-        m, left = gather(logits[r], k[r], LARGEST, units, z)
-        if m == 0:
+        m, left = _gather(logits[r], k[r], LARGEST, units, rows[0])
+        if not 0 < left < m:
             continue
-        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
-        left, _ = _arrange(units[:m], z[:m], left)
-        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
-        total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
+        z, right, variance, p, q, complement, inclusion = _rows_of(rows, m)
+        v = space[5, :m]
+        _balance(z, left, p, q, CLOSE, 0.0)
+        law = count_law(p, q, left, work)
+        probabilities(p, q, law, work, complement, inclusion)
         for i in range(m):
-            right[i], variance[i] = b[r, units[i]], (p[i] * one[i] / total) * (q[i] * zero[i] / total)
-        spread = take_off(right[:m], variance[:m], rounding)
-        _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
-        _eliminate(weights, m)
-        _substitute(weights, right[:m], v[:m])
-        mean = dot(variance[:m], v[:m]) / spread
+            right[i], variance[i] = b[r, units[i]], complement[i] * inclusion[i]
+        spread = _take_off(right, variance, rounding)
+        _pass_on(p, q, left, law, work, spread, right, v, variance, space[4, :m], space[3, :m])
+        is_solved = _solve(p, q, left, law, work, tolerance, right, v, variance, space[:, :m])
+        mean = dot(variance, v) / spread
         for i in range(m):
-            result[r, units[i]] = v[i] - mean
-    return 0
+            result[r, units[i]] = v[i] - mean if is_solved else np.nan
+        lost += not is_solved
+    return lost
+
+
+# ---- The operators
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    log_odds, k = log_odds.contiguous(), k.contiguous()
-    if log_odds.shape[-1] <= SHORT:
-        return _by_recursion(log_odds, k, goal)
-    logits, errors, left = numba_inverse_nodes.inclusion_inverse(log_odds, k, goal)
-    if left and log_odds.shape[-1] <= LONGEST:
-        lost = errors.isinf()
-        logits[lost], errors[lost] = _by_recursion(log_odds[lost], k[lost], goal)
+    logits, errors = torch.empty_like(log_odds, memory_format=torch.contiguous_format), log_odds.new_empty(len(k))
+    given = (x.contiguous().numpy() for x in (log_odds, k))
+    over_rows(_inverse_rows, len(k), logits.numel() * NODE_WORK, *given, goal, logits.numpy(), errors.numpy())
     return logits, errors
 
 
-def _by_recursion(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    rows, n = log_odds.shape
-    logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
-    over_rows(
-        _inverse_rows, rows, rows * n**3, *(x.numpy() for x in (log_odds, k)), goal, logits.numpy(), errors.numpy()
-    )
-    return logits, errors
+def inclusion_covariance(log_odds: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    product, errors = torch.empty_like(g, memory_format=torch.contiguous_format), g.new_empty(len(k))
+    given = (x.contiguous().numpy() for x in (log_odds, k, g))
+    over_rows(_product_rows, len(k), g.numel() * NODE_WORK, *given, goal, product.numpy(), errors.numpy())
+    return product, errors
 
 
 def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
-    logits, b, k = logits.contiguous(), b.contiguous(), k.contiguous()
-    if logits.shape[-1] <= SHORT:
-        return _system_by_recursion(logits, b, k, rounding)
-    v, left = numba_inverse_nodes.covariance_inverse(logits, b, k, tolerance, rounding)
-    if left and logits.shape[-1] <= LONGEST:
-        lost = v.isnan().any(-1)
-        v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost], rounding)
-    return v
-
-
-def _system_by_recursion(logits: Tensor, b: Tensor, k: Tensor, rounding: float) -> Tensor:
-    v = torch.empty_like(logits)
-    arguments = (x.numpy() for x in (logits, b, k))
-    over_rows(_covariance_rows, len(v), v.numel() * v.shape[-1] ** 2, *arguments, rounding, v.numpy())
+    v = torch.empty_like(b, memory_format=torch.contiguous_format)
+    given = (x.contiguous().numpy() for x in (logits, b, k))
+    over_rows(_covariance_rows, len(k), b.numel() * NODE_WORK, *given, tolerance, rounding, v.numpy())
     return v
