@@ -3,14 +3,17 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..numba_rows import total_of
 from ..numba_tools import kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
+from ..threshold import threshold
+from . import numba_series
 from .numba_nodes import covariance_times, given_count, law_of_count, room
 from .numba_recursion import (
     ONE,
@@ -18,6 +21,7 @@ from .numba_recursion import (
     begin,
     chances,
     climb_along,
+    clip_rare,
     copy_row,
     descend,
     fill,
@@ -27,50 +31,82 @@ from .numba_recursion import (
     plan,
     products,
     shift_of,
+    tilted,
     width_of,
     with_rows,
 )
-from .numba_tilt import solve_tilt, tilted
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
 ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
 DRAWS_A_TASK = 64
+CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window of a recursion is sure below 1/2
+SURE = 1e-3  # P(B = k) from which on fates that are rarer than all that is left out do not count
+FAR = 200.0  # e^-100 is nothing beside 1
+LOGISTIC_MASK = "logistic", "mask", "temperature"
+
+
+def with_tilts(loop: Callable[[Tensor, Tensor, Tensor, float], bool], logits: Tensor, k: Tensor) -> None:
+    """Calls a loop of rows, tilts ``(R, 2)`` and how far the expected number of ones may be from k.
+
+    It tells whether it has left rows, whose tilts it has made NaN. A tilt takes few digits: those of float32 logits
+    will do, except for rows of large numbers.
+    """
+    tilts = _tilts(logits.float(), k)
+    if loop(logits, k, tilts, CLOSE_MEAN):
+        tilts.copy_(_tilts(logits, k))
+        loop(logits, k, tilts, np.inf)
+
+
+def _tilts(logits: Tensor, k: Tensor) -> Tensor:
+    """The thresholds of the rows, as anchor and offset, without what is nothing beside 1."""
+    anchor, offset = threshold(logits, k.double(), torch.ones_like(k, dtype=torch.float64), *LOGISTIC_MASK, False)
+    return torch.stack((anchor, (-offset).clamp(-FAR, FAR)), -1)
+
+
+@per_row
+def is_tilted(p, k, close):
+    return abs(total_of(p) - k) <= close
 
 
 @kernel
-def _solve_rows(from_row, to_row, theta, k, tilts, log_count, complement, inclusion):
-    n = theta.shape[1]
+def _solve_rows(from_row, to_row, theta, k, tilts, close, log_count, complement, inclusion):
+    n, left = theta.shape[1], 0
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
-    at = room()
+    at, series = room(), numba_series.room()
     for r in range(from_row, to_row):
-        anchor, offset = solve_tilt(theta[r], k[r])
-        tilts[r, 0], tilts[r, 1] = anchor, offset
-        if not abs(offset) < np.inf:
+        log_count[r, 1] = chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+        if not is_tilted(p, k[r], close):
             log_count[r, 0] = log_count[r, 1] = np.nan
             complement[r, :] = inclusion[r, :] = np.nan
+            left += 1
             continue
-        log_count[r, 1] = chances(theta[r], anchor, offset, p, q)
-        nodes, chance = law_of_count(p, q, k[r], at)
+        nodes, terms, chance = law_of_count(p, q, k[r], at, series)
         if nodes:
             log_count[r, 0] = math.log(chance)
-            given_count(p, q, nodes, at, complement[r], inclusion[r])
+            given_count(p, q, nodes, terms, at, series, complement[r], inclusion[r])
             continue
         chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         log_count[r, 0] = math.log(chance)
         rest = with_rows(rest, 2, stride)
         descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
-    return 0
+    return left
 
 
 def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, n = logits.shape
-    tilts, log_count = logits.new_empty(rows, 2), logits.new_empty(rows, 2)
-    complement, inclusion = torch.empty_like(logits), torch.empty_like(logits)
-    arguments = (x.numpy() for x in (logits, k, tilts, log_count, complement, inclusion))
-    over_rows(_solve_rows, rows, rows * n * 16, *arguments)
-    return tilts, log_count, complement, inclusion
+    log_count, complement, inclusion = logits.new_empty(rows, 2), torch.empty_like(logits), torch.empty_like(logits)
+    results = [x.numpy() for x in (log_count, complement, inclusion)]
+    found = torch.empty_like(log_count)
+
+    def loop(logits: Tensor, k: Tensor, tilts: Tensor, close: float) -> bool:
+        found.copy_(tilts)
+        arguments = (x.numpy() for x in (logits, k, tilts))
+        return bool(over_rows(_solve_rows, rows, rows * n * 16, *arguments, close, *results))
+
+    with_tilts(loop, logits, k)
+    return found, log_count, complement, inclusion
 
 
 @per_row
@@ -128,16 +164,16 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
     bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
-    at = room()
+    at, series = room(), numba_series.room()
     for r in range(from_row, to_row):
         if not abs(tilts[r, 1]) < np.inf:
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        nodes, _ = law_of_count(p, q, k[r], at)
+        nodes, terms, _ = law_of_count(p, q, k[r], at, series)
         if nodes:
-            covariance_times(p, q, t, nodes, at, result[r])
+            covariance_times(p, q, t, nodes, terms, at, series, result[r])
             continue
         _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)
@@ -179,8 +215,9 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, theta, k, seed, first_draw, first_row, first_unit, out):
+def _draw_tasks(from_task, to_task, parts, theta, k, tilts, close, seed, first_draw, first_row, first_unit, out):
     draws, _, n = out.shape
+    left = 0
     p, q = np.empty(n), np.empty(n)
     first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     table, marks = np.empty(0), np.empty(0)
@@ -188,12 +225,16 @@ def _draw_tasks(from_task, to_task, parts, theta, k, seed, first_draw, first_row
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        anchor, offset = solve_tilt(theta[r], k[r])
-        if not abs(offset) < np.inf:
+        chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+        if not is_tilted(p, k[r], close):
             mine[:, :] = False
+            left += 1
             continue
-        chances(theta[r], anchor, offset, p, q)
-        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        clip_rare(p, q)
+        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        if chance < SURE:
+            chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
+            _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
         counts = np.full(stop_draw - start_draw, k[r])
         for start in range((n - 1) // length * length, -1, -length):
             stop = min(start + length, n)
@@ -204,7 +245,7 @@ def _draw_tasks(from_task, to_task, parts, theta, k, seed, first_draw, first_row
                 table, stride, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r,
                 first_unit, mine,
             )  # fmt: skip
-    return 0
+    return left
 
 
 def draw_parts(rows: int, draws: int) -> int:
@@ -219,8 +260,14 @@ def bernoulli_count_draw(
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = draw_parts(rows, draws)
-    arguments = (x.contiguous().numpy() for x in (logits.reshape(rows, n), k.reshape(rows), seed))
-    over_rows(_draw_tasks, rows * parts, (8 * parts + draws) * rows * n, parts, *arguments, *first, out.numpy())
+    place = seed.contiguous().numpy(), *first, out.numpy()
+
+    def loop(logits: Tensor, k: Tensor, tilts: Tensor, close: float) -> bool:
+        arguments = (x.numpy() for x in (logits, k, tilts))
+        items = (8 * parts + draws) * rows * n
+        return bool(over_rows(_draw_tasks, rows * parts, items, parts, *arguments, close, *place))
+
+    with_tilts(loop, logits.reshape(rows, n).contiguous(), k.reshape(rows).contiguous())
     return out.view(draws, *batch, n).to(dtype)
 
 

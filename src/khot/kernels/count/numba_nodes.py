@@ -1,10 +1,4 @@
-r"""What a row of many open units is given its count, from the characteristic function of that, in numba.
-
-O(n) time for each of 16 to 32 nodes, where a recursion takes it for each count of its window. Its sums have terms of
-both signs; but where the count has a variance of ``MANY`` and about the mean k, a single unit says little of it, and
-they take away none of each other's digits: each of the two probabilities keeps its relative accuracy. Other rows are
-left to the recursion. y is made anew in each pass over the units, as those of all nodes are too many for a processor's
-caches.
+r"""The characteristic function of the number of ones of independent units, at the nodes of an integral, in numba.
 
 Units of chances :math:`p_i = 1 - q_i`, k of which are expected to be ones, have the characteristic functions
 :math:`\varphi_i(t) = q_i + p_i e^{it}`. With :math:`y_i(t) = (e^{it} - 1) / \varphi_i(t)` at N nodes t, a few of which
@@ -17,6 +11,13 @@ what belongs to units given B = k are
 
 .. math:: \pi_i = p_i (1 + q_i \delta_i), \quad 1 - \pi_i = q_i (1 - p_i \delta_i), \qquad
     C_{ij} = p_i q_i p_j q_j (\langle y_i y_j \rangle - \delta_i \delta_j), \quad i \ne j.
+
+These sums have terms of both signs, but about the mean a single unit says little of B: they take away hardly any
+digits of each other unless B has hardly any variance. Rows of less than ``LEAST``, or that lose digits all the same,
+are left to the recursion.
+
+There are two ways to go through the units. Directly, y of all units at all nodes is made anew in each pass. In longer
+rows of more variance :mod:`.numba_series` takes a sum over the nodes for a polynomial of :math:`p_i - q_i`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,15 +28,26 @@ import numpy as np
 
 from ..numba_rows import dot
 from ..numba_tools import per_row, summed
+from . import numba_series
+from .numba_series import terms_of
 
-DEPTH, NODES = (
-    41.4,
-    31,
-)  # as in .characteristic: nodes of e^-41.4, and how many there are above that at most
+DEPTH, NODES = 41.4, 31  # as in .characteristic: nodes of e^-41.4, and how many there are above that at most
 LANES = 4  # nodes are taken by fours
 MOST = 32
-MANY = 16.0
-LIKELY = 0.1  # the square of P(B = k), times the variance, is more, if the expected number is k: 1 / (2 pi)
+LEAST = 0.25  # variance of B below which rows are left
+LIKELY = 0.25  # P(B = k) times a deviation, of at least a half, is more if the expected number is k
+DIRECT = 64  # units of rows that are not worth a series
+BENNETT_STEPS = 3
+
+
+@per_row
+def _radius(variance, depth):
+    """How far B is from its mean with a probability of about e^-depth: by Bennett's inequality."""
+    radius = depth / 3 + math.sqrt(depth * depth / 9 + 2 * depth * variance)  # Bernstein's, which is larger
+    for _ in range(BENNETT_STEPS):  # Newton's method from above for a convex function
+        log = math.log1p(radius / variance)
+        radius -= ((radius + variance) * log - radius - depth) / log
+    return radius
 
 
 @per_row
@@ -44,8 +56,9 @@ def choose_nodes(variance, k, m, depth, versine, sine, law_real, law_imag):
 
     Some of no weight fill up what a processor does at once.
     """
-    radius = depth / 3 + math.sqrt(depth * depth / 9 + 2 * depth * variance)
-    last = math.ceil(min(radius, float(max(k, m - k))) / 2)
+    most = float(max(k, m - k))
+    radius = most if most * most <= depth * variance else min(_radius(variance, depth) + 0.5, most)
+    last = math.ceil(radius / 2)
     count = 2 * last + 1
     step = 2 * math.pi / count
     end = 2 * math.asin(min(1.0, math.sqrt(0.5 * depth / variance)))
@@ -82,21 +95,29 @@ def room():
 
 
 @per_row
-def law_of_count(p, q, k, at):
-    """Writes the nodes and w there; returns the number of nodes, 0 for a row to be left, and P(B = k)."""
+def law_of_count(p, q, k, at, series):
+    """Writes the nodes and w there; returns their number, 0 for a row to be left, that of terms, and P(B = k).
+
+    ``series`` is from :func:`khot.kernels.count.numba_series.room`; without terms the row is taken directly.
+    """
     variance = dot(p, q)
-    if not variance >= MANY:
-        return 0, 0.0
+    if not variance >= LEAST:
+        return 0, 0, 0.0
     nodes = choose_nodes(variance, k, p.shape[0], DEPTH, at[0], at[1], at[2], at[3])
-    law_real, law_imag = at[2, :nodes], at[3, :nodes]
-    _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
+    law_real, law_imag, terms = at[2, :nodes], at[3, :nodes], 0
+    if p.shape[0] >= DIRECT:
+        terms = terms_of(variance, p.shape[0], at[0, :nodes])
+    if terms:
+        numba_series.law_at_nodes(p, q, at[0, :nodes], terms, law_real, law_imag, series)
+    else:
+        _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
     chance = 0.0
     for j in range(nodes):
         chance += law_real[j]
     for j in range(nodes):
         law_real[j] /= chance
         law_imag[j] /= chance
-    return nodes if chance > 0 and chance * chance * variance > LIKELY else 0, chance
+    return nodes if chance * math.sqrt(max(variance, 0.25)) > LIKELY else 0, terms, chance
 
 
 @summed
@@ -111,9 +132,14 @@ def _given_count(p, q, versine, sine, law_real, law_imag, complement, inclusion)
 
 
 @per_row
-def given_count(p, q, nodes, at, complement, inclusion):
+def given_count(p, q, nodes, terms, at, series, complement, inclusion):
     """Writes the probabilities of units."""
-    _given_count(p, q, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], complement, inclusion)
+    if terms:
+        numba_series.given_count(
+            p, q, at[0, :nodes], at[2, :nodes], at[3, :nodes], terms, series, complement, inclusion
+        )
+    else:
+        _given_count(p, q, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], complement, inclusion)
 
 
 @summed
@@ -147,8 +173,11 @@ def _covariance_times(p, q, t, versine, sine, law_real, law_imag, sum_real, sum_
 
 
 @per_row
-def covariance_times(p, q, t, nodes, at, result):
+def covariance_times(p, q, t, nodes, terms, at, series, result):
     """Writes C v for the v with ``pq v = t``."""
-    _covariance_times(
-        p, q, t, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], at[4, :nodes], at[5, :nodes], result
-    )
+    if terms:
+        numba_series.covariance_times(p, q, t, at[0, :nodes], at[2, :nodes], at[3, :nodes], terms, series, result)
+    else:
+        _covariance_times(
+            p, q, t, at[0, :nodes], at[1, :nodes], at[2, :nodes], at[3, :nodes], at[4, :nodes], at[5, :nodes], result
+        )

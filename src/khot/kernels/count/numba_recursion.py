@@ -24,33 +24,58 @@ import math
 
 import numpy as np
 
-from ..numba_math import EXP, LOG1P
+from ..numba_math import EXP
 from ..numba_tools import inlined, inlined_sum, per_row, summed
-from .numba_tilt import tilted
 
 LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
-LOG_TAIL = 46.0  # -log of 1e-20
+LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and that
 SHORT = 32  # units of a row whose windows leave out nothing
+FACTORS = 512  # numbers of at least a half whose product is a normal number
 WHOLE_TABLE = 2**16  # entries of a table that is kept whole
 
 U = np.uint64
 ONE, TWO = U(1), U(2)
-_exp, _log1p = EXP[np.float64], LOG1P[np.float64]
+_exp = EXP[np.float64]
+
+
+@inlined
+def tilted(theta, anchor, offset):
+    return (theta - anchor) + offset  # not to be reordered
 
 
 @summed
+def _fates(theta, anchor, offset, p, q):
+    """Writes the chances of one and of zero; the result is the product of the larger ones."""
+    product = 1.0
+    for i in range(theta.shape[0]):
+        e = _exp(-abs(tilted(theta[i], anchor, offset)))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        above = tilted(theta[i], anchor, offset) > 0
+        p[i] = s if above else few
+        q[i] = few if above else s
+        product *= s
+    return product
+
+
+@per_row
 def chances(theta, anchor, offset, p, q):
     """Writes the chances of one and of zero; the result is the sum of ``log(1 + e^-|z|)``."""
     total = 0.0
-    for i in range(theta.shape[0]):
-        z = tilted(theta[i], anchor, offset)
-        e = _exp(-abs(z))
-        s = 1.0 / (1.0 + e)
-        few = e * s
-        p[i] = s if z > 0 else few
-        q[i] = few if z > 0 else s
-        total += _log1p(e)
+    for start in range(0, theta.shape[0], FACTORS):
+        stop = min(start + FACTORS, theta.shape[0])
+        total -= math.log(_fates(theta[start:stop], anchor, offset, p[start:stop], q[start:stop]))
     return total
+
+
+@per_row
+def clip_rare(p, q):
+    """Makes certain what is nearly so, whose powers are subnormal numbers, on which a processor takes its time."""
+    for i in range(p.shape[0]):
+        if p[i] < RARE:
+            p[i], q[i] = 0.0, 1.0
+        elif q[i] < RARE:
+            p[i], q[i] = 1.0, 0.0
 
 
 @per_row
