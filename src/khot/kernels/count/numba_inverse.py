@@ -115,7 +115,7 @@ def _balance(z, k, p, q, close, rounding):
 @summed
 def _first_term(aim, p, q, variance, z):
     for i in range(aim.shape[0]):
-        z[i] = aim[i] + (q[i] - p[i]) / (2 * (variance - p[i] * q[i] + 0.25))
+        z[i] = aim[i] + 0.5 * (q[i] - p[i]) / (variance - p[i] * q[i] + 0.25)
 
 
 @summed
@@ -274,12 +274,12 @@ def _largest(x):
 
 
 @per_row
-def _newton_step(p, q, k, law, work, tolerance, mean, found, space, v):
+def _newton_step(p, q, k, law, work, tolerance, mean, found, space):
     """Writes the step of z that makes up for what the log-odds of inclusion lack; whether it has been found."""
-    right, variance = found[0], found[1]
+    (right, variance), residual, v = found, space[5], space[6]
     for i in range(v.shape[0]):
-        space[5, i], v[i] = variance[i] * (right[i] - mean), 0.0
-    return _solve(p, q, k, law, work, tolerance, space[5], v, variance, space)
+        residual[i], v[i] = variance[i] * (right[i] - mean), 0.0
+    return _solve(p, q, k, law, work, tolerance, residual, v, variance, space)
 
 
 @per_row
@@ -290,7 +290,7 @@ def _search(target, k, goal, rows, found, space, work):
         The error, infinite where it is not found; and the law of the count at z, if ``is_known``.
     """
     aim, z, old, p, q, complement, inclusion = rows
-    right, step = found[0], space[6]
+    (right, variance), step = found, space[6]
     _balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
     aim[:] = target
     _guess(aim, k, p, q, z)
@@ -299,7 +299,7 @@ def _search(target, k, goal, rows, found, space, work):
         _balance(z, k, p, q, CLOSE, 0.0)
         law = count_law(p, q, k, work)
         probabilities(p, q, law, work, complement, inclusion)
-        error, mean = _compare(target, complement, inclusion, right, found[1])
+        error, mean = _compare(target, complement, inclusion, right, variance)
         error /= size
         if error <= goal:
             return error, law, True
@@ -316,7 +316,7 @@ def _search(target, k, goal, rows, found, space, work):
             continue
         if not error < last:
             halvings += 1
-            if not error == error or halvings > HALVINGS or last <= ACCEPTED:
+            if math.isnan(error) or halvings > HALVINGS or last <= ACCEPTED:
                 if last <= ACCEPTED:
                     z[:] = old
                 return last if last <= ACCEPTED else np.inf, law, False
@@ -325,7 +325,7 @@ def _search(target, k, goal, rows, found, space, work):
             continue
         old[:] = z
         tolerance = max(FORCING * min(error, FORCING), FORCING * goal / error)
-        if not _newton_step(p, q, k, law, work, tolerance, mean, found, space, step):
+        if not _newton_step(p, q, k, law, work, tolerance, mean, found, space):
             return np.inf, law, False
         for i in range(z.shape[0]):
             z[i] += step[i]
@@ -353,9 +353,8 @@ def _settle(log_odds, k, units, target, logits):
 
 @per_row
 def _rows_of(space, m):
-    return (
-        space[0, :m], space[1, :m], space[2, :m], space[3, :m], space[4, :m], space[5, :m], space[6, :m],
-    )  # fmt: skip
+    """Contiguous rows, which compile to loops that take several numbers at once."""
+    return space[0, :m], space[1, :m], space[2, :m], space[3, :m], space[4, :m], space[5, :m], space[6, :m]
 
 
 @kernel
@@ -367,9 +366,8 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
         m, left, errors[r] = _settle(log_odds[r], k[r], units, target, logits[r])
         if errors[r] != 0 or not 0 < left < m:
             continue
-        errors[r], _, _ = _search(
-            target[:m], left, goal, _rows_of(rows, m), found[:, :m], space[:, :m], work
-        )
+        kept, here = (found[0, :m], found[1, :m]), _rows_of(space, m)
+        errors[r], _, _ = _search(target[:m], left, goal, _rows_of(rows, m), kept, here, work)
         mean = rows[1, :m].mean()
         for i in range(m):
             logits[r, units[i]] = rows[1, i] - mean
@@ -379,20 +377,26 @@ def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
     return lost
 
 
+@summed
+def _log_odds(probs, out):
+    for i in range(probs.shape[0]):
+        out[i] = log(probs[i] / (1.0 - probs[i]))
+
+
 @kernel
-def _product_rows(begin, end, log_odds, k, g, goal, product, errors):
-    n, lost = log_odds.shape[1], 0
+def _product_rows(begin, end, probs, k, g, goal, product, errors):
+    n, lost = probs.shape[1], 0
     units, target, rows = np.empty(n, np.int64), np.empty(n), np.empty((7, n))
     found, space, work = np.empty((2, n)), np.empty((7, n)), workplace(n)
     for r in range(begin, end):
-        m, left, errors[r] = _settle(log_odds[r], k[r], units, target, product[r])
+        _log_odds(probs[r], rows[0])
+        m, left, errors[r] = _settle(rows[0], k[r], units, target, product[r])
         product[r, :] = 0.0
         if errors[r] != 0 or not 0 < left < m:
             continue
-        errors[r], law, is_known = _search(
-            target[:m], left, goal, _rows_of(rows, m), found[:, :m], space[:, :m], work
-        )
-        z, p, q, v = rows[1, :m], rows[3, :m], rows[4, :m], space[0, :m]
+        kept, here = (found[0, :m], found[1, :m]), _rows_of(space, m)
+        errors[r], law, is_known = _search(target[:m], left, goal, _rows_of(rows, m), kept, here, work)
+        z, p, q, v, t, along = rows[1, :m], rows[3, :m], rows[4, :m], here[0], here[1], here[2]
         if not is_known:
             _balance(z, left, p, q, CLOSE, 0.0)
             law = count_law(p, q, left, work)
@@ -403,9 +407,9 @@ def _product_rows(begin, end, log_odds, k, g, goal, product, errors):
             weight += p[i] * q[i]
         for i in range(m):
             v[i] -= mean / weight
-        _product(p, q, v, left, law, work, space[1, :m], space[2, :m])
+        _product(p, q, v, left, law, work, t, along)
         for i in range(m):
-            product[r, units[i]] = space[2, i]
+            product[r, units[i]] = along[i]
         lost += errors[r] == np.inf
     return lost
 
@@ -449,7 +453,7 @@ def _covariance_rows(begin, end, logits, b, k, tolerance, rounding, result):
             right[i], variance[i] = b[r, units[i]], complement[i] * inclusion[i]
         spread = _take_off(right, variance, rounding)
         _pass_on(p, q, left, law, work, spread, right, v, variance, space[4, :m], space[3, :m])
-        is_solved = _solve(p, q, left, law, work, tolerance, right, v, variance, space[:, :m])
+        is_solved = _solve(p, q, left, law, work, tolerance, right, v, variance, _rows_of(space, m))
         mean = dot(variance, v) / spread
         for i in range(m):
             result[r, units[i]] = v[i] - mean if is_solved else np.nan
@@ -467,9 +471,9 @@ def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor,
     return logits, errors
 
 
-def inclusion_covariance(log_odds: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
     product, errors = torch.empty_like(g, memory_format=torch.contiguous_format), g.new_empty(len(k))
-    given = (x.contiguous().numpy() for x in (log_odds, k, g))
+    given = (x.contiguous().numpy() for x in (probs, k, g))
     over_rows(_product_rows, len(k), g.numel() * NODE_WORK, *given, goal, product.numpy(), errors.numpy())
     return product, errors
 

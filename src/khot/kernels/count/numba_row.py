@@ -10,9 +10,9 @@ import math
 import numpy as np
 
 from ..numba_tools import inlined, per_row
-from .numba_backend import descend_along
+from . import numba_series
 from .numba_nodes import covariance_times, given_count, law_of_count, room
-from .numba_recursion import WHOLE_TABLE, U, climb_along, descend, plan
+from .numba_recursion import WHOLE_TABLE, U, climb_along, descend, descend_along, plan
 
 
 @inlined
@@ -24,10 +24,11 @@ def _table_size(n):
 @per_row
 def workplace(n):
     """Arrays for rows of up to n units; memory that no row needs is never touched."""
-    size = _table_size(n)
-    ends = np.empty((2, n + 1), np.int64)
-    tables, rests, minus_t = np.empty((4, size)), np.empty((2, 2 * (n + 3))), np.empty(n)
-    return room(), ends[0], ends[1], tables[0], tables[1], rests[0], tables[2], tables[3], rests[1], minus_t
+    ends, tables, rests = np.empty((2, n + 1), np.int64), np.empty((4, _table_size(n))), np.empty((2, 2 * (n + 3)))
+    by_nodes = room(), numba_series.room()
+    by_recursion = ends[0], ends[1], tables[0], tables[1], rests[0]
+    along = tables[2], tables[3], rests[1], np.empty(n)
+    return by_nodes, by_recursion, along
 
 
 @per_row
@@ -35,34 +36,36 @@ def count_law(p, q, k, work):
     """The law of the count of units of these chances, k of which are about what is expected.
 
     Returns:
-        Nodes, 0 in rows that the recursion takes; units of a block and width of a row of its table, and P(B = k).
+        P(B = k); the numbers of nodes and of terms, 0 in rows that the recursion takes; for these the units of a block
+        of its table, and how wide that is.
     """
-    at, first, last, table, marks = work[0], work[1], work[2], work[3], work[4]
-    nodes, chance = law_of_count(p, q, k, at)
+    nodes, terms, chance = law_of_count(p, q, k, *work[0])
     if nodes:
-        return nodes, 0, U(0), chance
+        return chance, nodes, terms, 0, U(0)
+    first, last, table, marks, _ = work[1]
     chance, length, stride, _, _ = plan(p, q, k, first, last, table, marks)
-    return 0, length, stride, chance
+    return chance, 0, 0, length, stride
 
 
 @per_row
 def probabilities(p, q, law, work, complement, inclusion):
     """Writes what the chances of units are given the count."""
-    nodes, length, stride, _ = law
+    _, nodes, terms, length, stride = law
     if nodes:
-        given_count(p, q, nodes, work[0], complement, inclusion)
-    else:
-        descend(p, q, work[1], work[2], length, stride, work[3], work[4], work[5], complement, inclusion)
+        given_count(p, q, nodes, terms, *work[0], complement, inclusion)
+        return
+    first, last, table, marks, rest = work[1]
+    descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion)
 
 
 @per_row
 def times_covariance(p, q, t, k, law, work, result):
     """Writes C v for the v with ``pq v = t``, C the covariance given the count."""
-    nodes, length, stride, _ = law
+    _, nodes, terms, length, stride = law
     if nodes:
-        covariance_times(p, q, t, nodes, work[0], result)
+        covariance_times(p, q, t, nodes, terms, *work[0], result)
         return
-    _, first, last, table, marks, rest, bent, bent_marks, bent_rest, space = work
+    (first, last, table, marks, rest), (bent, bent_marks, bent_rest, space) = work[1], work[2]
     minus_t = space[: t.shape[0]]
     for i in range(t.shape[0]):
         minus_t[i] = -t[i]
