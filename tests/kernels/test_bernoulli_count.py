@@ -50,10 +50,13 @@ def in_both(function, logits, weight):
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize(
     ("n", "k", "spread"),
-    [(100, 3, 1), (700, 690, 3), (3000, 8, 2), (33, 16, 9), (700, 350, 1), (700, 350, 40), (2500, 40, 1)],
-)
+    [
+        (100, 3, 1), (33, 16, 9), (63, 30, 0.5), (3000, 8, 2),  # nodes
+        (64, 32, 0.3), (700, 690, 3), (700, 350, 1), (700, 350, 40), (2500, 40, 1), (10000, 5000, 0.01),  # and series
+        (20, 10, 100), (700, 350, 2000), (1500, 4, 90),  # recursions, as there is no variance
+    ],
+)  # fmt: skip
 def test_windows_and_blocks_and_nodes_leave_nothing_out(law, n, k, spread):
-    """The last three have a count of so large a variance that its characteristic function takes a few nodes."""
     logits, weight = spread * normal(2, n), normal(2, n, seed=1)
     for found, expected in in_both(lambda x: law(x, k), logits, weight):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
@@ -345,3 +348,15 @@ def test_gradients_of_rows_that_an_expansion_repeats():
         loss = loss + (weight * conditional_poisson.inclusion_probabilities(rows, 2)).sum()
         gradients.append(torch.autograd.grad(loss, theta)[0])
     torch.testing.assert_close(*gradients, rtol=1e-14, atol=1e-14)
+
+
+def test_rows_of_large_numbers_are_tilted_in_double_precision():
+    logits = 1e9 + normal(3, 50)
+    k = torch.tensor([1, 20, 49])
+    with backend("numba"):
+        tilt, log_count, *probabilities = bernoulli_count(logits, k)
+        draws = bernoulli_count_draw(logits, k, SEED, FIRST, 9, torch.float64)
+        expected = bernoulli_count(logits - 1e9, k)
+    torch.testing.assert_close(tilt.sum(-1) - 1e9, expected[0].sum(-1), rtol=0, atol=0.5)
+    torch.testing.assert_close(probabilities, list(expected[2:]), rtol=1e-6, atol=0)  # logits are rounded to 1e-7
+    assert (log_count[:, 0] < 0).all() and (draws.sum(-1) == k).all()

@@ -29,6 +29,7 @@ from ..numba_tools import inlined, inlined_sum, per_row, summed
 
 LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
 LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and that
+ALIKE = 8  # units whose windows have one radius
 SHORT = 32  # units of a row whose windows leave out nothing
 FACTORS = 512  # numbers of at least a half whose product is a normal number
 WHOLE_TABLE = 2**16  # entries of a table that is kept whole
@@ -88,16 +89,18 @@ def windows(p, q, k, whole, first, last):
     variance = 0.0
     for i in range(n):
         variance += p[i] * q[i]
-    mean = spread = 0.0
+    mean = spread = radius = 0.0
+    third = LOG_TAIL / 3
     first[0] = last[0] = 0
     widest = 1
     for i in range(n):
         low, high = max(0, k - (n - 1 - i)), min(i + 1, k)
         if not whole:
+            if i % ALIKE == 0:
+                smaller = max(min(spread + ALIKE / 4, variance - spread - p[i] * q[i]), 0.0)  # of all units up to next
+                radius = third + math.sqrt(third * third + 2 * LOG_TAIL * smaller)
             mean += p[i]
             spread += p[i] * q[i]
-            third = LOG_TAIL / 3
-            radius = third + math.sqrt(third * third + 2 * LOG_TAIL * max(min(spread, variance - spread), 0.0))
             low, high = max(low, int(mean - radius)), min(high, int(mean + radius) + 1)
         first[i + 1] = min(max(low, first[i]), first[i] + 1)
         last[i + 1] = min(max(high, last[i]), last[i] + 1)
