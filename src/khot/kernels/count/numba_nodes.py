@@ -106,9 +106,10 @@ def law_of_count(p, q, k, at, series):
     nodes = choose_nodes(variance, k, p.shape[0], DEPTH, at[0], at[1], at[2], at[3])
     law_real, law_imag, terms = at[2, :nodes], at[3, :nodes], 0
     if p.shape[0] >= DIRECT:
-        terms = terms_of(variance, p.shape[0], at[0, :nodes])
+        terms = terms_of(variance, float(p.shape[0]), at[0, :nodes])
     if terms:
         numba_series.law_at_nodes(p, q, at[0, :nodes], terms, law_real, law_imag, series)
+        terms = terms_of(variance, 1.0, at[0, :nodes])  # of a unit alone
     else:
         _law_at_nodes(p, at[0, :nodes], at[1, :nodes], law_real, law_imag)
     chance = 0.0

@@ -32,9 +32,9 @@ def room():
 
 
 @per_row
-def terms_of(variance, n, versine):
-    """How many terms are enough at nodes of these 1 - cos t; 0 for too many."""
-    terms, digits = 8, DIGITS + math.log(n)
+def terms_of(variance, size, versine):
+    """How many terms are enough at nodes of these 1 - cos t, for sums of this size; 0 for too many."""
+    terms, digits = 8, DIGITS + math.log(size)
     for j in range(1, versine.shape[0]):
         depth = digits - variance * versine[j]
         if depth > 0 and versine[j] > 0:
