@@ -151,7 +151,7 @@ covariance_inverse = Operator(
     fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
     batch=False,
 )
-covariance_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
+covariance_inverse.backend("numba", module=".numba_systems", takes=_not_too_long)
 
 times_covariance_at = Operator(
     "times_covariance_at",
