@@ -4,18 +4,17 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..links.base import link_numbers
 from ..links.logistic import LOGISTIC
 from ..numba_rows import total_of
 from ..numba_tools import inlined, kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
-from ..threshold import exact
-from ..threshold.numba_loops import loops_of
+from ..threshold import threshold
 from .numba_recursion import ONE, U, chances, clip_rare, copy_row, fill, plan, tilted
 from .numba_row import count_law, probabilities, times_covariance, workplace
 
@@ -25,37 +24,31 @@ DRAWS_A_TASK = 64
 CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window of a recursion is sure below 1/2
 SURE = 1e-3  # P(B = k) from which on fates that are rarer than all that is left out do not count
 FAR = 200.0  # e^-100 is nothing beside 1
-LOGISTIC_MASK = "mask", "temperature", False
-LINK_NUMBERS = link_numbers(LOGISTIC)
+LOGISTIC_MASK = LOGISTIC.key, "mask", "temperature", False
 
 
-def with_tilts(loop: Callable[[Tensor, Tensor, Tensor, float], bool], logits: Tensor, k: Tensor) -> None:
-    """Calls a loop of rows, tilts ``(2, R)`` and how far the expected number of ones may be from k.
+def with_tilts(loop: Callable[[Tensor, Tensor, tuple[Any, Any], float], bool], logits: Tensor, k: Tensor) -> None:
+    """Calls a loop of rows, their thresholds and how far the expected number of ones may be from k.
 
     It tells whether it has left rows. A tilt takes few digits: those of float32 logits will do, except for rows of
     large numbers.
     """
-    if loop(logits, k, _tilts(logits.float(), k), CLOSE_MEAN):
-        loop(logits, k, _tilts(logits, k), np.inf)
+    if loop(logits, k, _thresholds(logits.float(), k), CLOSE_MEAN):
+        loop(logits, k, _thresholds(logits, k), np.inf)
 
 
-def _tilts(logits: Tensor, k: Tensor) -> Tensor:
-    """The thresholds of the logistic map, as anchor and offset."""
-    (rows, n), k = logits.shape, k.double()
-    found, left = k.new_empty(2, rows), k.new_empty(rows, dtype=torch.bool)
-    anchor = found.data_ptr()
-    at = anchor, anchor + rows * found.element_size(), left.data_ptr()
-    loop = loops_of(LOGISTIC, "mask", np.float64 if logits.dtype == torch.float64 else np.float32).mask
-    if over_rows(loop, rows, rows * n, n, logits.data_ptr(), k.data_ptr(), 0.0, 0, 1.0, 0, *at, *LINK_NUMBERS):
-        scale = torch.ones_like(k[left])
-        found[:, left] = torch.stack(exact.threshold(logits[left], k[left], scale, LOGISTIC.key, *LOGISTIC_MASK))
-    return found
+def _thresholds(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
+    """Anchors and offsets of the logistic map."""
+    k = k.double()
+    solve = threshold.named("numba")
+    anchor, offset = solve(logits, k, torch.ones_like(k), *LOGISTIC_MASK)
+    return anchor.numpy(), offset.numpy()
 
 
 @inlined
-def tilt_of(tilts, r):
+def tilt_of(anchors, offsets, r):
     """Anchor and offset of a row, without what is nothing beside 1."""
-    return tilts[0, r], min(max(-tilts[1, r], -FAR), FAR)
+    return anchors[r], min(max(-offsets[r], -FAR), FAR)
 
 
 @per_row
@@ -64,11 +57,11 @@ def is_tilted(p, k, close):
 
 
 @kernel
-def _solve_rows(from_row, to_row, theta, k, thresholds, close, tilts, log_count, complement, inclusion):
+def _solve_rows(from_row, to_row, theta, k, anchors, offsets, close, tilts, log_count, complement, inclusion):
     n, left = theta.shape[1], 0
     p, q, work = np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
-        tilts[r, 0], tilts[r, 1] = tilt_of(thresholds, r)
+        tilts[r, 0], tilts[r, 1] = tilt_of(anchors, offsets, r)
         log_count[r, 1] = chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
         if not is_tilted(p, k[r], close):
             log_count[r, 0] = log_count[r, 1] = np.nan
@@ -86,8 +79,8 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     results = logits.new_empty(rows, 2), logits.new_empty(rows, 2), torch.empty_like(logits), torch.empty_like(logits)
     arrays = [x.numpy() for x in results]
 
-    def loop(logits: Tensor, k: Tensor, thresholds: Tensor, close: float) -> bool:
-        arguments = (x.numpy() for x in (logits, k, thresholds))
+    def loop(logits: Tensor, k: Tensor, thresholds: tuple[Any, Any], close: float) -> bool:
+        arguments = logits.numpy(), k.numpy(), *thresholds
         return bool(over_rows(_solve_rows, rows, rows * n * 16, *arguments, close, *arrays))
 
     with_tilts(loop, logits, k)
@@ -155,7 +148,9 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, first_draw, first_row, first_unit, out):
+def _draw_tasks(
+    from_task, to_task, parts, theta, k, anchors, offsets, close, seed, first_draw, first_row, first_unit, out
+):
     draws, _, n = out.shape
     left = 0
     p, q = np.empty(n), np.empty(n)
@@ -165,7 +160,7 @@ def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, fi
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        anchor, offset = tilt_of(thresholds, r)
+        anchor, offset = tilt_of(anchors, offsets, r)
         chances(theta[r], anchor, offset, p, q)
         if not is_tilted(p, k[r], close):
             mine[:, :] = False
@@ -203,8 +198,8 @@ def bernoulli_count_draw(
     parts = draw_parts(rows, draws)
     place = seed.contiguous().numpy(), *first, out.numpy()
 
-    def loop(logits: Tensor, k: Tensor, thresholds: Tensor, close: float) -> bool:
-        arguments = (x.numpy() for x in (logits, k, thresholds))
+    def loop(logits: Tensor, k: Tensor, thresholds: tuple[Any, Any], close: float) -> bool:
+        arguments = logits.numpy(), k.numpy(), *thresholds
         items = (8 * parts + draws) * rows * n
         return bool(over_rows(_draw_tasks, rows * parts, items, parts, *arguments, close, *place))
 

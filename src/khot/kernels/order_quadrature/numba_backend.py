@@ -15,8 +15,8 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 
 from ..count import bernoulli_count, bernoulli_count_derivative
-from ..count.numba_tilt import solve_tilt
 from ..numba_math import LOG1P
+from ..numba_tilt import solve_tilt
 from ..numba_tools import inlined, inlined_sum, kernel, over_rows, specialised
 from . import numba_log_exponential, numba_logistic
 from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk

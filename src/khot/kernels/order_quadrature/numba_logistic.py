@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..count.numba_tilt import solve_tilt, tilted
 from ..numba_math import EXP, LOG
+from ..numba_tilt import solve_tilt, tilted
 from ..numba_tools import inlined, inlined_sum
 from .numba_range import GRID, MARGIN, MOST_NODES, RATES, TRIALS, density, fill_nodes, first_within, highest_of, weigh
 

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined, per_row, summed
+from .numba_math import EXP
+from .numba_tools import inlined, per_row, summed
 
 FAR = 200.0  # e^-100 is nothing beside 1
 CLOSE_MEAN = 0.25  # how far the expected number of ones may be from k: a window of a recursion is sure below 1/2
