@@ -1,16 +1,19 @@
 """What k-hot costs on a CPU beside one-hot: masks beside softmax, designs beside a one-hot distribution.
 
-Run `python benchmarks/cpu.py [masks] [matrices] [designs] [growth]` (default: all parts) on an idle machine.
+Run `python benchmarks/cpu.py [masks] [softness] [matrices] [designs] [growth]` (default: all parts) on an idle machine.
 
 masks    every mask, forward and backward, in the numba and the torch backend, in multiples of torch.softmax on the same
          tensor; torch.sort and torch.topk in the same run, soft_rank and soft_sort in multiples of a sort and a
          sigmoid_topk together; and the peak memory of forward and backward.
+softness masks on one thread over softness and k, in multiples of torch.softmax; with softness 1 also of scores with
+         a third at -1e9 or -inf, and of heavy tails.
 matrices the maps whose result is a matrix for each row, likewise.
 designs  construct, draw with StraightThrough, backward, a fresh object each time, in multiples of the same and log_prob
          with OneHotCategoricalStraightThrough; and with log_prob on both sides, where a design has one.
 growth   sigmoid_topk in both backends, softmax, sort and topk over n = 10 ... 10^7, as a table and a plot.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -48,6 +51,13 @@ MASKS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "soft_rank": lambda x, k: khot.soft_rank(x),
     "soft_sort": lambda x, k: khot.soft_sort(x),
 }
+SOFTNESS_SHAPES = [(128, 1000, (1, 100, 500)), (4096, 64, (1, 6, 20))]
+SOFTNESSES = (1e-3, 1e-2, 0.1, 1.0, 10.0, 1e3)
+SOFT_MASKS = (
+    "sigmoid_topk", "lapsum_topk", "normal_topk", "capped_softmax", "sparse_topk p=2", "sparse_topk p=4/3",
+    "log_sigmoid_topk", "log_lapsum_topk", "sparse_topk_magnitude p=2", "sparse_topk_magnitude p=4/3",
+    "sparse_topk_signed p=2", "topk_threshold",
+)  # fmt: skip
 MATRIX_SHAPES = [(1, 10), (128, 10), (16, 1000)]
 MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
     "sorted_transport_topk k=3": lambda x: khot.sorted_transport_topk(x, 3),
@@ -111,6 +121,43 @@ def masks(seconds: float) -> list[Row]:
             )  # fmt: skip
             print_row(rows[-1])
     return rows
+
+
+def softness(seconds: float) -> list[Row]:
+    """Processor time, in which other work of the machine does not show; each column is of the median call."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for batch, n, counts in SOFTNESS_SHAPES:
+        z, grad, masked = torch.randn(batch, n), torch.randn(batch, n), torch.rand(batch, n) < 1 / 3
+        scores = {"finite masks": z.masked_fill(masked, -1e9), "heavy tails": 10 * z**3}
+        columns = {f"{s:g}": (z, s) for s in SOFTNESSES} | {name: (x, 1.0) for name, x in scores.items()}
+        columns["-inf masks"] = z.masked_fill(masked, -torch.inf), 1.0
+        for name in SOFT_MASKS:
+            calls: dict[str, Call] = {"softmax": forward_backward(lambda x: torch.softmax(x, -1), leaf(z), grad)}
+            for k in counts:
+                for column, (x, s) in columns.items():
+                    if x.isfinite().all() or not name.startswith("sparse_topk_"):  # which refuse infinities
+                        calls[f"{k} {column}"] = forward_backward(soft_mask(name, k, s), leaf(x), grad)
+            timings = interleaved(calls, seconds / 10, rounds=5, clock=time.process_time)
+            for k in counts:
+                found = {c: timings[f"{k} {c}"].median for c in columns if f"{k} {c}" in timings}
+                row: Row = {"batch": batch, "n": n, "k": k, "operation": name}
+                row |= {c: f"{found[c] / timings['softmax'].median:.2f}" if c in found else "" for c in columns}
+                rows.append(row | {"worst of softness 1": f"{max(found.values()) / found['1']:.2f}"})
+                print_row(rows[-1])
+    torch.set_num_threads(threads)
+    return rows
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.clone().requires_grad_()
+
+
+def soft_mask(name: str, k: int, s: float) -> Callable[[Tensor], Tensor]:
+    if name == "topk_threshold":  # as wide as a mask, for the same cotangent
+        return lambda x: khot.topk_threshold(x, k, s).unsqueeze(-1).to(x.dtype).expand_as(x)
+    return lambda x: MASKS[name](x, k, s)  # type: ignore[call-arg]
 
 
 def matrices(seconds: float) -> list[Row]:
@@ -242,7 +289,11 @@ def growth(seconds: float) -> list[Row]:
 
 
 def main() -> None:
-    run_parts(__doc__, "cpu", {"masks": masks, "matrices": matrices, "designs": designs, "growth": growth})
+    run_parts(
+        __doc__,
+        "cpu",
+        {"masks": masks, "softness": softness, "matrices": matrices, "designs": designs, "growth": growth},
+    )
 
 
 if __name__ == "__main__":

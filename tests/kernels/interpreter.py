@@ -16,7 +16,7 @@ from khot.kernels import triton_tools
 from khot.kernels.count import triton_forest
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
-from khot.kernels.threshold import triton_root as threshold_triton
+from khot.kernels.threshold import triton_flagged, triton_gaps, triton_rows
 
 np.seterr(all="ignore")  # infinities are meant
 
@@ -44,10 +44,14 @@ def pytest_runtest_call(item):
 
 
 # An operation takes the interpreter about as long for a thousand entries as for one.
+triton_rows.PROGRAMS = 8
 triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
 SUMS = [triton_tools.add2, triton_tools.add3, triton_tools.add4]
-EACH = {threshold_triton._merge_spans: (np.sum, np.sum, np.sum, np.min, np.max)}
+EACH = {
+    triton_gaps._larger_smaller_sum: (np.max, np.min, np.sum),
+    triton_flagged._ends_of: (np.min, np.max),
+}
 _one_by_one = ReduceOps.generic_reduce
 
 

@@ -44,26 +44,23 @@ def threshold_of(x: Tensor, k: Tensor, scale: Tensor, link: Link) -> Threshold:
     return Threshold(*torch.ops.khot.threshold(x, k, scale, link.key, "mask", "scale", True))
 
 
-def kind_of(log: bool) -> str:
-    return "log_mask" if log else "mask"
-
-
-def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    y, anchor, offset, _ = launch_forward(x, k, scale, link, log)
+def mask_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
+    y, anchor, offset, _ = launch_forward(x, k, scale, link, kind)
+    assert y is not None
     return y, anchor + offset * scale
 
 
-def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
+def mask_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
     at = threshold_of(x, k, scale, link)
-    return exact.values(x, scale, at, link, KINDS[kind_of(log)]), at.anchor + at.offset * scale
+    return exact.values(x, scale, at, link, KINDS[kind]), at.anchor + at.offset * scale
 
 
-def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    return launch_backward(x, scale, threshold_of(x, k, scale, link), grad, link, log)
+def gradient_kernel(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
+    return launch_backward(x, scale, *threshold_of(x, k, scale, link), grad, link, kind)
 
 
-def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, log: bool) -> Outputs:
-    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, link.key, kind_of(log), True)
+def gradient_reference(x: Tensor, k: Tensor, scale: Tensor, grad: Tensor, link: Link, kind: str) -> Outputs:
+    return exact.mask_derivative(x, scale, *threshold_of(x, k, scale, link), grad, link.key, kind, True)
 
 
 def masks() -> list[KernelCase]:
@@ -72,25 +69,25 @@ def masks() -> list[KernelCase]:
     double = [((64, n), DOUBLE) for n in (100, 500, 1000, 2000, 5000)]
     largest: list[tuple[tuple[int, ...], torch.dtype]] = [((64, 16_384), SINGLE)]
     entries: list[KernelCase] = []
-    for link, log in [(link, log) for link in LINKS for log in (False, True) if link.kernel_has_log or not log]:
-        name = f"{link.kernel}{'_log' if log else ''}"
-        whole = link is LOGISTIC and not log
+    for link, kind in [(v, kind) for v in LINKS for kind in ("mask", "log_mask") if v.kernel_has_log or kind == "mask"]:
+        name = f"{link.kernel}{'_log' if kind == 'log_mask' else ''}"
+        whole = link is LOGISTIC and kind == "mask"
         compiled = [*everywhere, ((64, 4096), HALF), *long_rows, *double] if whole else largest
-        options = (link, log)
-        for kind, kernel, reference, launch in (
+        options = (link, kind)
+        for what, kernel, reference, launch in (
             ("mask", mask_kernel, mask_reference, lambda x, k, s, o=options: launch_forward(x, k, s, *o)),
             (
                 "gradient",
                 gradient_kernel,
                 gradient_reference,
-                lambda x, s, t, o=options: launch_backward(x, s, Threshold(t, t), x, *o),
+                lambda x, s, t, o=options: launch_backward(x, s, t, t, x, *o),
             ),
         ):
             entries.append(
                 KernelCase(
-                    f"{kind}_{name}",
-                    partial(kernel, link=link, log=log),
-                    partial(reference, link=link, log=log),
+                    f"{what}_{name}",
+                    partial(kernel, link=link, kind=kind),
+                    partial(reference, link=link, kind=kind),
                     scores,
                     SHAPES if whole else SHAPES[1:4:2],
                     launch,

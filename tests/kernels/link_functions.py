@@ -15,65 +15,66 @@ from triton.runtime.jit import MockTensor
 
 from khot.kernels.links import base_triton
 from khot.kernels.links.base_triton import TritonLink, triton_link
-from khot.kernels.threshold.triton_backward import _merge
-from khot.kernels.threshold.triton_root import first_guess, judge
+from khot.kernels.threshold.triton_gaps import relative_slopes
+from khot.kernels.threshold.triton_rows import Tile
+from khot.kernels.threshold.triton_search import _judge, first_guess
 from tests.kernels.aot import TARGETS, NoDevice
 from tests.kernels.kernel_links import LINKS
 
 
 @triton.jit
-def of_tile(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
+def of_tile(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
     FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), LINK)
 
 
 @triton.jit
-def of_tile_and_parameter(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
+def of_tile_and_parameter(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
     FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK)
 
 
 @triton.jit
-def of_tile_and_nearest(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
-    FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), tl.load(x_ptr), LINK)
+def of_slopes(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, 32))
+    FUNCTION(x, x, x, LINK)
 
 
 @triton.jit
-def of_values(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
+def of_values(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
     FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK, False)
 
 
 @triton.jit
-def of_logarithms(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
+def of_logarithms(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
     FUNCTION(tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr), LINK, True)
 
 
 @triton.jit
-def of_merged(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
-    x = tl.load(x_ptr)
-    FUNCTION(x, x, x, x, x, x, x, x, LINK, False)
+def of_gap(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
+    x, s = tl.load(x_ptr + tl.arange(0, 32))[None, None, :], tl.load(x_ptr + tl.arange(0, 1))
+    FUNCTION(x, s, s, s, s, s, LINK)
 
 
 @triton.jit
-def of_sums(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
-    x = tl.load(x_ptr)
-    FUNCTION(x.to(tl.int32), x, x, x, x.to(tl.int32), x, x, LINK, x.dtype)
+def of_sums(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
+    s = tl.load(x_ptr + tl.arange(0, 1))
+    FUNCTION(s.to(tl.int32), s, s, s, s.to(tl.int32), s, tl.load(x_ptr), LINK, TILE)
 
 
 @triton.jit
-def of_guess(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr):
-    x, s = tl.load(x_ptr + tl.arange(0, 32)), tl.load(x_ptr)
-    FUNCTION(x, s, s, s, s, s, s, s, s, s, s, LINK)
+def of_guess(x_ptr, FUNCTION: tl.constexpr, LINK: tl.constexpr, TILE: tl.constexpr):
+    s, q = tl.load(x_ptr + tl.arange(0, 1)), tl.load(x_ptr)
+    FUNCTION(s, s.to(tl.int32), s, s, s.to(tl.int32), s, s, q, (q, q), LINK, TILE)
 
 
 FUNCTIONS = {  # with the kernel that calls it
-    "nearest_of": (base_triton.nearest_of, of_tile),
-    "bounded": (base_triton.bounded, of_tile),
-    "log_derivative": (base_triton.log_derivative, of_tile),
-    "tail_sums": (base_triton.tail_sums, of_tile_and_parameter),
-    "slopes": (base_triton.slopes, of_tile_and_nearest),
+    "is_below": (base_triton.is_below, of_tile),
+    "tails_and_slopes": (base_triton.tails_and_slopes, of_tile_and_parameter),
+    "log_short_tail": (base_triton.log_short_tail, of_tile_and_parameter),
+    "log_derivative": (base_triton.log_derivative, of_slopes),
     "value": (base_triton.value, of_values),
     "log_value": (base_triton.value, of_logarithms),
-    "merge": (_merge, of_merged),
-    "judge": (judge, of_sums),
+    "relative_slopes": (relative_slopes, of_gap),
+    "judge": (_judge, of_sums),
     "first_guess": (first_guess, of_guess),
 }
 
@@ -87,8 +88,9 @@ def reason(error: BaseException) -> str:
 
 def outcome(name: str, link: TritonLink, dtype: tl.dtype) -> str:
     function, kernel = FUNCTIONS[name]
+    tile = Tile(1, 1, 32, 1, dtype == tl.float32, dtype == tl.float64)
     try:
-        return kernel.warmup(MockTensor(dtype), function, link, grid=(1,)).hash
+        return kernel.warmup(MockTensor(dtype), function, link, tile, grid=(1,)).hash
     except CompilationError as error:
         return reason(error)
 

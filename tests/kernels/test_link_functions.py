@@ -33,8 +33,7 @@ def test_a_piece_says_of_its_link_what_the_link_says(link):
     assert isinstance(piece, CompactLink if link.compact else SmoothLink)
     assert (piece.name, piece.of) == (link.kernel, type(link))
     assert (piece.compact, piece.reaches_zero, piece.reach) == (link.compact, link.reaches_zero, link.reach)
-    has_log = isinstance(piece, SmoothLink) and piece.log_tail is not None and piece.log_derivative is not None
-    assert has_log == link.kernel_has_log
+    assert piece.has_log == link.kernel_has_log
     if link.compact:
         assert link.condition == link.q  # of which the kernels are told one number
     q, centre, spread = link_numbers(link)
@@ -64,7 +63,7 @@ def test_a_piece_with_another_reach_has_another_name():
     assert repr(replace(piece, of=FarLogistic)) != repr(piece)
 
 
-@pytest.mark.parametrize("missing", ["quantile", "decay", "tails", "shifted_tails"])
+@pytest.mark.parametrize("missing", ["quantile", "tails", "log_tail"])
 def test_a_piece_lacks_nothing_that_kernels_call(missing):
     piece = triton_link(NORMAL)
     values = {field.name: getattr(piece, field.name) for field in fields(piece) if field.name != missing}

@@ -27,13 +27,14 @@ from khot import (
 )
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.threshold import solve_threshold, triton_backward
+from khot.kernels.threshold import solve_threshold, triton_backward, triton_forward
 from khot.kernels.threshold.triton_forward import launch_forward
-from khot.kernels.tiles import Plan
+from khot.kernels.threshold.triton_rows import tile_of
 from tests.fuzz.rows import make_rows
 from tests.fuzz.test_masks import CASES, TIER, run
 from tests.kernels.kernel_case import KernelCase
 from tests.kernels.kernel_cases import KERNELS
+from tests.kernels.kernel_links import LINKS
 
 MAPS = [sigmoid_topk, lapsum_topk, normal_topk, sparse_topk]
 ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-11}
@@ -225,21 +226,20 @@ def test_gap_and_kink():
 
 STUDENT = [partial(capped_simplex_map, link=StudentT(df)) for df in (1, 2, 4)]
 WIDE_GAPS = [*MAPS[:3], capped_softmax, log_sigmoid_topk, log_lapsum_topk, *STUDENT]
-LAYOUTS = {"registers": None, "tiles": Plan(32, 1, False, 1), "split": Plan(32, 1, False, 2)}
 
 
 @pytest.mark.parametrize(
     ("relaxation", "layout"),
     [
-        *((function, "registers") for function in WIDE_GAPS),
-        *product((normal_topk, log_sigmoid_topk), ("tiles", "split")),
+        *((function, "whole") for function in WIDE_GAPS),
+        *((function, "split") for function in (normal_topk, log_sigmoid_topk)),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "student"),
 )
 def test_gradients_in_wide_gaps(relaxation, layout, monkeypatch):
     """Shares of slopes that underflow, in a gap that takes the digits of the scores from z; with masked entries."""
-    if LAYOUTS[layout] is not None:
-        monkeypatch.setattr(triton_backward, "plan", lambda *_: LAYOUTS[layout])
+    if layout == "split":
+        monkeypatch.setattr(triton_backward, "is_split", lambda *_: True)
     far = torch.tensor([-1e9, 0.0637, 0.9967, -0.7975]).repeat_interleave(10)
     x = torch.stack([far, -far, far, far.clamp(min=-2.0)])
     x[0, :8] -= torch.arange(8) * 64  # not all at the edge of the gap
@@ -316,3 +316,22 @@ def test_long_rows_sum_to_k():
         k = torch.tensor([1000.25], dtype=torch.float64, device=DEVICE)
         y, _, _, _ = launch_forward(row, k, torch.full_like(k, softness), LOGISTIC)
         assert abs(y.double().sum().item() - 1000.25) <= 1e-6 * 1000.25
+
+
+SOFTNESSES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
+SAMPLES = 16 if INTERPRETED else 400  # rows for each softness and k
+
+
+@pytest.mark.parametrize("n", [64, 1000, 4096])
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: link.kernel)
+def test_few_ordinary_rows_are_flagged(link, n, monkeypatch):
+    """The fast path leaves at most one of a hundred to the slow one, at any softness."""
+    if INTERPRETED:  # it takes about as long for a tile that holds all rows
+        width = max(8, 2 ** (n - 1).bit_length() // 8)
+        whole = {"rows": 256, "unroll": 8, "width": width, "aligned": False}
+        monkeypatch.setattr(triton_forward, "tile_of", lambda *x, double: replace(tile_of(*x, double=double), **whole))
+    sizes = torch.tensor([1, n // 10, n // 2], dtype=torch.float64)
+    k, scale = (v.repeat_interleave(SAMPLES) for v in torch.cartesian_prod(sizes, torch.tensor(SOFTNESSES).double()).T)
+    x = torch.randn(len(k), n, generator=torch.Generator().manual_seed(n))
+    _, _, _, flags = launch_forward(x.to(DEVICE), k.to(DEVICE), scale.to(DEVICE), link, "threshold")
+    assert flags[:-1].sum() <= 0.01 * len(k)

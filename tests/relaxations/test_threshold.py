@@ -150,3 +150,16 @@ def test_a_graph_is_made_for_each_relaxation(others):
     for relaxation in (sigmoid_topk, *others):
         now["relaxation"] = relaxation
         torch.testing.assert_close(compiled(x), topk_threshold(x, 3, relaxation=relaxation))
+
+
+@pytest.mark.parametrize("relaxation", [khot.sigmoid_topk, khot.lapsum_topk, khot.normal_topk])
+def test_rows_beside_one_with_a_wide_gap(relaxation):
+    """How t depends on the softness does not depend on the other rows: here t is at two equal scores."""
+    tied, gap = [2.0, 2.0, 1.0, 0.0], [9.0, 0.0, -1.0, -2.0]
+    softness = torch.full((2,), 1e-3, dtype=torch.float64, requires_grad=True)
+    t = khot.topk_threshold(torch.tensor([tied, gap], dtype=torch.float64), 1, softness, relaxation=relaxation)
+    (slope,) = torch.autograd.grad(t.sum(), softness)
+    alone = torch.full((1,), 1e-3, dtype=torch.float64, requires_grad=True)
+    expected = khot.topk_threshold(torch.tensor([tied], dtype=torch.float64), 1, alone, relaxation=relaxation)
+    torch.testing.assert_close(slope[:1], torch.autograd.grad(expected.sum(), alone)[0])
+    assert abs(slope[0]) < 1e-9  # by symmetry

@@ -269,3 +269,13 @@ def test_mixed_second_derivatives_at_any_scale(size):
     expected = mixed(1.0)
     torch.testing.assert_close(mixed(size), expected, rtol=1e-10, atol=0)
     torch.testing.assert_close(expected[0], expected[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.usefixtures("cpu_backend")
+@pytest.mark.parametrize("function", [log_sigmoid_topk, log_lapsum_topk])
+def test_gradients_of_logarithms_overflow_as_their_sum_does(function):
+    """dL/dk is -inf, not the sum of infinities of both signs, which is NaN."""
+    x = torch.tensor([1.0, 0.9, 0.0, -0.1], dtype=torch.float64)
+    k = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    cotangent = torch.tensor([1.0, -2.0, 500.0, -700.0], dtype=torch.float64)
+    assert torch.autograd.grad(function(x, k, 1e-4), k, cotangent)[0] == -torch.inf

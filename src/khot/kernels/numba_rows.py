@@ -142,25 +142,20 @@ def moments(x, centre):
 @per_row
 def gather_finite(x, kept):
     """Copies the finite items to the start of ``kept``; returns their number and that of +inf, zeros with a NaN."""
-    finite = selected = 0
-    for v in x:
-        if math.isfinite(v):
-            kept[finite] = v
-            finite += 1
-        elif v > 0:
-            selected += 1
-        elif v != -np.inf:
-            return 0, 0
-    return finite, selected
+    finite = selected = others = 0
+    for v in x:  # without branches, which no processor can foresee
+        kept[finite] = v
+        finite += abs(v) < np.inf
+        selected += v == np.inf
+        others += v != v
+    return (0, 0) if others > 0 else (finite, selected)
 
 
 @per_row
-def scatter(x, values, ends, y):
-    """Gives the finite items of x the values, in their order, and -inf and +inf the two ``ends``."""
-    finite = 0
-    for i in range(x.shape[0]):
-        if math.isfinite(x[i]):
-            y[i] = values[finite]
-            finite += 1
-        else:
-            y[i] = ends[1] if x[i] > 0 else ends[0]
+def scatter(x, finite, ends, y):
+    """Moves the first entries of y to where x is finite, in their order; elsewhere it is one of the two ``ends``."""
+    place = finite - 1
+    for i in range(x.shape[0] - 1, -1, -1):  # from the last one, so that none is overwritten before it is moved
+        is_finite, value = abs(x[i]) < np.inf, y[max(place, 0)]
+        y[i] = value if is_finite else ends[1] if x[i] > 0 else ends[0]
+        place -= is_finite

@@ -29,14 +29,14 @@ class FarTail(NamedTuple):
 
     Attributes:
         log_decay: ``(a, beyond)``: log F'(a + beyond) - log F'(a).
-        log_hazard: ``(a)``: log of F'(a) over the tail F(-a).
+        mills: ``(a)``: the tail F(-a) over F'(a).
         gap: Of how many scales a gap around t has to be for these to be exact, or for tails to be about to underflow.
         reach: How many scales beyond the nearest item on its side another one does not show beside it.
-        is_exponential: Whether the hazard is the same everywhere.
+        is_exponential: Whether this ratio is the same everywhere.
     """
 
     log_decay: Compiled
-    log_hazard: Compiled
+    mills: Compiled
     gap: float
     reach: float
     is_exponential: bool = False
@@ -120,12 +120,12 @@ def _exponential_decay(a, beyond):
 
 
 @inlined
-def _unit_hazard(a):
-    return 0.0
+def _no_decay(a):
+    return 1.0
 
 
 # Beside 1, exp(-40) is less than rounding.
-EXPONENTIAL_TAIL = FarTail(_exponential_decay, _unit_hazard, gap=80.0, reach=50.0, is_exponential=True)
+EXPONENTIAL_TAIL = FarTail(_exponential_decay, _no_decay, gap=80.0, reach=50.0, is_exponential=True)
 
 
 @per_row
@@ -147,3 +147,9 @@ def normal_quantile(p):
     r = math.sqrt(-2.0 * math.log(min(p, 1.0 - p)))
     size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
     return -size if p < 0.5 else size
+
+
+@per_row
+def normal_spacing(quantile):
+    """How far neighbours of n normal numbers are apart around a quantile, in deviations, times n."""
+    return math.exp(0.5 * quantile * quantile) * math.sqrt(2 * math.pi)

@@ -4,10 +4,11 @@ A kernel takes a link as a constexpr, one of the records below: functions and nu
 the record itself as their last argument, as methods do: ``LINK.tails(a, LINK)``. Triton compiles a kernel once for each
 record, and a record cannot be made without the functions that kernels call.
 
-A smooth link gives everything through its shorter tail, F(-a) with a = abs(z), so that neither side loses digits.
-``nearest`` = min a over a row keeps its tails from underflowing all together: with it they and the slopes are divided
-by about what they are there. A compact link gives what lies below its cap. ``q`` is the parameter of a link, a number
-at run time.
+A smooth link gives everything through its shorter tail, F(-a) with a = abs(z), so that neither side loses digits. A
+compact link gives what lies below its cap. ``q`` is the parameter of a link, a number at run time.
+
+The functions of the loop take z in the link's ``unit``, in which its exponential is a power of two: exp2(-a) costs one
+instruction, exp(-a) two. All others take z itself.
 
 No library of device functions is used: Triton's interpreter has none.
 """
@@ -22,26 +23,25 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ..triton_tools import add2, add3, add4, farthest
+from ..triton_tools import quotient
 from .base import Link
 
-FAR = tl.constexpr(1e18)  # as good as infinite for z, but 0 * FAR is 0, and its square is finite in float32
-CAPPED = tl.constexpr(3e18)  # farther than that
 SMALL_TAIL = tl.constexpr(1e-4)  # below which three terms of the series of log(1 - tail) are exact in float32
+SMALL_TAIL_64 = tl.constexpr(1e-6)  # the same in float64
 
 Device = Any  # a function with @triton.jit: one to compile, or one to interpret
 
 
 @triton.jit
-def exponential_decay(a, b, LINK: tl.constexpr):
-    """The ``decay`` of a link with slopes like exp(-a)."""
-    return tl.exp(b - a)
+def constant_hazard(a, tail, LINK: tl.constexpr):
+    """The ``hazard`` of an exponential tail."""
+    return tl.full(a.shape, 1.0, a.dtype)
 
 
 @triton.jit
-def exponential_decay_beyond(start, beyond, LINK: tl.constexpr):
-    """The ``decay_beyond`` of such a link, which is the same at every start."""
-    return LINK.decay(beyond, 0.0 * beyond, LINK)
+def exponential_decay(start, beyond, LINK: tl.constexpr):
+    """The ``log_decay`` of an exponential tail."""
+    return -beyond
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -51,15 +51,18 @@ class TritonLink:
     Attributes:
         name: ``Link.kernel``.
         of: The class of the link, for its ``reach`` and ``reaches_zero``.
+        unit: The functions of the loop take ``unit * z``.
         quantile: ``(p, complement, q, LINK)``: the inverse of F at p = 1 - complement, to a few digits.
-        decay: ``(a, b, LINK)``: about F'(-a) / F'(-b) for a >= b >= 0, without underflow of either; 1 if slopes do not
-            underflow. Their common factor is ``decay(nearest, 0)``.
+        hazard: ``(a, tail, LINK)``: F'(-a) / F(-a), without underflow of either; from F(-a), too.
+        log_decay: ``(start, beyond, LINK)``: log F'(-start - beyond) - log F'(-start), far out in the tail.
     """
 
     name: str
     of: type[Link]
+    unit: float = 1.0
     quantile: Device
-    decay: Device
+    hazard: Device = constant_hazard
+    log_decay: Device = exponential_decay
 
     @property
     def compact(self) -> bool:
@@ -88,22 +91,15 @@ class SmoothLink(TritonLink):
     """The same of a link with a tail on both sides, F(-z) = 1 - F(z).
 
     Attributes:
-        tails: ``(a, LINK)``: F(-a) and F'(a) for a >= 0.
-        shifted_tails: ``(a, nearest, LINK)``: the same divided by ``decay(nearest, 0)``; arguments up to
-            :func:`limit_of`.
-        decay_beyond: ``(start, beyond, LINK)``: F'(start + beyond) / F'(start), also where both underflow.
-        slope_is_tail: Whether F'(a) = F(-a), which saves a sum.
-        log_tail: ``(a, tail, LINK)``: log F(-a), from a and F(-a); None if the link has no logarithms.
-        log_derivative: ``(z, LINK)``: F'(z) / F(z), likewise.
-        heavy: Whether the tails fall like powers; then the functions take every finite z.
+        tails: ``(a, LINK)``: F(-z) and F'(z) at a = unit * z >= 0.
+        log_tail: ``(a, tail, LINK)``: log F(-a), without underflow of F; from F(-a), too.
+        has_log: Whether there are maps to log F.
+        heavy: Whether the tails fall like powers.
     """
 
     tails: Device
-    shifted_tails: Device
-    decay_beyond: Device = exponential_decay_beyond
-    slope_is_tail: bool = False
-    log_tail: Device | None = None
-    log_derivative: Device | None = None
+    log_tail: Device
+    has_log: bool = False
     heavy: bool = False
 
 
@@ -113,13 +109,16 @@ class CompactLink(TritonLink):
 
     Attributes:
         cap: The z from which F(z) = 1.
-        uncapped: ``(z, q, LINK)``: F(z) and F'(z) below the cap; both 0 from there on.
+        uncapped: ``(z, q, LINK)``: F and F' below the cap, at unit * z; both 0 from there on.
+        log_uncapped: ``(z, q, LINK)``: log F(z) below the cap.
         newton_step: ``(residual, excess, total, slope, k, q, LINK)``: as of the torch link.
     """
 
     cap: float
     uncapped: Device
+    log_uncapped: Device
     newton_step: Device
+    has_log: bool = False
     heavy: bool = False
 
 
@@ -129,88 +128,69 @@ def triton_link(link: Link) -> TritonLink:
 
 
 @triton.jit
-def limit_of(LINK: tl.constexpr, DTYPE: tl.constexpr):
-    """A z as good as infinite, whose slope is nothing beside those of the others."""
-    if LINK.heavy:
-        return farthest(DTYPE)
+def is_below(z, LINK: tl.constexpr):
+    """1 for the entries that count as below the threshold, else 0, at ``unit * z``."""
+    if LINK.compact:
+        return tl.where(z < LINK.cap * LINK.unit, 1, 0)
+    elif z.dtype == tl.float32:
+        return (z.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)  # the sign: one instruction when it is added up
     else:
-        return FAR
+        return tl.where(z < 0.0, 1, 0)
 
 
 @triton.jit
-def bounded(z, LINK: tl.constexpr):
-    """z between numbers as good as infinite: 0 * z stays 0."""
-    limit = limit_of(LINK, z.dtype)
-    return tl.minimum(tl.maximum(z, -limit), limit)
+def against(tail, z):
+    """``tail``, which is not negative, with the sign opposite to that of z."""
+    if z.dtype == tl.float32:
+        sign = ~z.to(tl.int32, bitcast=True) & -0x80000000
+        return (tail.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    else:
+        return tl.where(z < 0.0, tail, -tail)
+
+
+@triton.jit
+def tails_and_slopes(z, q, LINK: tl.constexpr):
+    """The short tails that a residual is made of, and F', at ``unit * z``; of a compact link F below the cap."""
+    if LINK.compact:
+        return LINK.uncapped(z, q, LINK)
+    else:
+        return LINK.tails(tl.abs(z), LINK)
 
 
 @triton.jit
 def value(z, q, LINK: tl.constexpr, LOG: tl.constexpr):
-    """F(z), or log F(z)."""
+    """F, or log F, at ``unit * z``."""
+    tail, _ = tails_and_slopes(z, q, LINK)
     if LINK.compact:
         tl.static_assert(not LOG, "no logarithm of this link")
-        below, _ = LINK.uncapped(z, q, LINK)
-        return tl.where(z < LINK.cap, below, 1.0)
+        return tl.where(z < LINK.cap * LINK.unit, tail, 1.0)
+    elif LOG:
+        tl.static_assert(LINK.has_log, "no logarithm of this link")
+        return tl.where(z > 0, _log_complement(tail), LINK.log_tail(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
     else:
-        a = tl.abs(z)
-        tail, _ = LINK.tails(a, LINK)
-        if LOG:
-            tl.static_assert(LINK.log_tail is not None, "no logarithm of this link")
-            # log(1 - u) by its series where the subtraction rounds; below, log u without underflow.
-            series = -tail - 0.5 * tail * tail - tail * tail * tail / 3.0
-            high = tl.where(tail < SMALL_TAIL, series, tl.log(1.0 - tail))
-            return tl.where(z > 0, high, LINK.log_tail(a, tail, LINK))
-        else:
-            return tl.where(z > 0, 1.0 - tail, tail)
+        return tl.where(z > 0, 1.0 - tail, tail)
 
 
 @triton.jit
-def nearest_of(z, LINK: tl.constexpr):
-    """The smallest abs(z) of a tile, among those with a slope; 0 where slopes do not underflow."""
-    if not LINK.compact:
-        return tl.min(tl.abs(z), 0)
-    elif LINK.reaches_zero:
-        return tl.zeros((), z.dtype)
-    else:
-        return tl.min(tl.where(z < LINK.cap, -z, FAR), 0)
+def _log_complement(tail):
+    """log(1 - tail), by its series where the subtraction rounds."""
+    small = SMALL_TAIL_64 if tail.dtype == tl.float64 else SMALL_TAIL
+    series = -tail - 0.5 * tail * tail - tail * tail * tail / 3.0
+    return tl.where(tail < small, series, tl.log(1.0 - tail))
 
 
 @triton.jit
-def slopes(z, nearest, q, LINK: tl.constexpr):
-    """F'(z) divided by ``decay(nearest, 0)``."""
-    if not LINK.compact:
-        _, slope = LINK.shifted_tails(tl.abs(z), nearest, LINK)
-    elif LINK.reaches_zero:
-        _, slope = LINK.uncapped(z, q, LINK)
-    else:
-        slope = LINK.decay(tl.where(z < LINK.cap, -z, CAPPED), nearest, LINK)  # 0 where capped, also if all are
-    return slope
+def log_derivative(z, slope, tail, LINK: tl.constexpr):
+    """F'(z) / F(z), the derivative of log F, at ``unit * z``, from F' and the short tail there."""
+    tl.static_assert(LINK.has_log, "no logarithm of this link")
+    return tl.where(z > 0, quotient(slope, 1.0 - tail), LINK.hazard(tl.abs(z) * (1.0 / LINK.unit), tail, LINK))
 
 
 @triton.jit
-def log_derivative(z, LINK: tl.constexpr):
-    """F'(z) / F(z), the derivative of log F."""
-    tl.static_assert(not LINK.compact, "no logarithm of this link")
-    tl.static_assert(LINK.log_derivative is not None, "no logarithm of this link")
-    return LINK.log_derivative(z, LINK)
-
-
-@triton.jit
-def tail_sums(z, q, LINK: tl.constexpr):
-    """The four sums of :class:`khot.kernels.links.base.TailSums` over a tile, in one reduction; -inf adds nothing."""
+def log_short_tail(z, q, LINK: tl.constexpr):
+    """log of the short tail at z itself, without underflow; of a compact link log F below the cap."""
     if LINK.compact:
-        # One after the other where all together take more registers than there are.
-        above = tl.sum(tl.where(z < LINK.cap, 0, 1), 0)
-        tail, slope = LINK.uncapped(z, q, LINK)
-        total, slope = tl.reduce((tail, slope), 0, add2)
-        return above, total, total, slope
+        return LINK.log_uncapped(z, q, LINK)
     else:
-        tail, slope = LINK.tails(tl.abs(z), LINK)
-        positive = z > 0
-        signed = tl.where(positive, -tail, tail)
-        count = tl.where(positive, 1, 0)
-        if LINK.slope_is_tail:
-            above, signed, total = tl.reduce((count, signed, tail), 0, add3)
-            return above, signed, total, total
-        else:
-            return tl.reduce((count, signed, tail, slope), 0, add4)
+        tail, _ = LINK.tails(tl.abs(z) * LINK.unit, LINK)
+        return LINK.log_tail(tl.abs(z), tail, LINK)

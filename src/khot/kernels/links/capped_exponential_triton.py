@@ -5,14 +5,20 @@
 import triton
 import triton.language as tl
 
-from .base_triton import CompactLink, exponential_decay
+from ..triton_tools import LOG2_E, rough_log
+from .base_triton import CompactLink
 from .capped_exponential import CappedExponential
 
 
 @triton.jit
 def _uncapped(z, q, LINK: tl.constexpr):
-    tail = tl.where(z < 0.0, tl.exp(tl.minimum(z, 0.0)), 0.0)
+    tail = tl.where(z < 0.0, tl.exp2(tl.minimum(z, 0.0)), 0.0)
     return tail, tail
+
+
+@triton.jit
+def _log_uncapped(z, q, LINK: tl.constexpr):
+    return z
 
 
 @triton.jit
@@ -22,16 +28,17 @@ def _newton_step(residual, excess, total, slope, k, q, LINK: tl.constexpr):
 
 @triton.jit
 def _quantile(p, complement, q, LINK: tl.constexpr):
-    return tl.log(p)
+    return rough_log(p)
 
 
 CAPPED_EXPONENTIAL = CompactLink(
     name="exp",
     of=CappedExponential,
+    unit=LOG2_E.value,
     quantile=_quantile,
-    decay=exponential_decay,
     cap=0.0,
     uncapped=_uncapped,
+    log_uncapped=_log_uncapped,
     newton_step=_newton_step,
 )
 KERNELS = {CAPPED_EXPONENTIAL.name: CAPPED_EXPONENTIAL}

@@ -8,13 +8,9 @@ Powers go by exp2 and log2: those of 0 are 0, since all exponents are positive.
 import triton
 import triton.language as tl
 
+from ..triton_tools import fast_log2, quotient
 from .base_triton import CompactLink
 from .clipped_power import ClippedPower
-
-
-@triton.jit
-def _no_decay(a, b, LINK: tl.constexpr):
-    return a * 0.0 + 1.0
 
 
 @triton.jit
@@ -31,8 +27,13 @@ def _clipped(z, q, LINK: tl.constexpr):
 @triton.jit
 def _clipped_power(z, q, LINK: tl.constexpr):
     base = _base(z)
-    power = tl.exp2((q - 1.0) * tl.log2(base))  # 0 where the base is: q > 1
+    power = tl.exp2((q - 1.0) * fast_log2(base))  # 0 where the base is: q > 1
     return base * power, q * power
+
+
+@triton.jit
+def _log_clipped(z, q, LINK: tl.constexpr):
+    return q * tl.log(_base(z))
 
 
 @triton.jit
@@ -55,25 +56,25 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
 
 @triton.jit
 def _quantile_of_power(p, complement, q, LINK: tl.constexpr):
-    return tl.exp2(tl.log2(p) / q)
+    return tl.exp2(quotient(fast_log2(p), q))
 
 
 CLIP = CompactLink(
     name="clip",
     of=ClippedPower,
     quantile=_quantile,
-    decay=_no_decay,
     cap=1.0,
     uncapped=_clipped,
+    log_uncapped=_log_clipped,
     newton_step=_step,
 )
 CLIP_POWER = CompactLink(
     name="clip_power",
     of=ClippedPower,
     quantile=_quantile_of_power,
-    decay=_no_decay,
     cap=1.0,
     uncapped=_clipped_power,
+    log_uncapped=_log_clipped,
     newton_step=_step_of_power,
 )
 KERNELS = {link.name: link for link in (CLIP, CLIP_POWER)}

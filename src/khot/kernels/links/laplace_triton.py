@@ -5,8 +5,9 @@
 import triton
 import triton.language as tl
 
+from ..triton_tools import LOG2_E, rough_log
 from .base import LOG_2
-from .base_triton import SmoothLink, exponential_decay
+from .base_triton import SmoothLink
 from .laplace import Laplace
 
 LN_2 = tl.constexpr(LOG_2)
@@ -14,13 +15,7 @@ LN_2 = tl.constexpr(LOG_2)
 
 @triton.jit
 def _tails(a, LINK: tl.constexpr):
-    tail = 0.5 * tl.exp(-a)
-    return tail, tail
-
-
-@triton.jit
-def _shifted_tails(a, nearest, LINK: tl.constexpr):
-    tail = 0.5 * tl.exp(nearest - a)
+    tail = 0.5 * tl.exp2(-a)
     return tail, tail
 
 
@@ -30,25 +25,18 @@ def _log_tail(a, tail, LINK: tl.constexpr):
 
 
 @triton.jit
-def _log_derivative(z, LINK: tl.constexpr):
-    tail, _ = LINK.tails(tl.abs(z), LINK)
-    return tl.where(z > 0, tail / (1.0 - tail), 1.0)
-
-
-@triton.jit
 def _quantile(p, complement, q, LINK: tl.constexpr):
-    return tl.where(p < complement, tl.log(2.0 * p), -tl.log(2.0 * complement))
+    size = rough_log(2.0 * tl.minimum(p, complement))
+    return tl.where(p < complement, size, -size)
 
 
 LAPLACE = SmoothLink(
     name="laplace",
     of=Laplace,
+    unit=LOG2_E.value,
     quantile=_quantile,
-    decay=exponential_decay,
     tails=_tails,
-    shifted_tails=_shifted_tails,
-    slope_is_tail=True,
     log_tail=_log_tail,
-    log_derivative=_log_derivative,
+    has_log=True,
 )
 KERNELS = {LAPLACE.name: LAPLACE}

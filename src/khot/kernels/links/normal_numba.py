@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
-import math
-
 import numpy as np
 
 from ..numba_math import FLUSHED_EXP, Real
@@ -65,9 +63,9 @@ def _log_decay(a, beyond):
 
 
 @inlined
-def _log_hazard(a):
+def _mills(a):
     s = SCALE_64 / (SCALE_64 + a)
-    return math.log(INV_SQRT_2PI / (s * _mills_64(2 * s - 1)))
+    return s * _mills_64(2 * s - 1) / INV_SQRT_2PI
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
@@ -83,4 +81,4 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
         decay = exp(minus_half * a * a) if a < last else zero
         return decay * (s * mills(two * s - one)), decay * density
 
-    return smooth_link(tails, _quantile, FarTail(_log_decay, _log_hazard, gap=20.0, reach=5.0), real)
+    return smooth_link(tails, _quantile, FarTail(_log_decay, _mills, gap=20.0, reach=5.0), real)

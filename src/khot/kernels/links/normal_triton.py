@@ -2,24 +2,27 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
+import math
+
 import triton
 import triton.language as tl
 
-from ..triton_tools import horner4
+from ..triton_tools import LOG2_E, horner4, quotient, reciprocal, rough_log
 from .base_triton import SmoothLink
 from .normal import INV_SQRT_2PI, Normal
 
 DENSITY_AT_0 = tl.constexpr(INV_SQRT_2PI)
+UNIT = tl.constexpr(math.sqrt(LOG2_E.value / 2))  # exp(-a^2 / 2) = exp2(-(UNIT a)^2)
 
 
 @triton.jit
-def _mills(a):
-    """Mills' ratio over sqrt(2 pi), exp(a^2 / 2) F(-a) for a >= 0: s times a polynomial in s = c / (c + a).
+def _mills(a, unit: tl.constexpr):
+    """Mills' ratio over sqrt(2 pi), exp(z^2 / 2) F(-z) at a = unit z >= 0: s times a polynomial in s = 1 / (1 + z / c).
 
     Interpolated at Chebyshev points; the relative error is 1.3e-8 in float32 and 7e-17 in float64.
     """
     if a.dtype == tl.float64:
-        s = 5.0 / (5.0 + a)
+        s = 1.0 / (a / (5.0 * unit) + 1.0)
         u = 2.0 * s - 1.0
         p = (-1.6332385249361177e-10 * u - 1.0074604252267033e-10) * u + 1.8893655039595838e-9
         p = horner4(p, u, 1.0031299879479652e-9, -1.3565110626631534e-8, -7.1636801030382531e-9, 8.6805251896651399e-8)
@@ -28,7 +31,7 @@ def _mills(a):
         p = horner4(p, u, 0.00059867534764464399, 0.0041590133601883231, 0.013823727741762866, 0.033004073234068563)
         p = horner4(p, u, 0.062706631334242753, 0.099061123193995358, 0.13307650057801154, 0.15383860995001259)
     else:
-        s = 3.5 / (3.5 + a)
+        s = reciprocal(a * (1.0 / (3.5 * unit)) + 1.0)
         u = 2.0 * s - 1.0
         p = (-1.42191112e-5 * u - 9.89577166e-6) * u + 0.00012934112
         p = horner4(p, u, 0.000119362457, -0.000908281686, -0.00184720974, 0.00497315964)
@@ -37,32 +40,32 @@ def _mills(a):
 
 
 @triton.jit
-def _decay(a, b, LINK: tl.constexpr):
-    return tl.exp(-0.5 * (a - b) * (a + b))  # factored so that no square overflows first
-
-
-@triton.jit
-def _decay_beyond(start, beyond, LINK: tl.constexpr):
-    return tl.exp(-(start + 0.5 * beyond) * beyond)
-
-
-@triton.jit
 def _tails(a, LINK: tl.constexpr):
-    density = tl.exp(-0.5 * a * a)
-    return density * _mills(a), density * DENSITY_AT_0
+    density = tl.exp2(-a * a)
+    return density * _mills(a, UNIT), density * DENSITY_AT_0
 
 
 @triton.jit
-def _shifted_tails(a, nearest, LINK: tl.constexpr):
-    density = LINK.decay(a, nearest, LINK)
-    return density * _mills(a), density * DENSITY_AT_0
+def _log_tail(a, tail, LINK: tl.constexpr):
+    return tl.log(_mills(a, 1.0)) - 0.5 * a * a
+
+
+@triton.jit
+def _hazard(a, tail, LINK: tl.constexpr):
+    return 1.0 / (_mills(a, 1.0) * (1.0 / DENSITY_AT_0))
+
+
+@triton.jit
+def _log_decay(start, beyond, LINK: tl.constexpr):
+    return -(start + 0.5 * beyond) * beyond  # a difference of squares would lose its digits
 
 
 @triton.jit
 def normal_quantile(p, complement):
     """To 4.5e-4: formula 26.2.23 of Abramowitz and Stegun, "Handbook of Mathematical Functions"."""
-    r = tl.sqrt(-2.0 * tl.log(tl.minimum(p, complement)))
-    size = r - (2.515517 + r * (0.802853 + r * 0.010328)) / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
+    r = tl.sqrt(-2.0 * rough_log(tl.minimum(p, complement)))
+    over = 1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308))
+    size = r - quotient(2.515517 + r * (0.802853 + r * 0.010328), over)
     return tl.where(p < complement, -size, size)
 
 
@@ -74,10 +77,11 @@ def _quantile(p, complement, q, LINK: tl.constexpr):
 NORMAL = SmoothLink(
     name="normal",
     of=Normal,
+    unit=UNIT.value,
     quantile=_quantile,
-    decay=_decay,
     tails=_tails,
-    shifted_tails=_shifted_tails,
-    decay_beyond=_decay_beyond,
+    log_tail=_log_tail,
+    hazard=_hazard,
+    log_decay=_log_decay,
 )
 KERNELS = {NORMAL.name: NORMAL}

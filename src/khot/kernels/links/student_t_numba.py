@@ -96,20 +96,20 @@ def _scaled_tail(df: int, real: Real) -> Compiled:
 
 @functools.cache
 def _far_tail(df: int) -> FarTail:
-    degrees, density = float(df), DENSITY[df]
+    degrees, density, log1p = float(df), DENSITY[df], LOG1P[np.float64]
     with specialised(f"student_t_{df} far"):
         scaled_tail = _scaled_tail(df, np.float64)
 
         @inlined
         def log_decay(a, beyond):
-            return -0.5 * (degrees + 1) * math.log1p((2 * a + beyond) * beyond / (degrees + a * a))
+            return -0.5 * (degrees + 1) * log1p((2 * a + beyond) * beyond / (degrees + a * a))
 
         @inlined
-        def log_hazard(a):
+        def mills(a):
             r = math.sqrt(degrees + a * a)
-            return math.log(density / (scaled_tail(a, r) * r))
+            return scaled_tail(a, r) * r / density
 
-        return FarTail(log_decay, log_hazard, gap=1e7, reach=math.inf)
+        return FarTail(log_decay, mills, gap=1e7, reach=math.inf)
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from ..triton_tools import horner4
+from ..triton_tools import horner4, reciprocal
 from .base_triton import SmoothLink
 from .student_t import DENSITY, StudentT
 
@@ -35,15 +35,11 @@ class StudentTLink(SmoothLink):
         """C."""
         return DENSITY[self.df]
 
-    @property
-    def highest(self) -> float:
-        """F'(0)."""
-        return DENSITY[self.df] / self.df ** ((self.df + 1) / 2)
-
 
 @triton.jit
-def _radius(a, LINK: tl.constexpr):
-    return tl.where(a < ASYMPTOTIC, tl.sqrt(a * a + LINK.df), a)
+def _inverse_radius(a, LINK: tl.constexpr):
+    near = tl.minimum(a, ASYMPTOTIC)
+    return tl.where(a < ASYMPTOTIC, tl.rsqrt(near * near + LINK.df), reciprocal(a))
 
 
 @triton.jit
@@ -79,52 +75,40 @@ def _scaled_tail(a, inverse, LINK: tl.constexpr):
     both = 1.0 + tl.where(a < ASYMPTOTIC, a * inverse, 1.0)  # 1 + rho
     if LINK.df == 1:
         # atan(1 / a) = 2 atan(s) = 4 atan(v): the half of an angle, twice.
-        s = inverse / both
+        s = inverse * reciprocal(both)
         half = 1.0 + tl.sqrt(1.0 + s * s)
-        v = s / half
-        return _atan_ratio(v * v) / (both * half)
+        v = s * reciprocal(half)
+        return _atan_ratio(v * v) * reciprocal(both * half)
     elif LINK.df == 2:
-        return 1.0 / both
+        return reciprocal(both)
     else:
-        missing = 4.0 * inverse * inverse / both
-        return 4.0 * (3.0 - missing) / (both * both)
+        over = reciprocal(both)
+        return 4.0 * (3.0 - 4.0 * inverse * inverse * over) * (over * over)
 
 
 @triton.jit
 def _tails(a, LINK: tl.constexpr):
-    inverse = 1.0 / _radius(a, LINK)
+    inverse = _inverse_radius(a, LINK)
     power = _power(inverse, LINK)
     return _scaled_tail(a, inverse, LINK) * power, LINK.density * power * inverse
 
 
 @triton.jit
-def _decay(a, b, LINK: tl.constexpr):
-    ratio = _radius(b, LINK) / _radius(a, LINK)
-    return _power(ratio, LINK) * ratio
-
-
-@triton.jit
-def _shifted_tails(a, nearest, LINK: tl.constexpr):
-    r, closest = _radius(a, LINK), _radius(nearest, LINK)
-    ratio = closest / r
-    power = LINK.highest * _power(ratio, LINK)
-    return _scaled_tail(a, 1.0 / r, LINK) * power * (closest / LINK.density), power * ratio
-
-
-@triton.jit
 def _log_tail(a, tail, LINK: tl.constexpr):
-    r = _radius(a, LINK)
-    return tl.log(_scaled_tail(a, 1.0 / r, LINK)) - LINK.df * tl.log(r)
+    inverse = _inverse_radius(a, LINK)
+    return tl.log(_scaled_tail(a, inverse, LINK)) + LINK.df * tl.log(inverse)
 
 
 @triton.jit
-def _log_derivative(z, LINK: tl.constexpr):
-    """C / r^(df + 1) / (1 - F(-z)) above 0, C / (r T) below."""
-    a = tl.abs(z)
-    inverse = 1.0 / _radius(a, LINK)
-    scaled, power = _scaled_tail(a, inverse, LINK), _power(inverse, LINK)
-    ratio = tl.where(z > 0, power, 1.0) / tl.where(z > 0, 1.0 - scaled * power, scaled)
-    return LINK.density * inverse * ratio
+def _hazard(a, tail, LINK: tl.constexpr):
+    inverse = _inverse_radius(a, LINK)
+    return LINK.density * inverse / _scaled_tail(a, inverse, LINK)
+
+
+@triton.jit
+def _log_decay(start, beyond, LINK: tl.constexpr):
+    ratio = _inverse_radius(start + beyond, LINK) / _inverse_radius(start, LINK)
+    return (LINK.df + 1) * tl.log(ratio)
 
 
 @triton.jit
@@ -152,11 +136,11 @@ def _record(df: int) -> StudentTLink:
         of=StudentT,
         df=df,
         quantile=_quantile,
-        decay=_decay,
         tails=_tails,
-        shifted_tails=_shifted_tails,
         log_tail=_log_tail,
-        log_derivative=_log_derivative,
+        hazard=_hazard,
+        log_decay=_log_decay,
+        has_log=True,
         heavy=True,
     )
 

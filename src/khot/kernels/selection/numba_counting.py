@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..numba_rows import larger, smaller
+from ..numba_rows import smaller
 from ..numba_tools import inlined, per_row, summed
 
 ANYWHERE = -2.0, 0.0, 2.0  # guesses that cut the range of float32 in four
@@ -86,11 +86,12 @@ def _count_above_three(x, a, b, c):
 def neighbours(x, t):
     """The largest entry that is not above t, and the smallest that is; infinite where there is none."""
     infinity = x.dtype.type(np.inf)
-    below, above = -infinity, infinity
+    below = above = infinity
     for i in range(x.shape[0]):
-        below = larger(below, x[i] if x[i] <= t else -infinity)
-        above = smaller(above, x[i] if x[i] > t else infinity)
-    return below, above
+        is_above = x[i] > t
+        below = smaller(below, infinity if is_above else -x[i])  # two minima of like choices take the least time
+        above = smaller(above, x[i] if is_above else infinity)
+    return -below, above
 
 
 # ---- Thresholds

@@ -30,7 +30,7 @@ from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
 from ..rows import in_rows_of, with_an_item
 from . import exact, reference
-from .kinds import KINDS, Kind
+from .kinds import KINDS, MASK, Kind
 
 __all__ = ["mask", "mask_derivative", "plain", "solve_threshold", "threshold", "threshold_derivative"]
 
@@ -64,6 +64,10 @@ def _derivative_asks(
     return x, Link.find(link), KINDS[kind]
 
 
+def _has_offset_loop(x: Tensor, link: Link, kind: Kind) -> str | None:
+    return _has_loops(x, link, kind) if kind == MASK else "the loop of the offset's derivative is for masks alone"
+
+
 # Backends are asked about the scores, the link and the kind of map.
 threshold = Operator("threshold", reference.threshold, fake=lambda x, *_: _like_rows(x), asks=_asks)
 mask = Operator("threshold_mask", reference.mask, fake=_like_x_and_rows, asks=_asks)
@@ -82,6 +86,7 @@ mask_derivative.backend("torch", module=".exact")
 threshold_derivative = Operator(
     "threshold_derivative", reference.threshold_derivative, fake=_like_x_and_rows, asks=_derivative_asks
 )
+threshold_derivative.backend("numba", module=".numba_backend", takes=_has_offset_loop)
 threshold_derivative.backend("torch", module=".exact")
 
 # The mask of scores alone, k and scale being numbers, and its gradient at the least fixed cost, where the backend that

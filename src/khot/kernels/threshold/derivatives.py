@@ -256,7 +256,7 @@ def _shares_in_gaps(rows: MapRows, items: Items, g: Tensor, total: Tensor, far: 
         (items.slope * items.lever).sum(-1),
     )
     on_k = pulled if items.factor is None else above + below / density
-    first = mean_distance(share, items.lever, fixed.a, fixed.s, fixed.at, link, over)
+    first = mean_distance(share, items.lever, fixed.a, fixed.s, fixed.at, far, link, over)
     norm = torch.ones_like(column.double())
     pull = on_k if items.factor is None else pull
     return items, Shares(share, norm, density.reciprocal(), first, pull, on_k, moment, slope_moment)

@@ -87,7 +87,9 @@ def density_of(z: Tensor, link: Link, over: Whole) -> Tensor:
     return over.logsumexp(link.log_slope(z))[0].exp()
 
 
-def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold, link: Link, over: Whole) -> Tensor:
+def mean_distance(
+    share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold, far: Tensor, link: Link, over: Whole
+) -> Tensor:
     """sum omega z, which is -dt/ds; its derivatives are those of this sum. All but share and z are constants.
 
     It is the difference of what lies above t and what lies below, both as large as the gap. In a wide gap it is found
@@ -101,7 +103,7 @@ def mean_distance(share: Tensor, z: Tensor, x: Tensor, s: Tensor, at: Threshold,
         return mean
     gap = gap_around(x, s, at, link, over)
     half = ((gap.above.edge - gap.below.edge) * 0.5 / s.unsqueeze(-1)).squeeze(-1)
-    wide = (half > WIDE) & half.isfinite()
+    wide = far & (half > WIDE) & half.isfinite()  # t of other rows may be at an item, with no gap around it
     half = torch.where(wide, half, WIDE)
     edge = torch.where(gap.above.items, gap.above.edge, gap.below.edge)
     weight = share.detach()

@@ -35,16 +35,13 @@ def _solve(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, empty without values, and the threshold."""
-    batch, n = x.shape[:-1], x.shape[-1]
-    found, items = Link.find(link), _rows(x)
-    rows = items.shape[0]
+    batch, found, items = x.shape[:-1], Link.find(link), _rows(x)
+    rows, n = items.shape
     k, scale = _flat(k), _flat(scale)
-    y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # at no address
-    at = Threshold(k.new_empty(rows), k.new_empty(rows))
-    left = k.new_empty(rows, dtype=torch.bool)
-    results = (v.data_ptr() for v in (y, *at, left))
-    arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *results, *link_numbers(found)
-    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments):
+    y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # empty: address 0 writes no values
+    at, left = Threshold(k.new_empty(rows), k.new_empty(rows)), k.new_empty(rows, dtype=torch.bool)
+    arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *(v.data_ptr() for v in (y, *at, left))
+    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments, *link_numbers(found)):
         if check:  # of all rows, whose numbers the errors tell
             span = row_range(KINDS[kind].scores(items))
             exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
@@ -59,20 +56,31 @@ def _solve(
 def mask_derivative(
     x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str, with_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, n = x.shape[:-1], x.shape[-1]
-    found = Link.find(link)
-    items, cotangents = _rows(x), _rows(grad.to(compute_dtype(x)))
-    rows = items.shape[0]
+    batch, found, items, cotangents = x.shape[:-1], Link.find(link), _rows(x), _rows(grad.to(compute_dtype(x)))
+    rows, n = items.shape
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
-    grad_x, grad_k = torch.empty_like(items), torch.empty_like(scale)
+    grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    left = scale.new_empty(rows, dtype=torch.bool)
-    inputs = (v.data_ptr() for v in (*at, cotangents))
-    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
-    arguments = items.data_ptr(), scale.data_ptr(), 0.0, *inputs, *results, float(found.q)
-    if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
+    arguments = items.data_ptr(), scale.data_ptr(), 0.0, *(v.data_ptr() for v in (*at, cotangents, grad_x, grad_k))
+    results = grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
+    if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments, *results, float(found.q)):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
+    return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
+
+
+def threshold_derivative(
+    x: Tensor, scale: Tensor, anchor: Tensor, offset: Tensor, grad: Tensor, link: str, kind: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, found, items = x.shape[:-1], Link.find(link), _rows(x)
+    rows, n = items.shape
+    given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
+    grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
+    left = given[0].new_empty(rows, dtype=torch.bool)
+    addresses = tuple(v.data_ptr() for v in (items, *given, grad_x, grad_k, grad_scale, left))
+    if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *addresses, float(found.q)):
+        s, a, c, g = (v[left] for v in given)
+        grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], s, a, c, g, link, kind)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
 
 

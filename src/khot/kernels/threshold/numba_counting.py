@@ -14,55 +14,16 @@ import numpy as np
 
 from ..links.base_numba import Compiled
 from ..numba_math import Real
-from ..numba_rows import highest, lowest, minimum
+from ..numba_rows import highest, lowest
 from ..numba_tools import per_row, specialised, summed
+from ..selection.numba_counting import count_above, neighbours
+from .numba_scale import Scale
 
 PASSES = 64  # usual are 2 to 10, and 20 beside numbers that are many orders larger than the others
 UNBOUNDED = 3  # passes after which both ends of the bracket are finite
-FEW = 2**20  # items that are counted at a time in float32, which is exact and fastest
+SMALL = 0.15  # softness, in deviations of the items, below which counting comes first
+FOCUSED = 1 / 16  # of the variance, what is left of it beside items that are far away
 STEEP = 4.0  # ratio of the ends of a bracket from which its middle is that of their logarithms
-
-
-@functools.cache
-def counter(real: Real) -> Compiled:
-    """``(x, u)``: how many items are above u, a float64."""
-    zero, one = real(0), real(1)
-    with specialised(real.__name__):
-
-        @summed
-        def of_few(x, u):
-            above = zero
-            for i in range(x.shape[0]):
-                above += one if x[i] > u else zero
-            return above
-
-        @per_row
-        def count_above(x, u):
-            above = 0.0
-            for i in range(0, x.shape[0], FEW):
-                above += of_few(x[i : i + FEW], u)
-            return above
-
-    return count_above
-
-
-@functools.cache
-def neighbours_of(real: Real) -> Compiled:
-    """``(x, u)``: the largest item that is not above u and the smallest that is, or infinite."""
-    nothing = real(np.inf)
-    with specialised(real.__name__):
-
-        @summed
-        def neighbours(x, u):
-            left = right = nothing
-            for i in range(x.shape[0]):
-                v = x[i]
-                above = v > u
-                right = minimum(right, v if above else nothing)
-                left = minimum(left, nothing if above else -v)
-            return -left, right
-
-    return neighbours
 
 
 @per_row
@@ -85,23 +46,58 @@ def _middle(low, high):
     return math.copysign(math.sqrt(near) * math.sqrt(far) if near > 0 else far / 1024, low + high)
 
 
+@summed
+def _sums_between(x, low, high):
+    total = squares = 0.0
+    for i in range(x.shape[0]):
+        v = np.float64(x[i]) if (x[i] > low) & (x[i] <= high) else 0.0
+        total += v
+        squares += v * v
+    return total, squares
+
+
+@per_row
+def focus(x, k, s, mean, variance):
+    """Mean, variance and number of the items around t, and the number of those above them.
+
+    They are all items, but where some that are far away make up most of the variance, as masks at -1e9 do: these say
+    nothing about t.
+    """
+    infinity = x.dtype.type(np.inf)
+    low, high, above, count = -infinity, infinity, 0.0, float(x.shape[0])
+    while s * s < SMALL * SMALL * variance < np.inf:
+        cut = x.dtype.type(mean)
+        higher = float(count_above(x, cut))
+        if higher > k:
+            low, most, least = cut, higher - above, above
+        else:
+            high, most, least = cut, above + count - higher, higher
+        total, squares = _sums_between(x, low, high)
+        centre = total / most
+        rest = max(squares / most - centre * centre, 0.0)
+        if not (least < k < least + most and rest < FOCUSED * variance):
+            break
+        mean, variance, above, count = centre, rest, least, most
+    return mean, variance, above, count
+
+
 @functools.cache
-def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
+def encloser(scale: Scale, real: Real) -> Compiled:
     """``(x, k, u, step, s, q)``: low and high, numbers of items that are at least and at most above them, in a gap.
 
     t is a little above low, if at all, and a little below high: at least ``above_low > k`` items are low or above it,
-    at most ``above_high < k`` above high. The search starts at u; k / n of the items are expected to be ``step`` apart.
+    at most ``above_high < k`` above high. The search starts at u, where neighbouring items are expected to be ``step``
+    apart.
     """
-    count_above, neighbours = counter(real), neighbours_of(real)
-    with specialised(name):
+    scale_at = scale.at
+    with specialised(f"{scale.name} {real.__name__}"):
 
         @per_row
         def enclose(x, k, u, step, s, q):
-            n = x.shape[0]
-            low, high, above_low, above_high = -np.inf, np.inf, float(n), 0.0
+            low, high, above_low, above_high = -np.inf, np.inf, float(x.shape[0]), 0.0
             for i in range(PASSES):
                 cut = real(u)
-                above = count_above(x, cut)
+                above = float(count_above(x, cut))
                 missing = k - above
                 if abs(missing) < 1:
                     left, right = neighbours(x, cut)
@@ -114,15 +110,15 @@ def encloser(scale_at: Compiled, real: Real, name: str) -> Compiled:
                     low, above_low = np.float64(cut), above
                 else:
                     high, above_high = np.float64(cut), above
-                bounded = math.isfinite(low) and math.isfinite(high)
-                if not bounded and (i >= UNBOUNDED or not math.isfinite(step)):
-                    low, high, bounded = max(low, np.float64(lowest(x))), min(high, np.float64(highest(x))), True
-                if not bounded:
-                    u += math.copysign(step * (1 + abs(missing)), -missing)
-                    step *= 2
-                elif high - low <= scale_at(max(low, 0.0), s, q):
+                if not (math.isfinite(low) and math.isfinite(high)):
+                    if i < UNBOUNDED and math.isfinite(step):
+                        u += math.copysign(step * (1 + abs(missing)), -missing)
+                        step *= 2
+                        continue
+                    low, high = max(low, np.float64(lowest(x))), min(high, np.float64(highest(x)))
+                if high - low <= scale_at(max(low, 0.0), s, q):
                     break
-                elif not stays and i % 3 < 2:
+                if not stays and i % 3 < 2:
                     u = low + (high - low) * (above_low - k) / (above_low - above_high)
                 else:
                     u = _middle(low, high)

@@ -13,89 +13,113 @@ the shares of the slopes, of which derivatives are made, stay exact in any gap.
 
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 import math
 
 import numpy as np
 
-from ..links.base_numba import Compiled, FarTail
-from ..numba_math import Real
-from ..numba_tools import per_row, specialised
-from .numba_counting import counter, neighbours_of, place_of
+from ..links.base_numba import Compiled, FarTail, NumbaLink
+from ..numba_math import FLUSHED_EXP, Real
+from ..numba_tools import inlined, per_row, summed
+from ..selection.numba_counting import count_above, neighbours
+from .numba_counting import place_of
+from .numba_scale import Scale, Shape
 
-NEGLIGIBLE = -60.0  # log of a slope that shows beside no other
+NEGLIGIBLE = -60.0  # log of a slope that shows beside no other, and whose float32 is no subnormal number yet
+EXPONENTIAL_GAP = 80.0  # scales of a gap around t whose other side a capped exponential does not see
 BALANCING_STEPS = 30  # usual are 1 to 4
 FARTHEST = 1e100  # in scales, whose powers are finite
 HARD = 1e200  # an inverse of the softness with which only items that are tied with the nearest have a slope
 
 
-@functools.cache
-def _side_of(far: FarTail, name: str, real: Real) -> Compiled:
-    """``(x, edge, sign, a, inverse, is_alone, slopes)``: sums of slopes and tails on a side of a gap; slopes if wanted.
+def gap_closer(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, k, s, q, left, right)``: whether t is known in this gap, k items being above it; anchor and offset."""
+    scale_at, grows = scale.at, scale.grows
+
+    @per_row
+    def of_power(x, k, s, q, left, right):
+        room = (right - left) / scale_at(left, s, q) - 1
+        if grows:  # at the largest zero, which no rounding brings back
+            return left > 0 and room >= 0, left, 0.0
+        return room >= 0, left, min(0.5 * room, 1.0)
+
+    @inlined
+    def of_exponential(x, k, s, q, left, right):
+        return right - left > EXPONENTIAL_GAP * s, right, 0.0
+
+    if shape.compact:
+        return of_power if shape.reaches_zero else of_exponential
+    return _balancer(link.far, real)
+
+
+def _sides_of(far: FarTail, real: Real) -> Compiled:
+    """``(x, k, sign, edge, a, inverse, slopes)``: sums of slopes and tails on a side of a gap with k items above it.
 
     They are relative to the slope of the item at the edge, which is at the distance a from t; the others lie beyond it,
-    in the direction of the sign. Usually none is near, and nothing is to be summed.
+    in the direction of the sign. The slopes are filled in, if wanted. Usually no other item is near.
     """
-    log_decay, log_hazard, one = far.log_decay, far.log_hazard, real(1)
-    with specialised(f"{name} {real.__name__}"):
+    log_decay, mills, reach, exp = far.log_decay, far.mills, far.reach, FLUSHED_EXP[np.float64]
 
-        @per_row
-        def side(x, edge, sign, a, inverse, is_alone, slopes):
-            if is_alone:
-                if slopes.shape[0] > 0:
-                    slopes[place_of(x, edge)] = one
-                return 1.0, math.exp(-log_hazard(a))
-            total = tails = 0.0
-            for i in range(x.shape[0]):
-                beyond = sign * (np.float64(x[i]) - edge)
-                if 0 <= beyond < np.inf:
-                    decay = log_decay(a, beyond * inverse)
-                    if decay > NEGLIGIBLE:
-                        slope = math.exp(decay)
-                        total += slope
-                        tails += slope * math.exp(-log_hazard(a + beyond * inverse))
-                        if slopes.shape[0] > 0:
-                            slopes[i] = slope
-            return total, tails
+    @summed
+    def of_all(x, sign, edge, a, inverse, slopes):
+        total = tails = 0.0
+        for i in range(x.shape[0]):
+            beyond = sign * (np.float64(x[i]) - edge) * inverse
+            there = (beyond >= 0) & (beyond < np.inf)
+            beyond = beyond if there else 0.0
+            decay = log_decay(a, beyond)
+            slope = exp(decay) if there & (decay > NEGLIGIBLE) else 0.0
+            total += slope
+            tails += slope * mills(a + beyond)
+            if slopes.shape[0] > 0:
+                slopes[i] = slope if there else slopes[i]
+        return total, tails
+
+    @per_row
+    def side(x, k, sign, edge, a, inverse, slopes):
+        nearer = count_above(x, real(edge + sign * reach / inverse))
+        if (nearer >= k - 1 and sign > 0) or (nearer <= k + 1 and sign < 0):
+            if slopes.shape[0] > 0:
+                slopes[place_of(x, real(edge))] = 1
+            return 1.0, mills(a)
+        return of_all(x, sign, edge, a, inverse, slopes)
 
     return side
 
 
-def balancer(far: FarTail, name: str, real: Real) -> Compiled:
-    """``(x, k, s, left, right)``: anchor and offset in a wide gap of a smooth link, and whether they were found."""
-    side, count_above, is_exponential = _side_of(far, name, real), counter(real), far.is_exponential
-    log_decay, reach = far.log_decay, far.reach
+def _balancer(far: FarTail | None, real: Real) -> Compiled:
+    """:func:`gap_closer` of a smooth link."""
+    assert far is not None
+    side, log_decay, width, is_exponential = _sides_of(far, real), far.log_decay, far.gap, far.is_exponential
 
     @per_row
-    def balance(x, k, s, left, right):
-        inverse = 1 / s
-        left_alone = count_above(x, real(left - reach * s)) <= k + 1
-        right_alone = count_above(x, real(right + reach * s)) >= k - 1
-        anchor = np.float64(real(0.5 * left + 0.5 * right))
+    def balance(x, k, s, q, left, right):
+        if right - left < width * s:
+            return False, 0.0, 0.0
+        inverse, anchor = 1 / s, np.float64(real(0.5 * left + 0.5 * right))
         to_left, to_right = (anchor - left) * inverse, (right - anchor) * inverse
         offset = 0.5 * (to_right - to_left)
         for _ in range(BALANCING_STEPS):
             below, above = to_left + offset, to_right - offset
-            slopes_below, tails_below = side(x, left, -1.0, below, inverse, left_alone, x[:0])
-            slopes_above, tails_above = side(x, right, 1.0, above, inverse, right_alone, x[:0])
-            # log A - log B of the tails below and above; its derivative are their hazards.
+            slopes_below, tails_below = side(x, k, -1.0, left, below, inverse, x[:0])
+            slopes_above, tails_above = side(x, k, 1.0, right, above, inverse, x[:0])
+            # log A - log B of the tails below and above, which falls with t by the sum of their hazards.
             balance = log_decay(above, below - above) + math.log(tails_below / tails_above)
             move = balance / (slopes_below / tails_below + slopes_above / tails_above)
             offset += move
             if is_exponential or move * move <= 1e-16 * (below + above):
-                return anchor, offset, below + above < FARTHEST
-        return anchor, offset, False
+                return below + above < FARTHEST, anchor, offset
+        return False, 0.0, 0.0
 
     return balance
 
 
-def far_shares_of(far: FarTail, compact: bool, name: str, real: Real) -> Compiled:
+def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
     """``(x, anchor, offset, s, shares)``: fills in the shares of the slopes around a gap; whether it is one.
 
     At k = 0 and k = n the gap has one side. The t of a capped exponential is held by the nearest item above alone.
     """
-    side, neighbours, count_above = _side_of(far, name, real), neighbours_of(real), counter(real)
-    reach, reach_below, zero = 0.0 if compact else far.reach, far.reach, real(0)
+    assert far is not None
+    side = _sides_of(far, real)
 
     @per_row
     def far_shares(x, anchor, offset, s, shares):
@@ -103,24 +127,21 @@ def far_shares_of(far: FarTail, compact: bool, name: str, real: Real) -> Compile
         cut = real(t)
         if cut > t or (compact and cut == t):
             cut = np.nextafter(cut, real(-np.inf))
-        left, right = neighbours(x, cut)
+        k, (left, right) = count_above(x, cut), neighbours(x, cut)
         below, above = (anchor - left) * inverse + offset, (right - anchor) * inverse - offset
+        of_left, of_right, tails_left, tails_right = 0.0, 0.0, 1.0, 1.0
         for i in range(shares.shape[0]):
-            shares[i] = zero
+            shares[i] = 0
         if compact and left == -np.inf:
             return True  # without items below nothing holds the threshold
-        of_left, of_right, tails_left, tails_right, k = 0.0, 0.0, 1.0, 1.0, count_above(x, cut)
         if left > -np.inf and not (compact and right < np.inf):
-            is_alone = count_above(x, real(left - reach_below * s)) <= k + 1
-            of_left, tails_left = side(x, np.float64(left), -1.0, below, inverse, is_alone, shares)
+            of_left, tails_left = side(x, k, -1.0, np.float64(left), below, inverse, shares)
         if right < np.inf:
-            is_alone = count_above(x, real(right + reach * s)) >= k - 1
-            of_right, tails_right = side(
-                x, np.float64(right), 1.0, above, HARD if compact else inverse, is_alone, shares
-            )
+            of_right, tails_right = side(x, k, 1.0, np.float64(right), above, HARD if compact else inverse, shares)
         whole = of_left / tails_left + of_right / tails_right
+        on_left, on_right = real(1 / (whole * tails_left)), real(1 / (whole * tails_right))
         for i in range(shares.shape[0]):
-            shares[i] *= real(1 / (whole * (tails_right if x[i] > cut else tails_left)))
+            shares[i] *= on_right if x[i] > cut else on_left
         return (left == -np.inf or 0 <= below < FARTHEST) and (right == np.inf or 0 <= above < FARTHEST)
 
     return far_shares

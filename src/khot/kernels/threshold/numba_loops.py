@@ -1,4 +1,4 @@
-"""The loops of the numba backend over rows, compiled for one link, one kind and one dtype.
+"""The loops of the numba backend over rows, compiled for one link, one kind of map and one dtype.
 
 A loop marks the rows that it has ``left`` to the exact path: those with NaN, with numbers or a softness near the limits
 of the dtype, with what is to become an error, and those that the search of :mod:`.numba_root` does not solve.
@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..links.base import Link
-from ..links.base_numba import Compiled, NumbaLink, numba_link, variant_of
+from ..links.base_numba import Compiled, numba_link, variant_of
 from ..numba_math import Real
 from ..numba_rows import CHUNK, REALS_AT, bytes_at, doubles_at, gather_finite, highest, of_row, scatter
 from ..numba_tools import kernel, specialised
 from ..rows import SAMPLE_SIZE
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
-from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, Shape, fixed_scale, solver
+from .kinds import KINDS, Kind
+from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
+from .numba_scale import Shape, fixed_scale
 
 
 class Loops(NamedTuple):
@@ -27,64 +29,44 @@ class Loops(NamedTuple):
 
     mask: Compiled
     derivative: Compiled
-
-
-class Kind(NamedTuple):
-    """What differs between masks, their logarithms, signed masks and magnitudes.
-
-    Attributes:
-        solve: See :func:`.numba_root.solver`.
-        fill: See :func:`.numba_masks.filler`.
-        gradient: See :func:`.numba_masks.gradient_of`.
-        absolute: Whether it is the absolute values of x that are compared with the threshold.
-        grows: Whether the scale grows with the threshold.
-        ends: The values for -inf and +inf.
-    """
-
-    solve: Compiled
-    fill: Compiled
-    gradient: Compiled
-    absolute: bool
-    grows: bool
-    ends: tuple[Real, Real]
+    threshold: Compiled  # the derivative of the offset; None but for masks
 
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
     """The loops for a link that has a numba piece."""
     shape = Shape(link.compact, link.reaches_zero, link.reach)
-    return _loops(type(link).__module__, variant_of(link), shape, kind, real)
+    return _loops(type(link).__module__, variant_of(link), shape, KINDS[kind], real)
 
 
 @functools.cache
-def _loops(module: str, variant: str, shape: Shape, kind: str, real: Real) -> Loops:
-    with specialised(f"{variant} {kind} {real.__name__}"):
-        link, precise = numba_link(module, variant, real), numba_link(module, variant, np.float64)
-        found = _kind(link, precise, variant, shape, kind, real)
-        return Loops(kernel(_mask(found, real)), kernel(_derivative(found, real)))
+def _loops(module: str, variant: str, shape: Shape, kind: Kind, real: Real) -> Loops:
+    link, solve = numba_link(module, variant, real), _solver(module, variant, shape, kind.grows, real)
+    with specialised(f"{variant} {kind.name} {real.__name__}"):
+        if kind.grows:
+            fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
+        elif kind.log:
+            fill = masks.filler(link, shape, True, real)
+            gradient = masks.log_gradient_of(link, numba_link(module, variant, np.float64), real)
+        else:
+            fill, gradient = masks.filler(link, shape, False, real), masks.gradient_of(link, shape, real)
+        precise = numba_link(module, variant, np.float64)
+        of_offset = masks.threshold_gradient_of(precise, shape, real) if kind.name == "mask" else None
+        threshold = kernel(_threshold_derivative(of_offset, real)) if of_offset else None
+        return Loops(kernel(_mask(solve, fill, kind, real)), kernel(_derivative(gradient, kind, real)), threshold)
 
 
 @functools.cache
-def _solver(link: NumbaLink, variant: str, shape: Shape, grows: bool, real: Real) -> Compiled:
-    name = f"{variant}{' growing' if grows else ''}"
+def _solver(module: str, variant: str, shape: Shape, grows: bool, real: Real) -> Compiled:
+    link, name = numba_link(module, variant, real), f"{variant} growing" if grows else variant
     with specialised(f"{name} {real.__name__}"):
-        scale = magnitudes.growing_scale(variant, name, real) if grows else fixed_scale(name, link, shape, real)
+        scale = magnitudes.growing_scale(variant, name, real) if grows else fixed_scale(name, link, real)
         return solver(scale, link, shape, real)
 
 
-def _kind(link: NumbaLink, precise: NumbaLink, variant: str, shape: Shape, kind: str, real: Real) -> Kind:
-    solve = _solver(link, variant, shape, kind == "magnitude", real)
-    if kind == "magnitude":
-        fill, gradient = magnitudes.filler(link, variant, real), magnitudes.gradient_of(link, variant, real)
-    elif kind == "log_mask":
-        fill, gradient = masks.filler(link, shape, kind, real), masks.log_gradient_of(link, precise, variant, real)
-    else:
-        fill, gradient = masks.filler(link, shape, kind, real), masks.gradient_of(link, shape, kind, variant, real)
-    ends = (real(-np.inf), real(0)) if kind == "log_mask" else (real(0), real(1))
-    return Kind(solve, fill, gradient, kind in ("signed", "magnitude"), kind == "magnitude", ends)
-
-
-def _mask(kind: Kind, real: Real) -> Any:
-    (solve, fill, _, absolute, grows, ends), reals_at = kind, REALS_AT[real]
+def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
+    """Of odd maps, the row is that of absolute values, and its values get the signs."""
+    absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
+    ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
     def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
@@ -98,23 +80,24 @@ def _mask(kind: Kind, real: Real) -> Any:
                 for i in range(n):
                     items[i] = abs(xs[r, i])
                 row = items
-            a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+            a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
             if how == INFINITE and not absolute:
                 # By its finite items alone, so that the others change no bit of their values.
                 finite, selected = gather_finite(row, items)
                 if finite > 0:
                     row, size = items[:finite], size - selected
-                    a, c, how, known = solve(row, size, s, q, centre, spread, sample, known)
+                    a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
             if grows:
                 how = how if (a > magnitudes.SMALLEST or a == 0) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
             if how == FOUND and y != 0:
+                fill(row, size, a, c, s, q, ys[r, :finite])
                 if finite < n:
-                    fill(row, size, a, c, s, q, row)
-                    scatter(xs[r], row, ends, ys[r])
-                else:
-                    fill(xs[r], size, a, c, s, q, ys[r])
+                    scatter(xs[r], finite, ends, ys[r])
+                if absolute:
+                    for i in range(n):
+                        ys[r, i] = ys[r, i] if xs[r, i] > 0 else -ys[r, i]
             anchors[r], offsets[r], is_left[r] = a, c, how != FOUND
             count += how != FOUND
         return count
@@ -122,24 +105,51 @@ def _mask(kind: Kind, real: Real) -> Any:
     return mask
 
 
-def _derivative(kind: Kind, real: Real) -> Any:
-    gradient, grows, reals_at = kind.gradient, kind.grows, REALS_AT[real]
+def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
+    absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
 
     def derivative(first, last, n, x, scale, one_scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
         xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
-        count, is_left, buffer = 0, bytes_at(left, 1, last)[0], np.empty(min(n, CHUNK) if grows else 0, real)
+        count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k != 0, grad_scale != 0
+        buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
+        items, pushes, roots = buffer[:n], buffer[n : 2 * n], buffer[2 * n :]
         for r in range(first, last):
+            row, push, out = xs[r], gs[r], grads[r]
+            if absolute:
+                for i in range(n):
+                    items[i] = abs(row[i])
+                    pushes[i] = push[i] if row[i] > 0 else -push[i]
+                row, push = items, pushes
             s, a, c = of_row(scale, one_scale, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
-            of_k, of_scale, done = 0.0, 0.0, NARROWEST < s < WIDEST and real(a) == a
+            idle, done = absolute and not grows and a == 0 and c == 0, NARROWEST < s < WIDEST and real(a) == a
             if done:
-                with_k, with_scale = grad_k != 0, grad_scale != 0
-                of_k, of_scale, done = gradient(xs[r], gs[r], a, c, s, q, with_k, with_scale, buffer, grads[r])
+                of_k, of_scale, done = gradient(row, push, a, c, s, q, idle, with_k, with_scale, roots, out)
+                if with_k:
+                    doubles_at(grad_k, 1, last)[0, r] = of_k
+                if with_scale:
+                    doubles_at(grad_scale, 1, last)[0, r] = of_scale
+            if absolute:
+                for i in range(n):
+                    out[i] = out[i] if xs[r, i] > 0 else -out[i]
             is_left[r] = not done
             count += not done
-            if grad_k != 0:
-                doubles_at(grad_k, 1, last)[0, r] = of_k
-            if grad_scale != 0:
-                doubles_at(grad_scale, 1, last)[0, r] = of_scale
         return count
 
     return derivative
+
+
+def _threshold_derivative(gradient: Compiled, real: Real) -> Any:
+    reals_at = REALS_AT[real]
+
+    def threshold_derivative(first, last, n, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
+        xs, grads, is_left, count = reals_at(x, last, n), reals_at(grad_x, last, n), bytes_at(left, 1, last)[0], 0
+        for r in range(first, last):
+            s, a, c = of_row(scale, 1.0, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
+            of_k, of_scale, done = gradient(xs[r], of_row(g, 0.0, r), a, c, s, q, grads[r])
+            doubles_at(grad_k, 1, last)[0, r] = of_k
+            doubles_at(grad_scale, 1, last)[0, r] = of_scale
+            is_left[r] = not (done and NARROWEST < s < WIDEST)
+            count += is_left[r]
+        return count
+
+    return threshold_derivative

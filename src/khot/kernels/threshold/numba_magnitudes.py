@@ -7,21 +7,18 @@ The formulas are those of :mod:`khot.kernels.threshold.kinds` and :mod:`khot.ker
 
 import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
 from ..numba_math import EXP, LOG, Real
-from ..numba_rows import CHUNK, distance, highest
+from ..numba_rows import CHUNK, distance
 from ..numba_tools import inlined, per_row, specialised, summed
-from .numba_counting import counter
-from .numba_root import Scale
+from .numba_scale import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero
 SHRINK_STEPS = 7
-WIDE = 4.0  # ratio of the ends of a bracket above which its middle is that of their logarithms
 SMALLEST = 2.0**-900  # thresholds with which no float64 underflows
 LARGEST = 2.0**40  # of larger entries powers lose digits in float32
 
@@ -34,28 +31,13 @@ def _power(x, exponent):
 # ---- Capped entries: the y >= 0 with y + s y^(p-1) = a > 0, and u = y^(p-1), as in .kinds.shrink
 
 
-class Shrinker(NamedTuple):
-    """How u is found.
-
-    Attributes:
-        start: ``(a, s, q)``: where Newton's method for u starts.
-        step: ``(u, a, s, q)``: one of its steps.
-        steps: How many it takes.
-        value: ``(u, a, s, q)``: y.
-    """
-
-    start: Compiled
-    step: Compiled
-    steps: int
-    value: Compiled
-
-
-def _shrinker(variant: str, real: Real) -> Shrinker:
+def _shrinker(variant: str, real: Real) -> tuple[Compiled, Compiled, int, Compiled]:
+    """How u is found: where Newton's method starts, its step, how many it takes; and how y is made of u."""
     one, half = real(1), real(0.5)
     if variant == "clip":
         at_once = inlined(lambda a, s, q: a / (one + s))
         same = inlined(lambda u, a, s, q: u)
-        return Shrinker(at_once, same, 0, same)
+        return at_once, same, 0, same
 
     power, exp, log = power_below(variant, real), EXP[real], LOG[real]
 
@@ -72,25 +54,21 @@ def _shrinker(variant: str, real: Real) -> Shrinker:
     def value(u, a, s, q):
         return a - s * u if s * u < half * a else power(u, q) * u
 
-    return Shrinker(start, step, SHRINK_STEPS, value)
+    return start, step, SHRINK_STEPS, value
 
 
-def _root_filler(shrinker: Shrinker, real: Real) -> Compiled:
-    """``(x, s, q, u)``: u of all entries of x but 0, step by step, which a compiler takes several of at once."""
-    start, step, steps, _ = shrinker
+def _root_filler(variant: str, real: Real) -> Compiled:
+    """``(a, s, q, u)``: u of all entries a but 0, step by step, which a compiler takes several of at once."""
+    start, step, steps, _ = _shrinker(variant, real)
     zero, one = real(0), real(1)
 
-    @inlined
-    def size(x):
-        return abs(x) if x != zero else one
-
     @per_row
-    def fill_roots(x, s, q, u):
-        for i in range(x.shape[0]):
-            u[i] = start(size(x[i]), s, q)
+    def fill_roots(a, s, q, u):
+        for i in range(a.shape[0]):
+            u[i] = start(a[i] if a[i] > zero else one, s, q)
         for _ in range(steps):
-            for i in range(x.shape[0]):
-                u[i] = step(u[i], size(x[i]), s, q)
+            for i in range(a.shape[0]):
+                u[i] = step(u[i], a[i] if a[i] > zero else one, s, q)
 
     return fill_roots
 
@@ -115,8 +93,7 @@ def _shrink(variant: str) -> Compiled:
 
 
 def growing_scale(variant: str, name: str, real: Real) -> Scale:
-    shrink, count_above = _shrink(variant), counter(real)
-    zero, infinity = real(0), real(np.inf)
+    shrink, infinity = _shrink(variant), real(np.inf)
 
     @inlined
     def at(t, s, q):
@@ -127,22 +104,12 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
         return shrink(u, z * s, q) if z > 0 and u > 0 else u
 
     @per_row
-    def guess(mean, variance, s, q, known, centre, spread):
-        """As if all entries were the quantile of a normal law."""
-        _, quantile, normal, _ = known
-        return threshold(max(mean - math.sqrt(variance) * normal, mean / 16), quantile, s, q)
-
-    @per_row
     def step(signed, total, slope, excess, k, q, t, sigma):
         """Newton's step of t^(1-p), in which the sum is nearly a power."""
         growth = total * (_power(-excess / total, 1 / q) - 1) if excess <= 0 else -(total + excess) / q
         if excess == 0:
             growth *= 1 + OVERSHOOT
         return t * math.expm1(-q * math.log1p(growth / (total + t / sigma * slope)))
-
-    @inlined
-    def middle(low, high):
-        return math.sqrt(low) * math.sqrt(high) if high > WIDE * low and low > 0 else 0.5 * low + 0.5 * high
 
     @per_row
     def split(base, t, rest, s, q):
@@ -152,113 +119,107 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
             anchor = np.nextafter(anchor, infinity)
         return np.float64(anchor), min(((t - np.float64(anchor)) + rest) / s / _power(t, 1 / q), 0.0)
 
-    @per_row
-    def trivial(x, k):
-        if k >= count_above(x, zero):
-            return True, 0.0, 0.0
-        return k == 0, np.float64(highest(x)), 0.0
-
-    return Scale(name, at, threshold, guess, step, middle, split, trivial, True)
+    return Scale(name, at, threshold, step, split, True)
 
 
 @functools.cache
-def placer(variant: str) -> Compiled:
-    """``(anchor, offset, s, q)``: t, and 1 / sigma from a root t^(p-1) whose q-th power has all digits of t."""
+def _placer(variant: str) -> Compiled:
+    """``(anchor, offset, s, q)``: t, and 1 / sigma and the offset for distances; at t = 0 all entries are capped."""
     shrink = _shrink(variant)
     with specialised(variant):
 
         @per_row
         def place(anchor, offset, s, q):
+            if anchor == 0:
+                return 0.0, 0.0, -2.0
             t = shrink(anchor, (0 - offset) * s, q)
             if q == 1:
-                return t, 1 / (s * t)
+                return t, 1 / (s * t), offset
             root = t ** (1 / q)
-            return t, 1 / (s * root * (1 + (t / root**q - 1) / q))
+            return (
+                t,
+                1 / (s * root * (1 + (t / root**q - 1) / q)),
+                offset,
+            )  # a root whose q-th power has all digits of t
 
     return place
 
 
-# ---- Values
+# ---- Values and derivatives of absolute values
 
 
 def filler(link: NumbaLink, variant: str, real: Real) -> Compiled:
-    """``(x, k, anchor, offset, s, q, y)``: the magnitudes, with the signs of x. At t = 0 all entries are capped."""
-    shrinker, place, value = _shrinker(variant, real), placer(variant), link.value
-    fill_roots, kept, zero, one = _root_filler(shrinker, real), shrinker.value, real(0), real(1)
+    """``(a, k, anchor, offset, s, q, y)``: the magnitudes."""
+    fill_roots, place, value, kept = (
+        _root_filler(variant, real),
+        _placer(variant),
+        link.value,
+        _shrinker(variant, real)[3],
+    )
+    zero, one = real(0), real(1)
 
     @per_row
-    def fill_part(x, anchor, inverse, offset, t, s, q, y):
-        for i in range(x.shape[0]):
-            a = abs(x[i])
-            z = distance(a, anchor, inverse, offset)
-            size = kept(y[i], a, s, real(q)) if (z >= one) & (a > zero) else t * value(z, q)
-            y[i] = math.copysign(size, x[i])
+    def fill_part(a, anchor, inverse, offset, t, s, q, y):
+        for i in range(a.shape[0]):
+            z = distance(a[i], anchor, inverse, offset)
+            y[i] = kept(y[i], a[i], s, real(q)) if (z >= one) & (a[i] > zero) else t * value(z, q)
 
     @per_row
-    def fill(x, k, anchor, offset, s, q, y):
-        t, inverse, c = 0.0, 0.0, -2.0
-        if anchor > 0:
-            t, inverse = place(anchor, offset, s, q)
-            c = offset
-        for i in range(0, x.shape[0], CHUNK):
-            part, out = x[i : i + CHUNK], y[i : i + CHUNK]
+    def fill(a, k, anchor, offset, s, q, y):
+        t, inverse, c = place(anchor, offset, s, q)
+        for i in range(0, a.shape[0], CHUNK):
+            part, out = a[i : i + CHUNK], y[i : i + CHUNK]
             fill_roots(part, real(s), real(q), out)
             fill_part(part, real(anchor), real(inverse), real(c), real(t), real(s), q, out)
 
     return fill
 
 
-# ---- Derivatives
-
-
 def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
-    """``(x, g, anchor, offset, s, q, with_k, with_scale, roots, out)``: as :func:`.numba_masks.gradient_of`."""
-    terms, power, place = link.terms, power_below(variant, real), placer(variant)
-    fill_roots, zero, one = _root_filler(_shrinker(variant, real), real), real(0), real(1)
-
-    @inlined
-    def inward(x, g):
-        return g if x > zero else -g
+    """``(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out)``: as :func:`.numba_masks.gradient_of`."""
+    terms, power, place, fill_roots = (
+        link.terms,
+        power_below(variant, real),
+        _placer(variant),
+        _root_filler(variant, real),
+    )
+    zero, one = real(0), real(1)
 
     @summed
-    def slopes(x, anchor, inverse, offset, g, q, out):
+    def slopes(a, anchor, inverse, offset, g, q, out):
         """The slopes f in ``out``; their sum, that of z^q over the same entries, and the pull <f, g>."""
         total = shares = pull = zero
-        for i in range(x.shape[0]):
-            _, share, f = terms(distance(abs(x[i]), anchor, inverse, offset), q)
+        for i in range(a.shape[0]):
+            _, share, f = terms(distance(a[i], anchor, inverse, offset), q)
             out[i] = f
             total += f
             shares += share
-            pull += f * inward(x[i], g[i])
+            pull += f * g[i]
         return total, shares, pull
 
     @summed
-    def pull_back(x, anchor, inverse, offset, g, u, mean, rate, s, q, out):
-        """dL/dx in place of the slopes, from the roots u; the levers of entries that follow the threshold, and own."""
+    def pull_back(a, anchor, inverse, offset, g, u, mean, rate, s, q, out):
+        """dL/da in place of the slopes, from the roots u; the levers of entries that follow the threshold, and own."""
         levers = own_levers = zero
-        for i in range(x.shape[0]):
-            a, push = abs(x[i]), inward(x[i], g[i])
-            z = distance(a, anchor, inverse, offset)
+        for i in range(a.shape[0]):
+            z = distance(a[i], anchor, inverse, offset)
             steepness = power(u[i], q)
-            own = push * (steepness / (steepness + s / q)) if (z >= one) & (a > zero) else zero
-            centred = out[i] * (push - mean)
+            own = g[i] * (steepness / (steepness + s / q)) if (z >= one) & (a[i] > zero) else zero
+            centred = out[i] * (g[i] - mean)
             levers += centred * z if out[i] > zero else zero
             own_levers += own * u[i]
-            out[i] = inward(x[i], centred * rate + own)
+            out[i] = centred * rate + own
         return levers, own_levers
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, with_k, with_scale, roots, out):
-        n, total, shares, pull, levers, own = x.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0
-        t, inverse, c = 0.0, 0.0, -2.0
+    def gradient(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out):
+        n, total, shares, pull, levers, own = a.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0
         if 0 < anchor < SMALLEST:
             return 0.0, 0.0, False
-        if anchor > 0:
-            t, inverse = place(anchor, offset, s, q)
-            c = offset
-        a, b, c = real(anchor), real(inverse), real(c)
+        t, inverse, c = place(anchor, offset, s, q)
+        b, d, e = real(anchor), real(inverse), real(c)
         for i in range(0, n, CHUNK):
-            f, h, p = slopes(x[i : i + CHUNK], a, b, c, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            f, h, p = slopes(a[i : i + CHUNK], b, d, e, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += f
             shares += h
             pull += p
@@ -266,10 +227,10 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
         weight = total + shares / rate
         mean = pull / weight if weight > 0 else 0.0
         for i in range(0, n, CHUNK):
-            part, given, result = x[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
+            part, given, result = a[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
             u = roots[: part.shape[0]]
             fill_roots(part, real(s), real(q), u)
-            v, w = pull_back(part, a, b, c, given, u, real(mean), real(rate), real(s), real(q), result)
+            v, w = pull_back(part, b, d, e, given, u, real(mean), real(rate), real(s), real(q), result)
             levers += v
             own += w
         of_k, of_scale = t * mean, -(t / s) * levers - own

@@ -1,11 +1,9 @@
 """Masks of one row at its threshold in numba, and their first derivatives: formulas of :mod:`khot.kernels.threshold`.
 
-The signed mask is the mask of abs(x) with the signs of x, whose threshold is idle, and no function of x, where it is 0.
+Signed masks are masks of abs(x), to which :mod:`.numba_loops` gives signs. Their threshold is idle where it is 0.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-
-import math
 
 import numpy as np
 
@@ -13,30 +11,28 @@ from ..links.base_numba import Compiled, NumbaLink
 from ..numba_math import Real
 from ..numba_rows import CHUNK, difference, distance, dot, highest, lowest, total_of
 from ..numba_tools import inlined, per_row, summed
+from .gaps import UNDERFLOW
 from .numba_counting import place_of
 from .numba_gaps import far_shares_of
-from .numba_root import Shape
+from .numba_scale import Shape
 
 CANCELLED = 2**-6  # of what is pulled: how much has to be left of it in float32
 DOMINANT = 0.75  # share of the slopes above which what an item pulls itself may cancel what it is pulled
+TINY = float(np.finfo(np.float64).tiny)
 SMALL = 0.5  # a sum k so small that no entry which is scaled to make up for rounding gets to 1
 SLIGHT = 2**-10  # relative, at most, what is made up for
 
 
-def filler(link: NumbaLink, shape: Shape, kind: str, real: Real) -> Compiled:
-    """``(x, k, anchor, offset, s, q, y)``: the mask of finite items."""
-    value, wide = link.log_value if kind == "log_mask" else link.value, link.distances or real
-    settles = real is np.float32 and kind == "mask" and not (shape.compact and shape.reaches_zero)
-    signed = kind == "signed"
+def filler(link: NumbaLink, shape: Shape, log: bool, real: Real) -> Compiled:
+    """``(x, k, anchor, offset, s, q, y)``: the mask of finite items, or its logarithm."""
+    value, wide = link.log_value if log else link.value, link.distances or real
+    settles = real is np.float32 and not log and not (shape.compact and shape.reaches_zero)
 
     @per_row
     def fill(x, k, anchor, offset, s, q, y):
         a, inverse, c = wide(anchor), wide(1 / s), wide(offset)
         for i in range(x.shape[0]):
-            if signed:
-                y[i] = math.copysign(value(distance(wide(abs(x[i])), a, inverse, c), q), x[i])
-            else:
-                y[i] = value(distance(wide(x[i]), a, inverse, c), q)
+            y[i] = value(distance(wide(x[i]), a, inverse, c), q)
         if settles and k < SMALL:
             _settle(y, k)
 
@@ -58,136 +54,97 @@ def _settle(y, k):
 # ---- Derivatives
 
 
-def _finisher(kind: str, real: Real) -> Compiled:
-    """``(x, anchor, inverse, offset, top, with_scale, out)``: dL/ds; dL/dx in ``out``, in the place of dL/dz.
+@summed
+def _lever(x, anchor, inverse, offset, grad):
+    """The sum of z dL/dz in float64, where no product overflows; infinite items have no slope."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        z = np.float64(distance(x[i], anchor, inverse, offset))
+        total += (z if abs(z) < np.inf else 0.0) * np.float64(grad[i])
+    return total
+
+
+@per_row
+def _finish(x, anchor, inverse, offset, top, with_scale, out):
+    """dL/ds, and dL/dx in ``out``: there is dL/dz, if dL/ds is wanted, else it is divided by s already.
 
     The sum of dL/dz is 0, and the entry ``top`` minus the sum of the others, if there is one that has nearly all of the
     slopes: by itself it may be the difference of two numbers that agree in all their digits.
     """
-    signed, zero = kind == "signed", real(0)
-
-    @summed
-    def lever(x, anchor, inverse, offset, grad):
-        """The sum of z dL/dz in float64, where no product overflows; infinite items have no slope."""
-        total = 0.0
-        for i in range(x.shape[0]):
-            z = np.float64(distance(abs(x[i]) if signed else x[i], anchor, inverse, offset))
-            total += (z if abs(z) < np.inf else 0.0) * np.float64(grad[i])
-        return total
-
-    @per_row
-    def finish(x, anchor, inverse, offset, top, with_scale, out):
-        if top >= 0:
-            out[top] = zero
-            out[top] = -total_of(out)
-        of_scale = 0.0
-        if with_scale:
-            of_scale = -inverse * lever(x, real(anchor), real(inverse), real(offset), out)
-            for i in range(out.shape[0]):
-                out[i] *= real(inverse)
-        if signed:
-            for i in range(out.shape[0]):
-                out[i] = math.copysign(real(1), x[i]) * out[i]
-        return of_scale
-
-    return finish
+    if top >= 0:
+        out[top] = 0
+        out[top] = -total_of(out)
+    if not with_scale:
+        return 0.0
+    lever = _lever(x, anchor, inverse, offset, out)
+    for i in range(out.shape[0]):
+        out[i] *= inverse
+    return -inverse * lever
 
 
-def gradient_of(link: NumbaLink, shape: Shape, kind: str, name: str, real: Real) -> Compiled:
-    """``(x, g, anchor, offset, s, q, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
+def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
-    dL/dx is in ``out``. Where all slopes underflow, dL/dx is nothing but for log masks, and dL/dk is only found if it
-    is wanted.
+    dL/dx is in ``out``. Where all slopes underflow it is nothing, and dL/dk is found if it is wanted. An idle threshold
+    moves with nothing.
     """
     slope, smallest = link.slope, float(np.finfo(real).tiny) / float(np.finfo(real).eps)
-    signed, vanishes, finish = kind == "signed", shape.compact and shape.reaches_zero, _finisher(kind, real)
-    fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, name, real)
-
-    @inlined
-    def inward(x, g):
-        return math.copysign(real(1), x) * g if signed else g
+    vanishes = shape.compact and shape.reaches_zero
+    fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, real)
 
     @summed
     def slopes(x, anchor, inverse, offset, g, q, out):
         total = pull = real(0)
         for i in range(x.shape[0]):
-            w = slope(distance(abs(x[i]) if signed else x[i], anchor, inverse, offset), q)
+            w = slope(distance(x[i], anchor, inverse, offset), q)
             out[i] = w
             total += w
-            pull += w * inward(x[i], g[i])
+            pull += w * g[i]
         return total, pull
 
     @summed
-    def rest(x, g, w, mean):
+    def rest(g, w, mean):
         total = real(0)
         for i in range(g.shape[0]):
-            total += w[i] * difference(inward(x[i], g[i]), mean)
+            total += w[i] * difference(g[i], mean)
         return total
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, with_k, with_scale, buffer, out):
+    def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
         n, total, pull, left, size, inverse = x.shape[0], 0.0, 0.0, 0.0, 1.0, 1 / s
+        a, b, c = real(anchor), real(inverse), real(offset)
         for i in range(0, n, CHUNK):
-            part, given, weights = x[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
-            t, p = slopes(part, real(anchor), real(inverse), real(offset), given, q, weights)
+            t, p = slopes(x[i : i + CHUNK], a, b, c, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += t
             pull += p
-        idle = signed and anchor == 0 and offset == 0
-        if idle:
-            pull, total = 0.0, 1.0
-        elif total < smallest:
+        if total < smallest:
             if vanishes or not with_k:
                 total = smallest
-            else:
-                if not fill_shares(x, anchor, offset, s, out):
-                    return 0.0, 0.0, False
+            elif fill_shares(x, anchor, offset, s, out):
                 size, total, pull = total, 1.0, dot(out, g)
         if not total >= smallest:
             return 0.0, 0.0, False
-        mean, largest = real(pull / total), highest(out)
-        top = place_of(out, largest) if largest > DOMINANT * total and not idle else -1
-        for i in range(0, 0 if idle else n, CHUNK):  # nearly equal cotangents lose digits once
-            left += rest(x[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK], mean)
-        left /= total
+        mean, top = real(0 if idle else pull / total), -1
+        if not idle:
+            largest = highest(out)
+            top = place_of(out, largest) if largest > DOMINANT * total else -1
+            for i in range(0, n, CHUNK):  # nearly equal cotangents lose digits once
+                left += rest(g[i : i + CHUNK], out[i : i + CHUNK], mean)
+            left /= total
         factor, remainder = real(size if with_scale else size * inverse), real(left)
         for i in range(n):
-            out[i] = out[i] * ((inward(x[i], g[i]) - mean) - remainder) * factor
-        of_scale = finish(x, anchor, inverse, offset, top, with_scale, out)
+            out[i] = out[i] * ((g[i] - mean) - remainder) * factor
+        of_scale = _finish(x, a, b, c, top, with_scale, out)
         return np.float64(mean) + left, of_scale, True
 
     return gradient
 
 
-def _exact_log_gradient(link: NumbaLink, real: Real) -> Compiled:
-    """``(x, g, anchor, offset, s, q, factor, out)``: dL/dz times the factor, in float64, for what cancels; dL/dk."""
-    slope, log_derivative = link.slope, link.log_derivative
-
-    @inlined
-    def of_item(x, anchor, inverse, offset, g, q):
-        z = (np.float64(x) - anchor) * inverse - offset
-        return slope(z, q), log_derivative(z, q) * g if x > -np.inf else 0.0
-
-    @per_row
-    def gradient(x, g, anchor, offset, s, q, factor, out):
-        total = pull = 0.0
-        for i in range(x.shape[0]):
-            w, direct = of_item(x[i], anchor, 1 / s, offset, g[i], q)
-            total += w
-            pull += direct
-        for i in range(x.shape[0]):
-            w, direct = of_item(x[i], anchor, 1 / s, offset, g[i], q)
-            out[i] = (direct - w * (pull / total)) * factor
-        return pull / total
-
-    return gradient
-
-
-def log_gradient_of(link: NumbaLink, precise: NumbaLink, name: str, real: Real) -> Compiled:
+def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled:
     """:func:`gradient_of` the logarithm, from the link in this dtype and in float64."""
-    slope, log_derivative, finish = link.slope, link.log_derivative, _finisher("log_mask", real)
-    limits, single, fill_shares = np.finfo(real), real is np.float32, far_shares_of(link.far, False, name, real)
-    again = _exact_log_gradient(precise, real)
-    tiny, smallest = float(limits.tiny), float(limits.tiny) / float(limits.eps)
+    slope, log_derivative, fill_shares = link.slope, link.log_derivative, far_shares_of(link.far, False, real)
+    tiny, smallest = float(np.finfo(real).tiny), float(np.finfo(real).tiny) / float(np.finfo(real).eps)
+    single, again = real is np.float32, _exact_log_gradient(precise)
 
     @inlined
     def direct(x, z, g, q):
@@ -204,38 +161,98 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, name: str, real: Real) 
             pull += direct(x[i], z, g[i], q)
         return total, pull
 
-    @per_row
+    @summed
     def pull_in_gap(x, anchor, inverse, offset, g, q, shares, total):
         """dL/dk = sum g_i omega_i / F(z_i): above the gap F is 1, and below omega / F' is 1 / sum F'."""
-        pull = 0.0
+        above = below = 0.0
         for i in range(x.shape[0]):
-            z = distance(x[i], real(anchor), real(inverse), real(offset))
-            pull += g[i] * shares[i] if z > 0 else direct(x[i], z, g[i], q) / max(total, tiny)
-        return pull
+            z = distance(x[i], anchor, inverse, offset)
+            if z > 0:
+                above += g[i] * shares[i]
+            else:
+                below += direct(x[i], z, g[i], q)
+        return above + below / max(total, tiny)  # divided once: quotients overflow with either sign
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, with_k, with_scale, buffer, out):
+    def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
         n, total, pull, inverse = x.shape[0], 0.0, 0.0, 1 / s
         a, b, c = real(anchor), real(inverse), real(offset)
         for i in range(0, n, CHUNK):
             t, p = slopes(x[i : i + CHUNK], a, b, c, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += t
             pull += p
-        of_k = pull / total
-        if total < smallest:
-            if not fill_shares(x, anchor, offset, s, out):
-                return 0.0, 0.0, False
-            of_k, total = pull_in_gap(x, anchor, inverse, offset, g, q, out, total), 1.0
+        of_k, in_gap = pull / total, total < smallest
+        if in_gap and fill_shares(x, anchor, offset, s, out):
+            of_k, total = pull_in_gap(x, a, b, c, g, q, out, total), 1.0
         if not total >= smallest:
             return 0.0, 0.0, False
         largest, mean = np.float64(highest(out)), real(pull / total)
-        top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, real(1 if with_scale else inverse)
+        top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, 1 if with_scale else inverse
         for i in range(n):
-            out[i] = (direct(x[i], distance(x[i], a, b, c), g[i], q) - out[i] * mean) * factor
-        if single:  # what cancels so far that the rounding of z would show
+            out[i] = (direct(x[i], distance(x[i], a, b, c), g[i], q) - out[i] * mean) * real(factor)
+        if single and not in_gap:  # else shares know no rounding of z
             farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
             if farthest < CANCELLED * factor * (largest / total) * abs(pull):
-                of_k = again(x, g, anchor, offset, s, q, 1.0 if with_scale else inverse, out)
-        return of_k, finish(x, anchor, inverse, offset, top, with_scale, out), True
+                of_k = again(x, g, anchor, offset, inverse, q, factor, out)
+        return of_k, _finish(x, a, b, c, top, with_scale, out), True
+
+    return gradient
+
+
+def _exact_log_gradient(link: NumbaLink) -> Compiled:
+    """``(x, g, anchor, offset, inverse, q, factor, out)``: dL/dk; dL/dz times the factor, where float32 cancels."""
+    slope, log_derivative = link.slope, link.log_derivative
+
+    @inlined
+    def of_item(x, anchor, inverse, offset, g, q):
+        z = (np.float64(x) - anchor) * inverse - offset
+        return slope(z, q), log_derivative(z, q) * g if x > -np.inf else 0.0
+
+    @per_row
+    def gradient(x, g, anchor, offset, inverse, q, factor, out):
+        total = pull = 0.0
+        for i in range(x.shape[0]):
+            w, direct = of_item(x[i], anchor, inverse, offset, g[i], q)
+            total += w
+            pull += direct
+        for i in range(x.shape[0]):
+            w, direct = of_item(x[i], anchor, inverse, offset, g[i], q)
+            out[i] = (direct - w * (pull / total)) * factor
+        return pull / total
+
+    return gradient
+
+
+def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, g, anchor, offset, s, q, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
+
+    dL/dx_i is the share of an item's slope over s, dL/dk minus the reciprocal of their sum, and dL/ds tells the mean z.
+    The link is that of float64, in which slopes seldom underflow: rows where all do are left to the exact path.
+    """
+    slope, vanishes, least = link.slope, shape.compact and shape.reaches_zero, float(np.finfo(real).tiny)
+
+    @inlined
+    def of_item(x, anchor, inverse, offset, q):
+        z = (np.float64(x) - anchor) * inverse - offset
+        is_finite = abs(z) < np.inf
+        return z if is_finite else 0.0, slope(z, q) if is_finite else 0.0
+
+    @summed
+    def slopes(x, anchor, inverse, offset, q):
+        total = lever = 0.0
+        for i in range(x.shape[0]):
+            z, w = of_item(x[i], anchor, inverse, offset, q)
+            total += w
+            lever += w * z
+        return total, lever
+
+    @per_row
+    def gradient(x, g, anchor, offset, s, q, out):
+        total, lever = slopes(x, anchor, 1 / s, offset, q)
+        share = 1 / total if total > TINY else 0.0
+        for i in range(out.shape[0]):
+            out[i] = of_item(x[i], anchor, 1 / s, offset, q)[1] * share * (g / s)
+        rate = share if vanishes else min(share, 1 / least)
+        return -rate * g, -g * (lever * share + offset) / s, vanishes or total >= UNDERFLOW
 
     return gradient

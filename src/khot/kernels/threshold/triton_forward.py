@@ -1,16 +1,23 @@
-"""Relaxed top-k masks in Triton: the threshold and y = F((x - t) / scale) in one kernel.
+"""Relaxed top-k masks in Triton: the threshold of a row and y = F((x - t) / scale) in one kernel.
 
-Three ways through a row, chosen by :func:`khot.kernels.tiles.plan`:
+A row that the search does not solve is flagged, and a second launch of the same kernel solves it by other means, see
+:mod:`khot.kernels.threshold.triton_flagged`. It follows every call, and its programs end at once where no flag is set:
+nobody waits for the device to tell which rows are flagged. The second launch also notes rows whose contents are not in
+order, which the first one never solves.
 
-    registers   one program per row, which stays on chip: x is read once, y written once
-    tiles       one program per row, which reads it again for every step of the root finder
-    split       several programs per row, a launch per step; each program adds up the partial sums of the one before
+Few rows of many entries are split over all multiprocessors: the start is the root of a sample, each step is a launch
+whose programs add up the partial sums of the one before, and which ends at once when the row is done. The last launch
+writes the values.
 
 Layout: x, y (rows, n), unit last stride; k, scale, anchor, offset (rows,) in float64, where k and scale may be one
-number for all rows. Arithmetic in float32, in float64 for float64. Saved for the derivative: all but k and y.
+number for all rows. Arithmetic in float32, in float64 for float64 scores and links that are too steep for float32.
+Saved for the derivative: all but k and y.
 """
 
 # mypy: disable-error-code="no-untyped-def"
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -20,334 +27,277 @@ from torch import Tensor
 from ..contents import check_rows
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
-from ..rows import Threshold
-from ..tiles import Plan, Table, plan
-from ..triton_tools import (
-    RowNumbers,
-    add4,
-    arithmetic,
-    inverse_scale,
-    on_device,
-    per_row,
-    row_numbers,
-    rows_of,
-    store_tile,
-)
-from .kinds import KINDS
-from .triton_root import (
-    FIRST_STEPS,
-    advance,
+from ..triton_tools import add4, on_device, quotient, reciprocal, rows_of
+from .triton_flagged import solve
+from .triton_gaps import settle
+from .triton_rows import (
+    PARTS,
+    Argument,
+    Tile,
+    any_row,
+    chunk_of,
     distances,
-    finish_row,
-    load_shrunk,
-    load_threshold,
-    normal_scale,
-    row_root,
-    row_sums,
-    shrinkage,
-    split_k,
-    tile_root,
+    flagged_tile,
+    is_split,
+    over,
+    partial_sums,
+    per_row,
+    program_rows,
+    scores,
+    starts,
+    store,
+    tile_of,
 )
+from .triton_search import DONE, GOING, LOST, SPECIAL, advance, first_guess, moments, row_sums, search
 
-FORWARD: Table = {
-    torch.float32: ((512, 1), (1024, 8), (4096, 8), (8192, 8)),
-    torch.float64: ((128, 1), (512, 8), (1024, 8), (2048, 16)),
-}
-WIDE_TILE = {torch.float32: (4096, 16), torch.float64: (1024, 8)}
-SMALL_K = tl.constexpr(0.5)  # so small that no entry which is scaled to make up for rounding gets to 1
+SMALL_K = tl.constexpr(0.5)  # a sum so small that no entry which is scaled to make up for rounding gets to 1
 SLIGHT_RATE = tl.constexpr(2.0**-10)  # relative, at most, what is made up for
-GOING, DONE, STUCK, SPECIAL = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
+SAMPLE = 2**14  # entries of a split row that are looked at first
+STEPS = tl.constexpr(6)
+STATE, SUMS = tl.constexpr(8), tl.constexpr(4)  # room for the numbers of a split row, and for the sums of a chunk
 
 
 @triton.jit
-def _mask_fwd(
-    x_ptr, y_ptr, anchor_ptr, offset_ptr, sound_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr,
-    scale_number: tl.float64, stride_scale, q_number: tl.float64, centre: tl.float64, spread: tl.float64,
-    stride_x, stride_y, n, sample_step,
-    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, HAS_Y: tl.constexpr, CHECK: tl.constexpr, LOG: tl.constexpr,
-    LINK: tl.constexpr, BLOCK: tl.constexpr, HARD_BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """One row."""
-    row = tl.program_id(0).to(tl.int64)
-    k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)
-    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    factor, q = shrinkage(scale, DTYPE), tl.full((), q_number, DTYPE)
-    normal = normal_scale(scale, DTYPE)
-    scale = scale * factor
-    x_ptr += row * stride_x
-    y_ptr += row * stride_y
-    if IN_REGISTERS:
-        tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)
-        high, off, done, special, sound = tile_root(
-            tile, k, scale, factor, q, centre, spread, LINK, BLOCK, DTYPE
-        )  # fmt: skip
-        if CHECK:
-            tl.store(sound_ptr + row, sound & normal)
-    else:
-        tile = tl.load(x_ptr + tl.arange(0, BLOCK) * sample_step).to(DTYPE) * factor.to(DTYPE)
-        high, off, done, special = row_root(
-            x_ptr, tile, n, k, scale, factor, q, centre, spread, LINK, BLOCK, DTYPE
-        )  # fmt: skip
-    if special | (~done):
-        high, off = finish_row(x_ptr, n, k, scale, factor, q, high, off, done, special, LINK, HARD_BLOCK, DTYPE)
-        if IN_REGISTERS:
-            tile = load_shrunk(x_ptr, 0, n, factor, BLOCK, DTYPE)  # again, rather than to hold it through all that
-    _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
-    if HAS_Y:
-        k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)  # again, as the tile
-        _store_values(x_ptr, y_ptr, tile, n, k, high, off, factor, scale, q, LINK, LOG, BLOCK, IN_REGISTERS, DTYPE)
+def _row_numbers(row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE: tl.constexpr):
+    """k as the nearest integer and a rest, which keeps its digits in float32; the scale of the tile's scores; q."""
+    k = per_row(row, sizes[0], k_number, stride_k)
+    whole = (k + 0.5).to(tl.int32)
+    scale = per_row(row, sizes[1], scale_number, stride_scale) * TILE.factor
+    q = tl.full((), q_number, tl.float64).to(TILE.dtype)
+    return whole, (k - whole.to(tl.float64)).to(TILE.dtype), scale.to(TILE.dtype), q
 
 
 @triton.jit
-def _store_values(
-    x_ptr, y_ptr, tile, n, k, high, off, factor, scale, q,
-    LINK: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """y of a row: of the tile in registers, or of all tiles in memory."""
-    inv_scale, rate = inverse_scale(scale, DTYPE), tl.zeros((), DTYPE)
-    if IN_REGISTERS:
-        if (not LOG) & (k < SMALL_K):
-            rate = _settling(k, tl.sum(value(distances(tile, high, off, inv_scale), q, LINK, LOG), 0), DTYPE)
-        y = value(distances(tile, high, off, inv_scale), q, LINK, LOG)  # again, rather than to hold it beside the tile
-        store_tile(y_ptr, y if LOG else y + rate * y, 0, n, BLOCK)
-    else:
-        if (not LOG) & (k < SMALL_K):
-            total = tl.zeros((), tl.float64)
-            for start in range(0, n, BLOCK):
-                x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-                total += tl.sum(value(distances(x, high, off, inv_scale), q, LINK, LOG), 0).to(tl.float64)
-            rate = _settling(k, total, DTYPE)
-        for start in range(0, n, BLOCK):
-            x = load_shrunk(x_ptr, start, n, factor, BLOCK, DTYPE)
-            y = value(distances(x, high, off, inv_scale), q, LINK, LOG)
-            store_tile(y_ptr, y if LOG else y + rate * y, start, n, BLOCK)
-
-
-@triton.jit
-def _settling(k, total, DTYPE: tl.constexpr):
+def _growth(k, total):
     """What the entries of a mask with a small k, far out in a tail, are to grow by to sum to k."""
-    rate = k / total.to(tl.float64) - 1.0
-    return tl.where(tl.abs(rate) < SLIGHT_RATE, rate, 0.0).to(DTYPE)
+    grown = quotient(k, total)
+    return tl.where((k < SMALL_K) & (tl.abs(grown - 1.0) < SLIGHT_RATE), grown, 1.0)
 
 
 @triton.jit
-def _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor):
-    """The anchor in the units of x, and the offset, which is in scales."""
-    tl.store(anchor_ptr + row, high.to(tl.float64) / factor)
-    tl.store(offset_ptr + row, off.to(tl.float64))
+def _total(x_rows, n, anchor, off, inverse, q, LINK: tl.constexpr, TILE: tl.constexpr):
+    total = partial_sums(TILE)
+    for start in range(0, n, TILE.size):
+        z = distances(scores(x_rows, start, n, TILE), anchor, off, inverse)
+        total += tl.sum(value(z, q, LINK, False), 0)
+    return tl.sum(total, 1)
 
 
-@triton.jit
-def _split_start(
-    x_ptr, state_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr, scale_number: tl.float64, stride_scale,
-    q_number: tl.float64, stride_x, n, centre: tl.float64, spread: tl.float64, sample_step,
-    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+@triton.jit(do_not_specialize=["stride_k", "stride_scale", "stride_x", "rows", "n"])
+def _mask_fwd(
+    x_ptr, y_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, rows, n,
+    q_number: tl.float64, law, LINK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The root of a sample of each row."""
-    row = tl.program_id(0).to(tl.int64)
-    k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR) * (BLOCK / n.to(tl.float64))
-    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    factor, q = shrinkage(scale, DTYPE), tl.full((), q_number, DTYPE)
-    tile = tl.load(x_ptr + row * stride_x + tl.arange(0, BLOCK) * sample_step).to(DTYPE) * factor.to(DTYPE)
-    high, off, _, _, _ = tile_root(tile, k, scale * factor, factor, q, centre, spread, LINK, BLOCK, DTYPE)
-    _store_state(state_ptr + 3 * row, high, off, GOING)
-
-
-@triton.jit
-def _split_advance(
-    state_ptr, partial_ptr, row, rows, step, splits, k, scale, factor, q,
-    LINK: tl.constexpr, SPLITS: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The threshold and status of a row after ``step`` steps, from what they were before the last and its sums."""
-    before = state_ptr + 3 * ((step - 1) * rows + row)
-    high, off, status = tl.load(before).to(DTYPE), tl.load(before + 1).to(DTYPE), tl.load(before + 2)
-    if status == GOING:
-        part = tl.arange(0, SPLITS)
-        base = partial_ptr + 4 * (((step - 1) * rows + row) * splits + part)
-        there = part < splits
-        above, signed, total, slope = tl.reduce(
-            (
-                tl.load(base, mask=there, other=0.0),
-                tl.load(base + 1, mask=there, other=0.0),
-                tl.load(base + 2, mask=there, other=0.0),
-                tl.load(base + 3, mask=there, other=0.0),
-            ),
-            0,
-            add4,
+    """Threshold and values of the rows, or of a chunk of a split row; flags those that the search does not solve."""
+    row = program_rows(rows, TILE)
+    anchor_ptr, offset_ptr, flag_ptr, state_ptr, sums_ptr = at
+    if (TILE.stage == "flagged") and any_row(tl.load(flag_ptr + row) == 0):
+        return
+    whole, rest, scale, q = _row_numbers(
+        row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
+    )  # fmt: skip
+    k, x_rows, factor = whole + rest, starts(x_ptr, row, stride_x, TILE), 0.0 * rest + 1.0
+    inverse = reciprocal(scale) * LINK.unit
+    if TILE.stage == "flagged":
+        anchor, off, sound = solve(x_rows, n, k, scale, q, LINK, TILE)
+        tl.store(flag_ptr + rows + 0 * row, 1, mask=~sound)
+    elif TILE.stage == "end":
+        anchor, off, _, _, _, _, state, total = _advanced(
+            state_ptr, sums_ptr, row, STEPS, whole, rest, scale, q, LINK, TILE
         )
-        whole, rest = split_k(k)
-        high, off, done, going, special = advance(
-            high, off, above.to(tl.int32), signed.to(DTYPE), total.to(DTYPE), slope.to(DTYPE),
-            whole, rest.to(DTYPE), scale, factor, q, LINK, DTYPE,
-        )  # fmt: skip
-        ended = tl.where(done, tl.where(special, SPECIAL, DONE), STUCK)
-        status = tl.where(going, GOING, ended).to(tl.float64)
-    return high, off, status
+        factor = _growth(k, total)
+        _store_flags(flag_ptr, row, rows, state)
+    else:
+        origin, count, total, squares = moments(x_rows, n, TILE)
+        anchor, low, high, density, sound = first_guess(
+            origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
+        )
+        anchor, off, state = search(x_rows, n, anchor, low, high, density, sound, whole, rest, scale, q, LINK, TILE)
+        if any_row(state == SPECIAL):
+            anchor, off, state = settle(x_rows, n, anchor, off, state, whole, scale, LINK, TILE)
+        if (KIND == "mask") and any_row(k < SMALL_K):
+            factor = _growth(k, _total(x_rows, n, anchor, off, inverse, q, LINK, TILE))
+        _store_flags(flag_ptr, row, rows, state)
+    tl.store(anchor_ptr + row, anchor.to(tl.float64) * (1.0 / TILE.factor))
+    tl.store(offset_ptr + row, off.to(tl.float64) * (1.0 / LINK.unit))
+    if KIND != "threshold":
+        begin, length = chunk_of(n, TILE)
+        x_rows, y_rows = x_rows + begin, starts(y_ptr, row, n, TILE) + begin
+        for start in range(0, length, TILE.size):
+            z = distances(scores(x_rows, start, length, TILE), anchor, off, inverse)
+            y = value(z, q, LINK, KIND == "log_mask")
+            store(y_rows, y * over(factor) if KIND == "mask" else y, start, length, TILE)
 
 
 @triton.jit
-def _store_state(pointer, high, off, status):
-    tl.store(pointer, high.to(tl.float64))
-    tl.store(pointer + 1, off.to(tl.float64))
-    tl.store(pointer + 2, status)
+def _store_flags(flag_ptr, row, rows, state):
+    """A flag of each row that is not solved, and none for contents, so far."""
+    tl.store(flag_ptr + row, (state != DONE).to(tl.int32))
+    if tl.program_id(0) == 0:
+        tl.store(flag_ptr + rows, 0)
 
 
-@triton.jit(do_not_specialize=["step"])  # or it would be compiled once for step 0, once for 1 and once for others
-def _split_step(
-    x_ptr, state_ptr, partial_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr, scale_number: tl.float64,
-    stride_scale, q_number: tl.float64, stride_x, n, rows, step, splits, chunk,
-    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, DTYPE: tl.constexpr,
+@triton.jit
+def _store_numbers(at, numbers):
+    for i in tl.static_range(len(numbers)):
+        tl.store(at + i, numbers[i])
+
+
+@triton.jit
+def _sums_of_row(at):
+    """The sums over a row, from those of its chunks."""
+    part = tl.arange(0, PARTS)[None, :]
+    there, base = part < tl.num_programs(0), at[:, None] + part * SUMS
+    above = tl.load(base, mask=there, other=0.0).to(tl.int32)
+    signed = tl.load(base + 1, mask=there, other=0.0)
+    total = tl.load(base + 2, mask=there, other=0.0)
+    slope = tl.load(base + 3, mask=there, other=0.0)
+    return tl.reduce((above, signed, total, slope), 1, add4)
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_scale", "n", "length"])
+def _split_start(
+    sample_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, n, length,
+    q_number: tl.float64, law, LINK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Takes the step that the last partial sums tell, then adds up this program's chunk of the row there."""
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)
-    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    factor, q = shrinkage(scale, DTYPE), tl.full((), q_number, DTYPE)
-    scale = scale * factor
-    high, off = tl.load(state_ptr + 3 * row).to(DTYPE), tl.load(state_ptr + 3 * row + 1).to(DTYPE)
-    status = tl.full((), GOING, tl.float64)
-    if step > 0:
-        high, off, status = _split_advance(
-            state_ptr, partial_ptr, row, rows, step, splits, k, scale, factor, q, LINK, SPLITS, DTYPE
+    """The root of a sample of ``length`` entries of each row of n."""
+    row, growth = program_rows(tl.num_programs(0), TILE), n / length
+    whole, rest, scale, q = _row_numbers(
+        row, sizes, k_number / growth, scale_number, stride_k, stride_scale, q_number, TILE
+    )  # fmt: skip
+    x_rows = starts(sample_ptr, row, length, TILE)
+    origin, count, total, squares = moments(x_rows, length, TILE)
+    guess, low, high, density, sound = first_guess(
+        origin, count, total, squares, whole, rest, scale, q, law, LINK, TILE
+    )
+    anchor, off, _ = search(x_rows, length, guess, low, high, density, sound, whole, rest, scale, q, LINK, TILE)
+    # Moments of a sample give no bracket of the row, but one that is finite does as long as steps are good.
+    reach = (high - low) * LINK.unit * growth
+    state = tl.where(sound & (tl.abs(anchor) < float("inf")), GOING, LOST)
+    numbers = anchor, off, off - reach, off + reach, 2.0 * reach, density * growth, state.to(anchor.dtype)
+    _store_numbers(at[3] + row * STATE, numbers)
+
+
+@triton.jit
+def _advanced(state_ptr, sums_ptr, row, step, whole, rest, scale, q, LINK: tl.constexpr, TILE: tl.constexpr):
+    """The numbers and the state of rows after ``step`` steps, and the signed sum of the last."""
+    before = (step - 1) * tl.num_programs(1) + row
+    at = state_ptr + before * STATE
+    anchor, off, low, high, older, density = (
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    )  # fmt: skip
+    state = tl.load(at + 6).to(tl.int32)
+    above, signed, total, slope = _sums_of_row(sums_ptr + before * (PARTS * SUMS))
+    new_anchor, new_off, new_low, new_high, new_older, new_state = advance(
+        above, signed, total, slope, whole, rest, anchor, off, low, high, older, density, scale, q,
+        LINK, TILE,
+    )  # fmt: skip
+    going = state == GOING
+    anchor, off, state = (
+        tl.where(going, new_anchor, anchor),
+        tl.where(going, new_off, off),
+        tl.where(going, new_state, state),
+    )
+    low, high, older = tl.where(going, new_low, low), tl.where(going, new_high, high), tl.where(going, new_older, older)
+    return anchor, off, low, high, older, density, state, tl.where(going, 0.0, signed)
+
+
+@triton.jit(do_not_specialize=["stride_k", "stride_scale", "stride_x", "n", "step"])
+def _split_step(
+    x_ptr, at, sizes, k_number: tl.float64, scale_number: tl.float64, stride_k, stride_scale, stride_x, n,
+    q_number: tl.float64, step, LINK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The sums of this program's chunk at the threshold after ``step`` steps, of which the numbers are kept."""
+    part, row = tl.program_id(0), program_rows(tl.num_programs(1), TILE)
+    whole, rest, scale, q = _row_numbers(
+        row, sizes, k_number, scale_number, stride_k, stride_scale, q_number, TILE
+    )  # fmt: skip
+    here = step * tl.num_programs(1) + row
+    if step == 0:
+        anchor, off = tl.load(at[3] + here * STATE), tl.load(at[3] + here * STATE + 1)
+        state = tl.load(at[3] + here * STATE + 6).to(tl.int32)
+    else:
+        anchor, off, low, high, older, density, state, _ = _advanced(
+            at[3], at[4], row, step, whole, rest, scale, q, LINK, TILE
         )
         if part == 0:
-            _store_state(state_ptr + 3 * (step * rows + row), high, off, status)
-    if status == GOING:
-        begin = part * chunk
-        length = tl.minimum(n - begin, chunk)
+            numbers = anchor, off, low, high, older, density, state.to(anchor.dtype)
+            _store_numbers(at[3] + here * STATE, numbers)
+    # A small k is compared with what its mask sums up to, also where that is done.
+    if any_row((state == GOING) | ((state == DONE) & (whole + rest < SMALL_K))):
+        begin, length = chunk_of(n, TILE)
+        x_rows = starts(x_ptr, row, stride_x, TILE) + begin
         above, signed, total, slope = row_sums(
-            x_ptr + row * stride_x + begin, length, high, off, factor, inverse_scale(scale, DTYPE), q,
-            LINK, BLOCK, DTYPE,
-        )  # fmt: skip
-        base = partial_ptr + 4 * ((step * rows + row) * splits + part)
-        tl.store(base, above.to(tl.float64))
-        tl.store(base + 1, signed.to(tl.float64))
-        tl.store(base + 2, total.to(tl.float64))
-        tl.store(base + 3, slope.to(tl.float64))
-
-
-@triton.jit
-def _split_finish(
-    x_ptr, anchor_ptr, offset_ptr, state_ptr, partial_ptr, k_ptr, k_number: tl.float64, stride_k, scale_ptr,
-    scale_number: tl.float64, stride_scale, q_number: tl.float64, stride_x, n, rows, steps, splits,
-    K_TENSOR: tl.constexpr, SCALE_TENSOR: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The threshold after the last step; a hard row is finished here, by one program."""
-    row = tl.program_id(0).to(tl.int64)
-    k = per_row(k_ptr, k_number, row, stride_k, K_TENSOR)
-    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    factor, q = shrinkage(scale, DTYPE), tl.full((), q_number, DTYPE)
-    scale = scale * factor
-    high, off, status = _split_advance(
-        state_ptr, partial_ptr, row, rows, steps, splits, k, scale, factor, q, LINK, SPLITS, DTYPE
-    )
-    special = status == SPECIAL
-    done = (status == DONE) | special
-    if special | (~done):
-        x_ptr += row * stride_x
-        high, off = finish_row(x_ptr, n, k, scale, factor, q, high, off, done, special, LINK, BLOCK, DTYPE)
-    _store_threshold(anchor_ptr, offset_ptr, row, high, off, factor)
-
-
-@triton.jit
-def _split_map(
-    x_ptr, y_ptr, anchor_ptr, offset_ptr, scale_ptr, scale_number: tl.float64, stride_scale, q_number: tl.float64,
-    stride_x, stride_y, n,
-    SCALE_TENSOR: tl.constexpr, LOG: tl.constexpr, LINK: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """One tile of y."""
-    start, row = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
-    scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    high, off, factor, inv_scale = load_threshold(anchor_ptr, offset_ptr, row, scale, DTYPE)
-    x = load_shrunk(x_ptr + row * stride_x, start, n, factor, BLOCK, DTYPE)
-    z = distances(x, high, off, inv_scale)
-    store_tile(y_ptr + row * stride_y, value(z, tl.full((), q_number, DTYPE), LINK, LOG), start, n, BLOCK)
+            x_rows, length, anchor, off, reciprocal(scale) * LINK.unit, q, LINK, TILE
+        )
+        _store_numbers(at[4] + (here * PARTS + part) * SUMS, (above.to(TILE.dtype), signed, total, slope))
 
 
 def launch_forward(
-    x: Tensor, k: Tensor, scale: Tensor, link: Link, log: bool = False, with_y: bool = True, check: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """y (or log y; empty if not wanted), anchors, offsets, and with ``check`` whether each row is in order.
+    x: Tensor, k: Tensor, scale: Tensor, link: Link, kind: str = "mask"
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """y (or log y; None of kind "threshold"), anchors, offsets, and flags.
 
-    x is (..., n), k and scale (...). Only rows that are held in registers are checked, of the others the last is False.
+    x is (..., n), k and scale (...). There is a flag for each row that the fast path has left to the other, and at the
+    end one for contents that are not in order.
     """
-    rows = rows_of(x)
-    y = torch.empty(rows.shape if with_y else (0, 1), dtype=x.dtype, device=x.device)
-    at = Threshold(*(torch.empty(len(rows), dtype=torch.float64, device=x.device) for _ in range(2)))
-    sound = torch.zeros(len(rows), dtype=torch.bool, device=x.device) if check else None
-    torch_dtype, dtype = arithmetic(x)
-    how = plan(len(rows), rows.shape[1], torch_dtype, FORWARD, WIDE_TILE)
-    sizes = row_numbers(k, x.device), row_numbers(scale, x.device)
+    items = rows_of(x)
+    rows, n = items.shape
+    y = None if kind == "threshold" else torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    anchor, offset = (torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(2))
+    flags = torch.empty(rows + 1, dtype=torch.int32, device=x.device)
+    tile = tile_of(items, *(() if y is None else (y,)), double=link.is_steep)
+    (first, k_number, stride_k), (second, scale_number, stride_scale) = (Argument.of(v, x.device) for v in (k, scale))
+    numbers, (q, *law) = ((first, second), k_number, scale_number, stride_k, stride_scale), link_numbers(link)
+    tail, options = (rows, n, q, tuple(law)), {"LINK": triton_link(link), "KIND": kind}
+    at: tuple[Tensor, ...] = (anchor, offset, flags)
     with on_device(x):
-        if how.splits > 1:
-            _launch_split(rows, y, at, *sizes, link, log, how, dtype)
+        if is_split(rows, n):
+            at = _launch_steps(items, at, numbers, link, tile)
+            tile, grid = replace(tile, stage="end"), (tile.splits(rows, n), rows)
         else:
-            _launch_rows(rows, y, at, sound, *sizes, link, log, how, dtype)
-    anchor, offset = (v.reshape(x.shape[:-1]) for v in at)
-    return y.reshape(x.shape if with_y else 0), anchor, offset, sound
+            at, grid = (*at, flags, flags), (triton.cdiv(rows, tile.rows), 1)
+        for part, programs in ((tile, grid), (flagged_tile(items), (rows, 1))):
+            _mask_fwd[programs](items, y, at, *numbers, items.stride(0), *tail, **options, **part.options)
+    batch = x.shape[:-1]
+    return None if y is None else y.reshape(x.shape), anchor.reshape(batch), offset.reshape(batch), flags
 
 
-def _launch_rows(
-    x: Tensor, y: Tensor, at: Threshold, sound: Tensor | None, k: RowNumbers, scale: RowNumbers, link: Link,
-    log: bool, how: Plan, dtype: tl.dtype,
-) -> None:  # fmt: skip
-    n = x.shape[1]
-    _mask_fwd[(len(x),)](
-        x, y, *at, at.anchor if sound is None else sound, *k.arguments(at.anchor), *scale.arguments(at.anchor),
-        *link_numbers(link), x.stride(0), y.stride(0), n, max(1, n // how.block),
-        K_TENSOR=k.tensor is not None, SCALE_TENSOR=scale.tensor is not None,
-        HAS_Y=len(y) > 0, CHECK=sound is not None, LOG=log, LINK=triton_link(link), BLOCK=how.block,
-        HARD_BLOCK=32 * how.warps, IN_REGISTERS=how.resident, DTYPE=dtype, num_warps=how.warps,
-    )  # fmt: skip
-
-
-def _launch_split(
-    x: Tensor, y: Tensor, at: Threshold, k: RowNumbers, scale: RowNumbers, link: Link, log: bool,
-    how: Plan, dtype: tl.dtype,
-) -> None:  # fmt: skip
-    (rows, n), steps = x.shape, FIRST_STEPS.value
-    splits, chunk = how.chunks(n)
-    state = torch.empty(steps, rows, 3, dtype=torch.float64, device=x.device)
-    partial = torch.empty(steps, rows, splits, 4, dtype=torch.float64, device=x.device)
-    common = {
-        "SCALE_TENSOR": scale.tensor is not None, "LINK": triton_link(link), "BLOCK": how.block, "DTYPE": dtype,
-        "num_warps": how.warps,
-    }  # fmt: skip
-    solve = {**common, "K_TENSOR": k.tensor is not None}
-    placeholder, (q, *start) = at.anchor, link_numbers(link)
-    numbers = (*k.arguments(placeholder), *scale.arguments(placeholder), q, x.stride(0), n)
-    _split_start[(rows,)](x, state, *numbers, *start, n // how.block, **solve)
-    solve["SPLITS"] = triton.next_power_of_2(splits)
-    for step in range(steps):
-        _split_step[(splits, rows)](x, state, partial, *numbers, rows, step, splits, chunk, **solve)
-    _split_finish[(rows,)](x, *at, state, partial, *numbers, rows, steps, splits, **solve)
-    if len(y):
-        _split_map[(triton.cdiv(n, how.block), rows)](
-            x, y, *at, *scale.arguments(placeholder), q, x.stride(0), y.stride(0), n, LOG=log, **common
-        )
+def _launch_steps(
+    x: Tensor, at: tuple[Tensor, ...], numbers: tuple[Any, ...], link: Link, tile: Tile
+) -> tuple[Tensor, ...]:
+    """``at`` with the numbers of each row and the sums of its chunks after each step."""
+    (rows, n), (q, *law) = x.shape, link_numbers(link)
+    sample = x[:, :: n // SAMPLE].contiguous()
+    state = torch.empty((STEPS.value, rows, STATE.value), dtype=tile.torch_dtype, device=x.device)
+    sums = torch.empty((STEPS.value, rows, PARTS.value, SUMS.value), dtype=tile.torch_dtype, device=x.device)
+    at, piece, start = (*at, state, sums), triton_link(link), replace(tile, stage="start")
+    _split_start[(rows,)](sample, at, *numbers, n, sample.shape[1], q, tuple(law), piece, **start.options)
+    for step in range(STEPS.value):
+        _split_step[(tile.splits(rows, n), rows)](x, at, *numbers, x.stride(0), n, q, step, piece, **tile.options)
+    return at
 
 
 def threshold(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    _, anchor, offset = _checked(x, k, scale, link, False, softness, check, with_y=False)
+    _, anchor, offset = _checked(x, k, scale, link, "threshold", softness, check)
     return anchor, offset
 
 
 def mask(
     x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _checked(x, k, scale, link, KINDS[kind].log, softness, check, with_y=True)
+    y, anchor, offset = _checked(x, k, scale, link, kind, softness, check)
+    assert y is not None
+    return y, anchor, offset
 
 
 def _checked(
-    x: Tensor, k: Tensor, scale: Tensor, link: str, log: bool, softness: str, check: bool, with_y: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    found = Link.find(link)
-    check = check and not (x.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look
-    y, anchor, offset, sound = launch_forward(x, k, scale, found, log, with_y, check)
-    if sound is not None and not bool(sound.all()):
+    x: Tensor, k: Tensor, scale: Tensor, link: str, kind: str, softness: str, check: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    y, anchor, offset, flags = launch_forward(x, k, scale, Link.find(link), kind)
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph cannot look
+    if check and not captured and bool(flags[-1]):
         check_rows(x, k, scale, softness)
     return y, anchor, offset

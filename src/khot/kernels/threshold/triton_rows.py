@@ -1,0 +1,296 @@
+"""How the Triton kernels of :mod:`khot.kernels.threshold` go through rows of scores.
+
+A program takes ``TILE.rows`` rows and reads them again in every pass, ``TILE.size`` columns at a time. Rows of up to
+some 10^4 entries stay in the first-level cache, so nothing has to be held in registers. There are few kinds of tiles,
+and Triton specialises none of a kernel's integers, so that few kernels are compiled:
+
+    short rows  4 rows in a warp, 8 threads a row: scalars of a row cost a quarter of an instruction
+    rows        a row in a warp, which needs no barrier
+    long rows   a row in 2 warps; aligned ones are read 16 bytes at a time
+    split rows  several programs of 8 warps for a row, each with a chunk of its columns
+    flagged     a row in 4 warps, in float64
+
+A tile is ``(unroll, rows, width)``: a thread has all ``unroll`` entries of a column and reduces them by itself, and
+only the ``width`` that is left at the end of a pass goes from thread to thread.
+
+Numbers of a row are tensors ``(rows,)`` in the dtype of the arithmetic. Distances from the threshold are
+z = (x - anchor) / scale - offset, in the link's unit; lanes beyond a row hold -inf.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.target_info import is_cuda
+
+from ..triton_tools import add2, row_numbers
+
+SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
+SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs
+REGISTERS = 128  # of a thread, at most; the assembler by itself would rather spill some of a hundred
+PROGRAMS = 264  # that a split aims at: two for each multiprocessor of a large device
+PARTS = tl.constexpr(triton.next_power_of_2(PROGRAMS))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program holds of its rows at a time, and with what numbers it computes.
+
+    Attributes:
+        rows: Rows of a program.
+        unroll: Entries of a row that a thread has, or groups of ``width / threads``.
+        width: Columns between two of them.
+        warps: Warps of a program.
+        single: Whether scores have float32 for computing dtype, which anchors are numbers of. The arithmetic may be
+            that of float64 all the same.
+        double: Whether it is.
+        aligned: Whether rows start at multiples of 16 bytes and have a multiple of 4 entries.
+        stage: What a kernel does: all for whole "rows", or for those that are "flagged"; of split rows the "start", a
+            "step" or the "end".
+    """
+
+    rows: int
+    unroll: int
+    width: int
+    warps: int
+    single: bool
+    double: bool
+    aligned: bool = False
+    stage: str = "rows"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a launch."""
+        bounded = is_cuda() and (self.stage == "flagged" or not self.double)
+        registers = {"maxnreg": REGISTERS} if bounded else {}
+        return {"TILE": self, "num_warps": self.warps, **registers}
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return tl.float64 if self.double else tl.float32
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.double else torch.float32
+
+    @property
+    def size(self) -> int:
+        """Columns."""
+        return self.unroll * self.width
+
+    @property
+    def factor(self) -> float:
+        """What scores and scales are multiplied by: differences of halves do not overflow."""
+        return 0.5 if self.stage == "flagged" else 1.0
+
+    @property
+    def eps(self) -> float:
+        return torch.finfo(self.torch_dtype).eps
+
+    @property
+    def tiny(self) -> float:
+        return torch.finfo(self.torch_dtype).tiny
+
+    @property
+    def underflow(self) -> float:
+        """A sum of tails or slopes of which some have lost digits."""
+        return self.tiny / self.eps
+
+    @property
+    def tolerance(self) -> float:
+        """A last step, in scales, after which quadratic convergence leaves about eps."""
+        return 0.5 * self.eps**0.5
+
+    @property
+    def largest_scale(self) -> float:
+        """A scale above which differences of scores overflow that are not many scales."""
+        return 2.0**500 if self.double else 2.0**64
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The normal numbers of the computing dtype of the scores."""
+        limits = torch.finfo(torch.float32 if self.single else torch.float64)
+        return limits.tiny, limits.max
+
+    def splits(self, rows: int, n: int) -> int:
+        """Programs for each of few rows, with a whole number of tiles each."""
+        programs = max(1, min(PROGRAMS // rows, -(-n // self.size)))
+        return -(-n // (-(-n // (programs * self.size)) * self.size))
+
+
+def is_split(rows: int, n: int) -> bool:
+    """Whether so few rows are so long that several programs take one."""
+    return n > SPLIT_ABOVE and rows <= PROGRAMS // 2
+
+
+def tile_of(*rows: Tensor, double: bool = False) -> Tile:
+    """The tile for tensors ``(rows, n)`` that are read or written together; in float64 if they are, or ``double``."""
+    (number, n), single = rows[0].shape, rows[0].dtype != torch.float64
+    double = double or not single
+    if is_split(number, n):
+        return Tile(1, 8, 256, 8, single, double, stage="step")
+    if n <= SHORT:
+        return Tile(4, 8, 8, 1, single, double)
+    if n <= IN_A_WARP:
+        return Tile(1, 8, 32, 1, single, double)
+    if n % 4 == 0 and all((v.stride(0) * v.element_size()) % 16 == v.data_ptr() % 16 == 0 for v in rows):
+        return Tile(1, 2, 256, 2, single, double, aligned=True)
+    return Tile(1, 8, 64, 2, single, double)
+
+
+def flagged_tile(x: Tensor) -> Tile:
+    """The tile for flagged rows of a tensor ``(rows, n)``."""
+    return Tile(1, 2, 128, 4, x.dtype != torch.float64, True, stage="flagged")
+
+
+@triton.jit
+def program_rows(rows, TILE: tl.constexpr):
+    """The rows of this program, (rows,); beyond the last one the last again, of which all write the same."""
+    ROWS: tl.constexpr = TILE.rows
+    if (TILE.stage == "step") or (TILE.stage == "end"):
+        row = tl.program_id(1) + tl.arange(0, ROWS)
+    else:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    return tl.minimum(row, rows - 1).to(tl.int64)
+
+
+@triton.jit
+def chunk_of(n, TILE: tl.constexpr):
+    """Where the columns of this program begin, and their number: all, or whole tiles but for the last program."""
+    if (TILE.stage == "step") or (TILE.stage == "end"):
+        length = tl.cdiv(n, tl.num_programs(0) * TILE.size) * TILE.size
+        begin = tl.program_id(0) * length
+        return begin, tl.maximum(tl.minimum(n - begin, length), 0)
+    else:
+        return 0, n
+
+
+@triton.jit
+def sums_of_chunks(partial_ptr, row, SUMS: tl.constexpr):
+    """The two sums over each row from those of its chunks, of each of which there are ``SUMS`` numbers."""
+    part = tl.arange(0, PARTS)[None, :]
+    here, there = partial_ptr + (row[:, None] * PARTS + part) * SUMS, part < tl.num_programs(0)
+    return tl.reduce((tl.load(here, mask=there, other=0.0), tl.load(here + 1, mask=there, other=0.0)), 1, add2)
+
+
+@triton.jit
+def starts(x_ptr, row, stride, TILE: tl.constexpr):
+    """Pointers to the starts of rows, (rows,)."""
+    x_rows = x_ptr + row * stride
+    return tl.multiple_of(x_rows, [16]) if TILE.aligned else x_rows
+
+
+@triton.jit
+def columns(TILE: tl.constexpr):
+    """Those of a tile, (unroll, 1, width)."""
+    UNROLL: tl.constexpr = TILE.unroll
+    WIDTH: tl.constexpr = TILE.width
+    return (tl.arange(0, UNROLL) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
+
+
+@triton.jit
+def converted(x, dtype: tl.constexpr):
+    """x in another dtype; float64 and half types meet in float32, as not every compiler does by itself."""
+    if (x.dtype == tl.float64) != (dtype == tl.float64):
+        x = x.to(tl.float32)
+    return x.to(dtype)
+
+
+@triton.jit
+def load(x_rows, start, n, other, TILE: tl.constexpr):
+    """A tile, and ``other`` beyond the row."""
+    here = over(x_rows + start) + columns(TILE)
+    if start + TILE.size <= n:
+        x = converted(tl.load(here), TILE.dtype)
+    else:
+        x = _load_part(here, left_of(start, n, TILE), other, TILE)
+    return x
+
+
+@triton.jit
+def scores(x_rows, start, n, TILE: tl.constexpr):
+    """A tile of scores, halved where differences might overflow; -inf beyond the row."""
+    x = load(x_rows, start, n, -float("inf"), TILE)
+    return x * TILE.factor if TILE.factor != 1.0 else x
+
+
+@triton.jit
+def _load_part(here, left, other, TILE: tl.constexpr):
+    there = columns(TILE) < left
+    return tl.where(there, converted(tl.load(here, mask=there), TILE.dtype), other)
+
+
+@triton.jit
+def store(y_rows, y, start, n, TILE: tl.constexpr):
+    """Writes what there is of a tile."""
+    here = over(y_rows + start) + columns(TILE)
+    y = converted(y, y_rows.dtype.element_ty)
+    if start + TILE.size <= n:
+        tl.store(here, y)
+    else:
+        _store_part(here, y, left_of(start, n, TILE), TILE)
+
+
+@triton.jit
+def _store_part(here, y, left, TILE: tl.constexpr):
+    tl.store(here, y, mask=columns(TILE) < left)
+
+
+@triton.jit
+def left_of(start, n, TILE: tl.constexpr):
+    """Columns from one on."""
+    return tl.multiple_of(n - start, 4) if TILE.aligned else n - start
+
+
+@triton.jit
+def partial_sums(TILE: tl.constexpr):
+    """Zeros, one of each row for each column of a tile's width."""
+    ROWS: tl.constexpr = TILE.rows
+    WIDTH: tl.constexpr = TILE.width
+    return tl.zeros((ROWS, WIDTH), TILE.dtype)
+
+
+@triton.jit
+def over(numbers):
+    """Numbers of rows as (1, rows, 1)."""
+    return numbers[None, :, None]
+
+
+@triton.jit
+def distances(x, anchor, off, inverse):
+    """z of a tile, in the link's unit if the offset and the inverse of the scale are."""
+    return (x - over(anchor)) * over(inverse) - over(off)
+
+
+@triton.jit
+def any_row(flags):
+    """Whether a flag of one of the rows is set."""
+    return tl.max(flags.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def per_row(row, pointer, number, stride):
+    """k or scale of rows, in float64: a number, or times one what a tensor has."""
+    if pointer.dtype.is_ptr():
+        return tl.load(pointer + row * stride) * number
+    else:
+        return tl.full(row.shape, number, tl.float64)
+
+
+class Argument(NamedTuple):
+    """k or a scale as arguments of a kernel: of :func:`per_row`, the tensor 0 where there is none."""
+
+    tensor: Tensor | int
+    number: float
+    stride: int
+
+    @classmethod
+    def of(cls, values: Tensor, device: torch.device) -> "Argument":
+        """From a tensor of the batch shape."""
+        found = row_numbers(values, device)
+        return cls(0, found.number, 0) if found.tensor is None else cls(found.tensor, 1.0, found.stride)
