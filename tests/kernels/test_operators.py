@@ -257,6 +257,10 @@ CASES: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (inclusion()[0], normal(2, 9, seed=3), SIZES, 1e-13, 1e-14),
         lambda: (long_inclusion(), normal(2, 34, seed=4), SIZES, 1e-13, 1e-14),
     ],
+    "times_covariance_at": [
+        lambda: (inclusion()[0].sigmoid(), SIZES, normal(2, 9, seed=3), 1e-14),
+        lambda: (long_inclusion().sigmoid(), SIZES, normal(2, 34, seed=4), 1e-14),
+    ],
     "order_draw": [
         *(lambda noise=noise: (*ranks(9), SEED, FIRST, 3, DOUBLE, noise) for noise in NOISES),
         lambda: (*ranks(600), SEED, [3, 5, 4], 2, torch.float32, "logistic"),

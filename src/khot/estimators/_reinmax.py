@@ -17,7 +17,7 @@ from khot.distributions.base import column, draw
 from khot.distributions.design import Relaxation
 from khot.kernels.links.base import Link
 from khot.laws.conditional_poisson import inclusion_probabilities, times_covariance
-from khot.laws.inverse import sizes_around, solve_logits, solve_range_logits
+from khot.laws.inverse import sizes_around, solve_range_logits, times_covariance_at
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.linked import link_of
 
@@ -181,7 +181,7 @@ def _pull_back_covariance(g: Tensor, probs: Tensor, k: Tensor, largest_k: Tensor
     if largest_k is not None:
         sizes = sizes_around(probs, k, largest_k)
         return 2 * times_covariance(g.double(), solve_range_logits(probs, sizes), sizes).to(g.dtype)
-    return 2 * times_covariance(g.double(), solve_logits(probs, k), k).to(g.dtype)
+    return 2 * times_covariance_at(probs, k, g).to(g.dtype)
 
 
 def _link_tangent(design: SamplingDesign, relaxation: Relaxation | None) -> _Tangent:

@@ -15,13 +15,15 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from khot.kernels.autograd import with_forward_mode
+from khot.kernels.call import is_first_derivative
 from khot.kernels.count import covariance_inverse, inclusion_inverse
+from khot.kernels.count import times_covariance_at as fused_product
 from khot.kernels.registry import Operator
 from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import sigmoid
 from khot.kernels.threshold import solve_threshold
 
-from .conditional_poisson import SLAB, entropy, pull_back
+from .conditional_poisson import SLAB, entropy, pull_back, times_covariance
 from .inverse_newton import (
     ACCEPTED,
     CONDITIONAL_POISSON,
@@ -157,6 +159,22 @@ class _RangeLogits(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         return cast(Tensor, _RangeLogits.apply(*_batch_first(info, in_dims, args))), 0
+
+
+def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
+    """C g of the conditional Poisson design whose inclusion probabilities are ``probs``, ``(*batch, n)`` float64.
+
+    Where nobody differentiates it again a kernel finds the law and multiplies in one pass, without its logits.
+    """
+    if not (is_first_derivative(probs, k, g) and g.numel() and fused_product.is_fused(probs)):
+        return times_covariance(g.double(), solve_logits(probs, k), k)
+    goal = max(CONDITIONAL_POISSON.goal, ROUNDING * torch.finfo(probs.dtype).eps)
+    rows, right, sizes = _flat(probs.double()), _flat(g.double()), k.expand(probs.shape[:-1]).reshape(-1)
+    product, error = fused_product(rows, sizes, right, goal)
+    lost = ~(error <= max(ACCEPTED, goal))
+    if lost.any():
+        product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
+    return product.view(g.shape)
 
 
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:

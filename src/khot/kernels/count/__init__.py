@@ -32,7 +32,8 @@ Of draws of which one unit is marked with the weight :math:`|x_i - p_i|`, for Sa
 add up to k: ``marked_count``, ``marked_count_log_prob``, ``marked_count_log_prob_derivative``, ``marked_count_draw``.
 
 Of the inverse, from probabilities to logits: ``inclusion_inverse``, the logits for which the units given B = k have
-these log-odds, and ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian.
+these log-odds, ``covariance_inverse``, v with C v = b, where C is the covariance given B = k, a graph's Laplacian, and
+``times_covariance_at``, products with the C of given probabilities, whose logits are not asked for.
 Where no kernel takes a call, :mod:`khot.laws.inverse` solves for all rows together.
 
 Of the product tree: ``pair_merge`` and ``pair_split``, the convolution of pairs and its adjoint; ``forest_roots``,
@@ -131,10 +132,8 @@ marked_count_draw.backend("numba", module=".numba_marked", takes=_short_rows)
 
 MOST_FACTORED = 2**16  # units of rows whose factors, some 500 bytes a unit, are not too much memory
 
-
 _not_too_long = only_if(
-    lambda x, *_: x.shape[-1] <= MOST_FACTORED,
-    f"the factors of rows of more than {MOST_FACTORED} units take too much memory",
+    lambda x, *_: x.shape[-1] <= MOST_FACTORED, f"the tables of rows of more than {MOST_FACTORED} units are too large"
 )
 
 
@@ -152,7 +151,15 @@ covariance_inverse = Operator(
     fake=lambda logits, b, k, tolerance, rounding: torch.empty_like(b),
     batch=False,
 )
-covariance_inverse.backend("numba", module=".numba_inverse", takes=_not_too_long)
+covariance_inverse.backend("numba", module=".numba_systems", takes=_not_too_long)
+
+times_covariance_at = Operator(
+    "times_covariance_at",
+    reference_inverse.times_covariance_at,
+    fake=lambda probs, k, g, goal: (torch.empty_like(g), g.new_empty(len(g))),
+    batch=False,
+)
+times_covariance_at.backend("numba", module=".numba_inverse", takes=_not_too_long)
 
 FOREST_LEVELS = 10  # of trees that a program holds
 TRITON_WIDTH = 1024  # widest child of a node above those that is convolved directly; from there the FFT is faster

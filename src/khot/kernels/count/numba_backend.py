@@ -15,28 +15,8 @@ from ..numba_rows import total_of
 from ..numba_tools import inlined, kernel, over_rows, per_row
 from ..philox_numba import uniform_pair
 from ..threshold import threshold
-from . import numba_series
-from .numba_nodes import covariance_times, given_count, law_of_count, room
-from .numba_recursion import (
-    ONE,
-    U,
-    begin,
-    chances,
-    climb_along,
-    clip_rare,
-    copy_row,
-    descend,
-    fill,
-    fill_along,
-    mixed,
-    mixed_along,
-    plan,
-    products,
-    shift_of,
-    tilted,
-    width_of,
-    with_rows,
-)
+from .numba_recursion import ONE, U, chances, clip_rare, copy_row, fill, plan, tilted
+from .numba_row import count_law, probabilities, times_covariance, workplace
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
 ROW_TASKS = 16  # rows that are enough for all threads; the draws of fewer are shared out
@@ -79,10 +59,7 @@ def is_tilted(p, k, close):
 @kernel
 def _solve_rows(from_row, to_row, theta, k, anchors, offsets, close, tilts, log_count, complement, inclusion):
     n, left = theta.shape[1], 0
-    p, q = np.empty(n), np.empty(n)
-    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
-    at, series = room(), numba_series.room()
+    p, q, work = np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
         tilts[r, 0], tilts[r, 1] = tilt_of(anchors, offsets, r)
         log_count[r, 1] = chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
@@ -91,15 +68,9 @@ def _solve_rows(from_row, to_row, theta, k, anchors, offsets, close, tilts, log_
             complement[r, :] = inclusion[r, :] = np.nan
             left += 1
             continue
-        nodes, terms, chance = law_of_count(p, q, k[r], at, series)
-        if nodes:
-            log_count[r, 0] = math.log(chance)
-            given_count(p, q, nodes, terms, at, series, complement[r], inclusion[r])
-            continue
-        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
-        log_count[r, 0] = math.log(chance)
-        rest = with_rows(rest, 2, stride)
-        descend(p, q, first, last, length, stride, table, marks, rest, complement[r], inclusion[r])
+        law = count_law(p, q, k[r], work)
+        log_count[r, 0] = math.log(law[0])
+        probabilities(p, q, law, work, complement[r], inclusion[r])
     return left
 
 
@@ -134,62 +105,17 @@ def _changes(p, q, g, complement, inclusion, log_odds, t):
             t[i] -= p[i] * q[i] * (total / scale)
 
 
-@per_row
-def _descend_along(
-    p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
-):
-    """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
-    n = p.shape[0]
-    above, below = U(0), stride
-    begin(rest, above, 1.0)
-    begin(bent_rest, above, 0.0)
-    for start in range((n - 1) // length * length, -1, -length):
-        stop = min(start + length, n)
-        if stop < n:
-            copy_row(marks, U(start // length), table, U(0), stride)
-            copy_row(bent_marks, U(start // length), bent, U(0), stride)
-            fill(table, stride, p, q, first, last, start, stop - 1)
-            fill_along(table, bent, stride, p, q, t, minus_t, first, last, start, stop - 1)
-        for i in range(stop - 1, start - 1, -1):
-            width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
-            zero, one = products(table, at, rest, source, width)
-            zero_left, one_left = products(bent, at, rest, source, width)
-            zero_right, one_right = products(table, at, bent_rest, source, width)
-            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
-            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
-            each = 1 / (q[i] * zero + p[i] * one)
-            zero, one = zero * each, one * each
-            zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
-            result[i] = t[i] * zero * one + p[i] * q[i] * (one_change * zero - one * zero_change)
-            above, below = below, above
-
-
 @kernel
 def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g, log_odds, result):
     n = theta.shape[1]
-    p, q, t = np.empty(n), np.empty(n), np.empty(n)
-    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, rest = np.empty(0), np.empty(0), np.empty(0)
-    bent, bent_marks, bent_rest = np.empty(0), np.empty(0), np.empty(0)
-    at, series = room(), numba_series.room()
+    p, q, t, work = np.empty(n), np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
         if not abs(tilts[r, 1]) < np.inf:
             result[r, :] = np.nan
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        nodes, terms, _ = law_of_count(p, q, k[r], at, series)
-        if nodes:
-            covariance_times(p, q, t, nodes, terms, at, series, result[r])
-            continue
-        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
-        bent, bent_marks = with_rows(bent, length + 1, stride), with_rows(bent_marks, (n - 1) // length + 1, stride)
-        rest, bent_rest = with_rows(rest, 2, stride), with_rows(bent_rest, 2, stride)
-        minus_t = -t
-        climb_along(p, q, t, minus_t, k[r], first, last, length, stride, table, bent, marks, bent_marks)
-        _descend_along(
-            p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result[r]
-        )
+        times_covariance(p, q, t, k[r], count_law(p, q, k[r], work), work, result[r])
     return 0
 
 

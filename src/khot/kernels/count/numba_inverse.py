@@ -1,278 +1,222 @@
-r"""Newton's method for rows of a few units, in numba; of more, where :mod:`.numba_inverse_nodes` loses digits.
+r"""From inclusion probabilities to the law of units given their count, a row at a time, in numba.
 
-Units of log-odds z, p and q their chances of one and of zero, of which k shall be ones. With F_i the law of the count
-of the first i of them, and :math:`G_i(c)` the chance that k are ones if c of the first i are,
+With z the log-odds of independent units, p and q their chances of one and of zero, the log-odds of inclusion given
+B = k are
 
-.. math:: P(B = k \mid x_i = 1) = \sum_c F_i(c)\, G_{i+1}(c + 1), \qquad
-    -C_{ij} = p_i q_i p_j q_j \frac{P_{10} P_{01} - P_{11} P_{00}}{P(B = k)^2}
+.. math:: a_i = z_i + \log \frac{P(B_{-i} = k - 1)}{P(B_{-i} = k)}
 
-where :math:`P_{ab}` is the chance of B = k given the values of the two units. All of it is sums of positive numbers but
-for one difference. The covariance C is the Laplacian of a graph with the weights :math:`-C_{ij} \ge 0`, and systems
-with it are solved by taking out one unit after the other, which lays new edges between its neighbours: positive numbers
-again, so that no digits are lost where units hardly know of each other, however rare.
+where :math:`B_{-i}` counts the others. An explicit map z = M(a) nearly inverts that. If B has some variance V it is
+nearly normal, and Edgeworth's series gives M to the third power of 1 / V; if it has hardly any, it is nearly the
+difference of two Poisson variables. What the log-odds of inclusion of M(a) lack, r, is added to a, and Anderson's
+method makes a step of the last three: it gains two or three digits with every evaluation, however small V is, where
+Newton's method takes several products with the covariance. (A start from the logits of another known law, such as that
+of which the probabilities are half-way to a draw, is no better than M.)
+
+All of it stands on :mod:`.numba_row`. Rows that are not solved are left to others.
 """
 
 # mypy: disable-error-code="no-untyped-def"
+
+import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..numba_math import LOG
-from ..numba_rows import dot
-from ..numba_tools import kernel, over_rows, per_row
-from . import numba_inverse_nodes
-from .numba_balance import ACCEPTED, CLOSE, EPS, LARGEST, balance, gather, guess, settle, take_off
+from ..numba_rows import larger
+from ..numba_tools import kernel, over_rows, per_row, summed
+from .numba_row import count_law, probabilities, workplace
+from .numba_systems import product
+from .numba_units import CLOSE, EPS, WORK, balance, guess, rows_of, settle
 
-SHORT, LONGEST = 11, 32  # units of rows that are all done by this, and of those that may be: O(n^3) time
-STEPS, HALVINGS = 60, 30
+ACCEPTED = 1e-11  # as in laws.inverse_newton: an error that rounding may leave
+STEPS = 40  # usual are 2 to 8
+INDEPENDENT = 1e-10  # part of a product of squares that makes two steps independent
 MARGIN = 1e3  # by which a predicted error has to be small enough
 
 log = LOG[np.float64]
 
 
-@per_row
-def _arrange(units, z, k):
-    """Puts the smallest entry last, and counts zeros if they are fewer; returns their number and -1 then, else k and 1.
-
-    The entries are log-odds of what is counted, about k of which are expected to be ones. The last unit is where the
-    rounding of all others ends up, which is too much for a rare one.
-    """
-    m, last = z.shape[0], 0
-    for i in range(m):
-        if abs(z[i]) < abs(z[last]):
-            last = i
-    units[last], units[m - 1] = units[m - 1], units[last]
-    z[last], z[m - 1] = z[m - 1], z[last]
-    if 2 * k <= m:
-        return k, 1.0
-    for i in range(m):
-        z[i] = -z[i]
-    return m - k, -1.0
+# ---- The inverse
 
 
-@per_row
-def _evaluate(p, q, k, first, rest, zero, one):
-    """Fills the tables F and G and writes P(B = k | x_i = 0) and P(B = k | x_i = 1); returns P(B = k)."""
-    m = p.shape[0]
-    first[0, : k + 1], rest[m, : k + 2] = 0.0, 0.0
-    first[0, 0] = rest[m, k] = 1.0
-    for i in range(m):
-        first[i + 1, 0] = q[i] * first[i, 0]
-        for c in range(1, k + 1):
-            first[i + 1, c] = q[i] * first[i, c] + p[i] * first[i, c - 1]
-    for i in range(m - 1, -1, -1):
-        out = included = 0.0
-        for c in range(k + 1):
-            out += first[i, c] * rest[i + 1, c]
-            included += first[i, c] * rest[i + 1, c + 1]
-            rest[i, c] = q[i] * rest[i + 1, c] + p[i] * rest[i + 1, c + 1]
-        rest[i, k + 1] = 0.0
-        zero[i], one[i] = out, included
-    return rest[0, 0]
+@summed
+def _compare(target, complement, inclusion, right, variance):
+    """Writes what the log-odds of inclusion lack, and pi (1 - pi); returns the largest lack, and the mean of it."""
+    error = weight = mean = 0.0
+    for i in range(target.shape[0]):
+        lack = target[i] - log(inclusion[i] / complement[i])
+        right[i], variance[i] = lack, inclusion[i] * complement[i]
+        error = larger(error, abs(lack))
+        weight += variance[i]
+        mean += variance[i] * lack
+    return error, mean / weight
 
 
-@per_row
-def _edges(p, q, k, first, rest, total, without, having, weights):
-    """Writes -C_ij for i < j."""
-    m = p.shape[0]
-    for i in range(m - 1):
-        having[0] = 0.0
-        for c in range(k + 1):
-            without[c], having[c + 1] = first[i, c], first[i, c]
-        spread = p[i] * q[i] / total / total
-        for j in range(i + 1, m):
-            p00 = p01 = p10 = p11 = 0.0
-            for c in range(k + 1):
-                more, same = rest[j + 1, c + 1], rest[j + 1, c]
-                p00 += without[c] * same
-                p01 += without[c] * more
-                p10 += having[c] * same
-                p11 += having[c] * more
-            weights[i, j] = max(p10 * p01 - p11 * p00, 0.0) * spread * p[j] * q[j]
-            for c in range(k, 0, -1):
-                without[c] = q[j] * without[c] + p[j] * without[c - 1]
-                having[c] = q[j] * having[c] + p[j] * having[c - 1]
-            without[0] *= q[j]
-            having[0] *= q[j]
+@summed
+def _largest(x):
+    found = 0.0
+    for i in range(x.shape[0]):
+        found = larger(found, abs(x[i]))
+    return found
+
+
+@summed
+def _products(weight, first, second, right):
+    """The weighted scalar products that a least-squares fit of ``right`` takes."""
+    aa = ab = bb = ar = br = 0.0
+    for i in range(right.shape[0]):
+        a, b, w = first[i], second[i], weight[i]
+        aa += w * a * a
+        ab += w * a * b
+        bb += w * b * b
+        ar += w * a * right[i]
+        br += w * b * right[i]
+    return aa, ab, bb, ar, br
+
+
+@summed
+def _shift_history(right, aim, mean, last_right, last_aim, change, move, older_change, older_move):
+    """Of the last two steps: how r has changed, and a + r."""
+    for i in range(right.shape[0]):
+        lack = right[i] - mean
+        older_change[i], older_move[i] = change[i], move[i]
+        change[i], move[i] = lack - last_right[i], aim[i] + lack - last_aim[i]
+        last_right[i], last_aim[i] = lack, aim[i] + lack
+
+
+@summed
+def _combine(last_aim, share, move, older_share, older_move, aim):
+    for i in range(aim.shape[0]):
+        aim[i] = last_aim[i] - share * move[i] - older_share * older_move[i]
 
 
 @per_row
-def _eliminate(weights, m):
-    """Takes the units out one by one: what they leave to each other, and on the diagonal the sums of the weights."""
-    for i in range(m - 1):
-        degree = 0.0
-        for j in range(i + 1, m):
-            degree += weights[i, j]
-        weights[i, i] = degree
-        for j in range(i + 1, m):
-            share = weights[i, j] / degree
-            for other in range(j + 1, m):
-                weights[j, other] += share * weights[i, other]
+def _next_aim(at, right, mean, weight, aim, history):
+    """Anderson's step: a + r, less the part of the last two steps after which r is least."""
+    last_right, last_aim, change, move, older_change, older_move = history
+    _shift_history(right, aim, mean, *history)
+    share = older_share = 0.0
+    if at > 0:
+        aa, ab, bb, ar, br = _products(weight, change, older_change, last_right)
+        determinant = aa * bb - ab * ab
+        if at > 1 and determinant > INDEPENDENT * aa * bb:
+            share, older_share = (ar * bb - br * ab) / determinant, (br * aa - ar * ab) / determinant
+        elif aa > 0:
+            share = ar / aa
+    _combine(last_aim, share, move, older_share, older_move, aim)
 
 
 @per_row
-def _substitute(weights, b, v):
-    """v with C v = b, the last one 0, from what :func:`_eliminate` has left; b is used up."""
-    m = b.shape[0]
-    for i in range(m - 1):
-        share = b[i] / weights[i, i]
-        for j in range(i + 1, m):
-            b[j] += share * weights[i, j]
-    v[m - 1] = 0.0
-    for i in range(m - 2, -1, -1):
-        total = b[i]
-        for j in range(i + 1, m):
-            total += weights[i, j] * v[j]
-        v[i] = total / weights[i, i]
-
-
-@per_row
-def _compare(target, z, p, q, zero, one, total, right, variance):
-    """Writes what the log-odds given B = k lack, and pi (1 - pi).
+def _search(target, k, goal, rows, right, weight, history, work):
+    """Writes the z whose log-odds given B = k are the target, with their chances.
 
     Returns:
-        The largest of what they lack, relative to the largest of z, and its mean weighted by pi (1 - pi).
+        The error, infinite where it is not found; the law of the count at z if the last is true.
     """
-    error = largest = weight = mean = 0.0
-    for i in range(target.shape[0]):
-        right[i] = target[i] - (z[i] + log(one[i] / zero[i]))
-        error, largest = max(error, abs(right[i])), max(largest, abs(z[i]))
-        variance[i] = (p[i] * one[i] / total) * (q[i] * zero[i] / total)
-        weight += variance[i]
-        mean += variance[i] * right[i]
-    return error / (1 + largest), mean / weight
-
-
-@per_row
-def _mix(a, x, b, y, out):
-    for i in range(out.shape[0]):
-        out[i] = a * x[i] + b * y[i]
-
-
-@per_row
-def _newton(target, k, goal, z, old, step, p, q, zero, one, right, first, rest, without, having, weights):
-    """Writes the z whose log-odds given B = k are the target; returns the error."""
+    aim, z, p, q, complement, inclusion = rows
     variance = balance(target, k, p, q, 0.0, max(EPS, 1e-3 * goal))
-    guess(target, p, q, variance, z)
-    last, halvings = np.inf, 0
-    for _ in range(STEPS):
+    aim[:] = target
+    guess(aim, k, variance, p, q, z)
+    last, size = np.inf, 1 + _largest(target)
+    for at in range(STEPS):
         balance(z, k, p, q, CLOSE, 0.0)
-        total = _evaluate(p, q, k, first, rest, zero, one)
-        if not total > 0:
-            return np.inf
-        error, mean = _compare(target, z, p, q, zero, one, total, right, step)
+        law = count_law(p, q, k, work)
+        probabilities(p, q, law, work, complement, inclusion)
+        error, mean = _compare(target, complement, inclusion, right, weight)
+        error /= size
         if error <= goal:
-            return error
-        if not error < last:
-            _mix(0.5, z, 0.5, old, z)
-            halvings += 1
-            if last > ACCEPTED and halvings <= HALVINGS:
-                continue
-            _mix(0.0, z, 1.0, old, z)
-            return last
-        for i in range(target.shape[0]):
-            right[i] = step[i] * (right[i] - mean)
-        _mix(0.0, z, 1.0, z, old)
+            return error, law, True
+        if not error < np.inf or math.isnan(mean):
+            break
+        if last <= ACCEPTED and not error < last:
+            return error if error <= ACCEPTED else np.inf, law, True  # where rounding ends the progress
+        _next_aim(at, right, mean, weight, aim, history)
+        guess(aim, k, variance, p, q, z)
         gain = error / last
-        linear, quadratic = gain * error * MARGIN <= goal, gain * gain * error * MARGIN <= goal
-        known = last < np.inf
-        if not (known and linear):  # else the matrix of the last step will do
-            _edges(p, q, k, first, rest, total, without, having, weights)
-            _eliminate(weights, target.shape[0])
-        _substitute(weights, right, step)
-        _mix(1.0, z, 1.0, step, z)
-        if known and quadratic:
-            return goal
-        last, halvings = error, 0
-    return np.inf
+        if at > 0 and gain * error * MARGIN <= goal:
+            return goal, law, False
+        last = error
+    return np.inf, law, False
 
 
 @kernel
 def _inverse_rows(begin, end, log_odds, k, goal, logits, errors):
-    n = log_odds.shape[1]
-    units = np.empty(n, np.int64)
-    target, z, old, step, p, q, zero, one, right = np.empty((9, n))
-    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
-    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+    n, lost = log_odds.shape[1], 0
+    units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
+    rows, space = np.empty((6, n)), np.zeros((6, n))
     for r in range(begin, end):
         m, left, errors[r] = settle(log_odds[r], k[r], units, target, logits[r])
         if errors[r] != 0 or not 0 < left < m:
             continue
-        left, sign = _arrange(units[:m], target[:m], left)
-        errors[r] = _newton(
-            target[:m], left, goal, z[:m], old[:m], step[:m], p[:m], q[:m], zero, one, right[:m],
-            first, rest, without, having, weights,
-        )  # fmt: skip
-        mean = z[:m].mean()
+        of_row, history = rows_of(rows, m), rows_of(space, m)
+        errors[r], _, _ = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
+        mean = rows[1, :m].mean()
         for i in range(m):
-            logits[r, units[i]] = sign * (z[i] - mean)
+            logits[r, units[i]] = rows[1, i] - mean
         if not np.isfinite(mean):
             errors[r] = np.inf
-    return 0
+        lost += errors[r] == np.inf
+    return lost
+
+
+@summed
+def _log_odds(probs, out):
+    for i in range(probs.shape[0]):
+        out[i] = log(probs[i] / (1.0 - probs[i]))
 
 
 @kernel
-def _covariance_rows(begin, end, logits, b, k, rounding, result):
-    n = logits.shape[1]
-    units = np.empty(n, np.int64)
-    z, p, q, zero, one, right, v, variance = np.empty((8, n))
-    first, rest = np.zeros((n + 1, n // 2 + 2)), np.zeros((n + 1, n // 2 + 2))
-    without, having, weights = np.zeros(n // 2 + 3), np.zeros(n // 2 + 3), np.empty((n, n))
+def _product_rows(begin, end, probs, k, g, goal, found, errors):
+    n, lost = probs.shape[1], 0
+    units, target, right, weight, work = np.empty(n, np.int64), np.empty(n), np.empty(n), np.empty(n), workplace(n)
+    rows, space = np.empty((6, n)), np.zeros((6, n))
     for r in range(begin, end):
-        result[r, :] = 0.0
-        m, left = gather(logits[r], k[r], LARGEST, units, z)
-        if m == 0:
+        _log_odds(probs[r], rows[0])
+        m, left, errors[r] = settle(rows[0], k[r], units, target, found[r])
+        found[r, :] = 0.0
+        if errors[r] != 0 or not 0 < left < m:
             continue
-        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
-        left, _ = _arrange(units[:m], z[:m], left)
-        balance(z[:m], left, p[:m], q[:m], CLOSE, 0.0)
-        total = _evaluate(p[:m], q[:m], left, first, rest, zero, one)
+        of_row, history = rows_of(rows, m), rows_of(space, m)
+        errors[r], law, is_known = _search(target[:m], left, goal, of_row, right[:m], weight[:m], history, work)
+        (_, z, p, q, t, along), v = of_row, right[:m]
+        if not is_known:
+            balance(z, left, p, q, CLOSE, 0.0)
+            law = count_law(p, q, left, work)
         for i in range(m):
-            right[i], variance[i] = b[r, units[i]], (p[i] * one[i] / total) * (q[i] * zero[i] / total)
-        spread = take_off(right[:m], variance[:m], rounding)
-        _edges(p[:m], q[:m], left, first, rest, total, without, having, weights)
-        _eliminate(weights, m)
-        _substitute(weights, right[:m], v[:m])
-        mean = dot(variance[:m], v[:m]) / spread
+            v[i] = g[r, units[i]]
+        mean = _mean(p, q, v)
         for i in range(m):
-            result[r, units[i]] = v[i] - mean
-    return 0
+            v[i] -= mean  # constants change nothing, but take digits
+        product(p, q, v, left, law, work, t, along)
+        for i in range(m):
+            found[r, units[i]] = along[i]
+        lost += errors[r] == np.inf
+    return lost
+
+
+@summed
+def _mean(p, q, v):
+    total = weight = 0.0
+    for i in range(v.shape[0]):
+        total += p[i] * q[i] * v[i]
+        weight += p[i] * q[i]
+    return total / weight
+
+
+# ---- The operators
 
 
 def inclusion_inverse(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    log_odds, k = log_odds.contiguous(), k.contiguous()
-    if log_odds.shape[-1] <= SHORT:
-        return _by_recursion(log_odds, k, goal)
-    logits, errors, left = numba_inverse_nodes.inclusion_inverse(log_odds, k, goal)
-    if left and log_odds.shape[-1] <= LONGEST:
-        lost = errors.isinf()
-        logits[lost], errors[lost] = _by_recursion(log_odds[lost], k[lost], goal)
+    logits, errors = torch.empty_like(log_odds, memory_format=torch.contiguous_format), log_odds.new_empty(len(k))
+    given = (x.contiguous().numpy() for x in (log_odds, k))
+    over_rows(_inverse_rows, len(k), logits.numel() * WORK, *given, goal, logits.numpy(), errors.numpy())
     return logits, errors
 
 
-def _by_recursion(log_odds: Tensor, k: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    rows, n = log_odds.shape
-    logits, errors = torch.empty_like(log_odds), log_odds.new_empty(rows)
-    over_rows(
-        _inverse_rows, rows, rows * n**3, *(x.numpy() for x in (log_odds, k)), goal, logits.numpy(), errors.numpy()
-    )
-    return logits, errors
-
-
-def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, rounding: float) -> Tensor:
-    logits, b, k = logits.contiguous(), b.contiguous(), k.contiguous()
-    if logits.shape[-1] <= SHORT:
-        return _system_by_recursion(logits, b, k, rounding)
-    v, left = numba_inverse_nodes.covariance_inverse(logits, b, k, tolerance, rounding)
-    if left and logits.shape[-1] <= LONGEST:
-        lost = v.isnan().any(-1)
-        v[lost] = _system_by_recursion(logits[lost], b[lost], k[lost], rounding)
-    return v
-
-
-def _system_by_recursion(logits: Tensor, b: Tensor, k: Tensor, rounding: float) -> Tensor:
-    v = torch.empty_like(logits)
-    arguments = (x.numpy() for x in (logits, b, k))
-    over_rows(_covariance_rows, len(v), v.numel() * v.shape[-1] ** 2, *arguments, rounding, v.numpy())
-    return v
+def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    found, errors = torch.empty_like(g, memory_format=torch.contiguous_format), g.new_empty(len(k))
+    given = (x.contiguous().numpy() for x in (probs, k, g))
+    over_rows(_product_rows, len(k), g.numel() * WORK, *given, goal, found.numpy(), errors.numpy())
+    return found, errors

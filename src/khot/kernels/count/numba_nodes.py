@@ -129,7 +129,9 @@ def _given_count(p, q, versine, sine, law_real, law_imag, complement, inclusion)
         for j in range(nodes):
             size = 1 / (1 - twice * versine[j])  # of phi, its inverse square
             delta += (lean * law_real[j] * versine[j] - law_imag[j] * sine[j]) * size
-        complement[i], inclusion[i] = q[i] * (1 - p[i] * delta), p[i] * (1 + q[i] * delta)
+        out, included = q[i] * (1 - p[i] * delta), p[i] * (1 + q[i] * delta)
+        complement[i] = out if out < 0.5 else 1 - included  # with the digits that are left next to 1
+        inclusion[i] = included if out >= 0.5 else 1 - out
 
 
 @per_row

@@ -264,3 +264,33 @@ def descend(p, q, first, last, length, stride, table, marks, rest, complement, i
             out, included = q[i] * zero, p[i] * one
             complement[i], inclusion[i] = out / (out + included), included / (out + included)
             above, below = below, above
+
+
+@per_row
+def descend_along(
+    p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
+):
+    """Writes the derivative of <x, v> given B = k, with that of the tables and of what is left."""
+    n = p.shape[0]
+    above, below = U(0), stride
+    begin(rest, above, 1.0)
+    begin(bent_rest, above, 0.0)
+    for start in range((n - 1) // length * length, -1, -length):
+        stop = min(start + length, n)
+        if stop < n:
+            copy_row(marks, U(start // length), table, U(0), stride)
+            copy_row(bent_marks, U(start // length), bent, U(0), stride)
+            fill(table, stride, p, q, first, last, start, stop - 1)
+            fill_along(table, bent, stride, p, q, t, minus_t, first, last, start, stop - 1)
+        for i in range(stop - 1, start - 1, -1):
+            width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
+            zero, one = products(table, at, rest, source, width)
+            zero_left, one_left = products(bent, at, rest, source, width)
+            zero_right, one_right = products(table, at, bent_rest, source, width)
+            mixed(rest, source, rest, below + ONE, q[i], p[i], width)
+            mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
+            each = 1 / (q[i] * zero + p[i] * one)
+            zero, one = zero * each, one * each
+            zero_change, one_change = (zero_left + zero_right) * each, (one_left + one_right) * each
+            result[i] = t[i] * zero * one + p[i] * q[i] * (one_change * zero - one * zero_change)
+            above, below = below, above

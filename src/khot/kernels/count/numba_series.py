@@ -165,7 +165,9 @@ def _clenshaw(lean, first, second, coefficient):
 def _finish_given(p, q, lean, first, second, constant, complement, inclusion):
     for i in range(p.shape[0]):
         delta = lean[i] * first[i] - second[i] + constant
-        complement[i], inclusion[i] = q[i] * (1 - p[i] * delta), p[i] * (1 + q[i] * delta)
+        out, included = q[i] * (1 - p[i] * delta), p[i] * (1 + q[i] * delta)
+        complement[i] = out if out < 0.5 else 1 - included  # with the digits that are left next to 1
+        inclusion[i] = included if out >= 0.5 else 1 - out
 
 
 @summed

@@ -67,3 +67,14 @@ def covariance_inverse(logits: Tensor, b: Tensor, k: Tensor, tolerance: float, r
                 b = b - b.mean()
             row[free] = _solve(theta[free], b, size - int((theta == torch.inf).sum()))
     return v
+
+
+def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor, goal: float) -> tuple[Tensor, Tensor]:
+    """C g ``(R, n)`` for the covariance C of the law with inclusion probabilities ``(R, n)``, and errors as above."""
+    logits, errors = inclusion_inverse(probs.logit(), k, goal)
+    product = torch.zeros_like(g)
+    for row, theta, v, size in zip(product, logits, g, k.tolist(), strict=True):
+        free = theta.isfinite()
+        if free.any():
+            row[free] = hessian(_log_esp)(theta[free], size - int((theta == torch.inf).sum())) @ v[free]
+    return product, errors

@@ -1,0 +1,155 @@
+"""What the inverses need of a row, in numba: its open units, shifted so that k ones are expected; and a first guess.
+
+See :mod:`.numba_inverse` for the map M, from the log-odds of inclusion to about the log-odds of the units.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import numpy as np
+
+from ..numba_math import EXP, LOG, LOG1P
+from ..numba_tools import per_row, summed
+
+EPS = np.finfo(np.float64).eps
+FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite
+CLOSE = 0.2  # of an expected count to k: then windows and nodes are where they should be
+WORK = 64  # items that a unit takes as long as
+TILT_STEPS = 100  # usual are 1 to 3
+MANY, FEW = 2.0, 0.5  # variance of the count: Edgeworth's second term helps above, the difference of Poissons below
+
+exp, log, log1p = EXP[np.float64], LOG[np.float64], LOG1P[np.float64]
+
+
+@per_row
+def gather(x, k, farthest, units, z):
+    """Entries up to the farthest, and where they were; with their number, and how many of them are ones."""
+    m, left = 0, k
+    for i in range(x.shape[0]):
+        if x[i] > farthest:
+            left -= 1
+        elif x[i] >= -farthest:
+            units[m], z[m] = i, x[i]
+            m += 1
+    return m, left
+
+
+@per_row
+def settle(log_odds, k, units, target, logits):
+    """Writes the logits of units that k or their log-odds leave no choice, and gathers the others in ``target``.
+
+    Returns how many these are, how many of them are ones, and the error so far: NaN if there is a NaN.
+    """
+    m, left = gather(log_odds, k, FARTHEST, units, target)
+    certain, error = np.inf if left > 0 else -np.inf, 0.0  # what the others are, if k leaves them no choice
+    for i in range(log_odds.shape[0]):
+        x = log_odds[i]
+        logits[i] = certain if abs(x) <= FARTHEST else x * np.inf
+        if x != x:
+            error = np.nan
+    return m, left, error
+
+
+@per_row
+def rows_of(space, m):
+    """Contiguous rows, which compile to loops that take several numbers at once."""
+    return space[0, :m], space[1, :m], space[2, :m], space[3, :m], space[4, :m], space[5, :m]
+
+
+@summed
+def chances(z, k, p, q):
+    """Writes the chances of one and of zero; returns how far the expected count is above k, and its variance."""
+    rare = likely = variance = 0.0  # the first is a sum of small numbers, the second an integer
+    for i in range(z.shape[0]):
+        e = exp(-abs(z[i]))
+        s = 1.0 / (1.0 + e)
+        few = e * s
+        p[i], q[i] = s if z[i] > 0 else few, few if z[i] > 0 else s
+        rare += -few if z[i] > 0 else few
+        likely += 1.0 if z[i] > 0 else 0.0
+        variance += few * s
+    return rare + (likely - k), variance
+
+
+@per_row
+def balance(z, k, p, q, close, rounding):
+    """Shifts z so that the expected count is k, to within ``close`` or that rounding; writes the chances.
+
+    The result is the variance of the count.
+    """
+    m, done = z.shape[0], 0.0
+    low, high = -np.inf, np.inf
+    variance = 0.0
+    for _ in range(TILT_STEPS):
+        excess, variance = chances(z, k, p, q)
+        if abs(excess) <= max(close, rounding * variance):
+            break
+        if low == -np.inf:
+            lowest = highest = z[0]
+            for i in range(m):
+                lowest, highest = min(lowest, z[i]), max(highest, z[i])
+            low, high = -highest - log(float(m)), -lowest + log(float(m))  # shifts with fewer and with more
+        if excess > 0:
+            high = done
+        else:
+            low = done
+        shift = done - excess / variance
+        if not low < shift < high:
+            shift = (low + high) / 2
+        if shift == done:
+            break
+        for i in range(m):
+            z[i] += shift - done
+        done = shift
+    return variance
+
+
+@summed
+def _of_normal(aim, p, q, variance, z):
+    for i in range(aim.shape[0]):
+        z[i] = aim[i] + 0.5 * (q[i] - p[i]) / (variance - p[i] * q[i] + 0.25)
+
+
+@summed
+def _of_poisson(aim, p, q, variance, z):
+    for i in range(aim.shape[0]):
+        others = max(variance - p[i] * q[i], EPS * variance)
+        z[i] = aim[i] + 0.5 * (q[i] - p[i]) * log1p(1.0 / others)
+
+
+@summed
+def _cumulants(p, q, shift):
+    """Shifts the chances; returns the second, third and fourth cumulant of the count."""
+    second = third = fourth = 0.0
+    for i in range(p.shape[0]):
+        change = p[i] * q[i] * shift
+        p[i], q[i] = p[i] + change, q[i] - change
+        spread = p[i] * q[i]
+        second += spread
+        third += spread * (q[i] - p[i])
+        fourth += spread * (1 - 6 * spread)
+    return second, third, fourth
+
+
+@summed
+def _two_terms(aim, p, q, second, third, fourth, z):
+    cube = second * second * second
+    of_lean, of_spread = fourth / (4 * cube) - third * third / (2 * cube * second), third / (2 * cube)
+    for i in range(aim.shape[0]):
+        lean, spread = q[i] - p[i], p[i] * q[i]
+        others = 1 / (second - spread)
+        own = 0.5 * (third - spread * lean) * others * others + of_spread * spread
+        z[i] = aim[i] + lean * (0.5 * others + of_lean) - own
+
+
+@per_row
+def guess(aim, k, least, p, q, z):
+    """Writes M(aim) for rows whose variance was ``least``: the map stays the same while a row is solved."""
+    _, variance = chances(aim, k, p, q)
+    if least < FEW:
+        _of_poisson(aim, p, q, variance, z)
+        return
+    _of_normal(aim, p, q, variance, z)
+    if least >= MANY:
+        excess, variance = chances(z, k, p, q)
+        second, third, fourth = _cumulants(p, q, -excess / variance)
+        _two_terms(aim, p, q, second, third, fourth, z)
