@@ -75,7 +75,7 @@ wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty envi
 	rm -rf build/builder build/empty
 
 bench: $(READY)  ## timings against other implementations
-	@for script in $(filter-out %/timing.py %/gpu.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %/timing.py %/sass.py %/gpu.py %/gpu_static.py,$(wildcard benchmarks/*.py)); do echo "$$script" && $(BIN)/python "$$script" || exit 1; done
 
 # In a Python that has a torch for its accelerator, as it is: no .venv, no pins, and Pyro only if it is there.
 GPU_TESTS := $(filter-out %_aot.py %_interpreter.py,$(wildcard tests/kernels/test_triton*.py)) \

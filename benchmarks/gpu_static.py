@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--on", nargs="+", default=list(DEVICES), choices=list(DEVICES), metavar="TARGET")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu_static.csv")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
     with options.output.open("w", newline="", encoding="utf-8") as file:
         writer: csv.DictWriter[str] | None = None
         for row in table(options.on):
@@ -195,5 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
     main()

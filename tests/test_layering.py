@@ -36,6 +36,7 @@ LEVELS = {
     "losses": 6,
     "diagnostics": 6,
     "nn": 7,
+    "warmup": 7,
     "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")

@@ -119,7 +119,7 @@ def test_help_of_experiments(name, capsys):
 
 
 def test_benchmarks_are_scripts_or_their_helper():
-    assert {file.stem for file in scripts("benchmarks")} | {"timing"} == modules("benchmarks")
+    assert {file.stem for file in scripts("benchmarks")} | {"timing", "sass"} == modules("benchmarks")
 
 
 @pytest.mark.parametrize("file", scripts("benchmarks"), ids=lambda file: file.stem)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import khot
+from khot import distributions, relaxations
 
 __all__ = ["main", "warm_up"]
 
@@ -65,19 +65,19 @@ def _differentiated(y: Tensor) -> None:
 
 def _call_mask(name: str, x: Tensor) -> None:
     for k in (2, torch.full(x.shape[:-1], 2.5, dtype=torch.float64)):  # a number, and one of each row
-        _differentiated(getattr(khot, name)(x, k))
+        _differentiated(getattr(relaxations, name)(x, k))
 
 
 def _call_with_size(name: str, x: Tensor) -> None:
-    _differentiated(getattr(khot, name)(x, 2))
+    _differentiated(getattr(relaxations, name)(x, 2))
 
 
 def _call_function(name: str, x: Tensor) -> None:
-    _differentiated(getattr(khot, name)(x))
+    _differentiated(getattr(relaxations, name)(x))
 
 
 def _call_design(name: str, x: Tensor) -> None:
-    design = getattr(khot, name)(logits=x, k=2)
+    design = getattr(distributions, name)(logits=x, k=2)
     value, results = design.sample(), [design.mean]
     with contextlib.suppress(NotImplementedError):  # of a design without a log_prob
         results.append(design.log_prob(value))
