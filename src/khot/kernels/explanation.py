@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from . import registry
 from .registry import OPERATORS, Backends
 
 
-class Explanation(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Explanation:
     """Which backend a call takes, as :func:`explain` found out; prints as one line for each backend.
 
     Attributes:
