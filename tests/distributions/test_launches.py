@@ -16,7 +16,7 @@ PROBS = sigmoid_topk(torch.randn(16, N, generator=torch.Generator().manual_seed(
         (Systematic, {"order": "fixed"}, 30),
         (Systematic, {"order": "random"}, 34),
         (Brewer, {}, 5),
-        (Sampford, {}, 50),
+        (Sampford, {}, 40),
     ],
 )
 def test_draws(design, options, most):
@@ -26,7 +26,7 @@ def test_draws(design, options, most):
 
 
 @pytest.mark.parametrize(
-    ("design", "most", "most_of_gradient"), [(Systematic, 70, 45), (Brewer, 78, 110), (Sampford, 62, 75)]
+    ("design", "most", "most_of_gradient"), [(Systematic, 70, 45), (Brewer, 76, 110), (Sampford, 60, 65)]
 )
 def test_log_probabilities(design, most, most_of_gradient):
     """Of values that are known to be k-hot, with what their derivative needs."""
