@@ -5,6 +5,7 @@ read from it. ``public`` of a case is what it tests: tests/test_public_api.py lo
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,19 +23,20 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from khot import (
-    FenchelYoungTopKLoss,
     KHotReparam,
     KHotSwap,
-    TopKCrossEntropy,
     compare_estimators,
     fenchel_young_topk_loss,
+    knn_loss,
     sigmoid_topk,
+    sparse_topk,
     straight_through_value,
     subset_categorical,
     subset_index,
     subset_vector,
     topk_cross_entropy,
     topk_mask,
+    transport_topk,
 )
 from khot.constraints import capped_simplex, k_hot
 from khot.distributions import (
@@ -71,6 +73,7 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.estimators.wrapper import wrap_latents
+from khot.nn import Anneal, FenchelYoungTopKLoss, TopK, TopKCrossEntropyLoss
 from tests import design_references as reference
 from tests.inputs import normal
 from tests.maps import behind
@@ -375,7 +378,7 @@ LOSSES = [
     ),
     LossCase(
         "topk_cross_entropy",
-        (topk_cross_entropy, TopKCrossEntropy),
+        (topk_cross_entropy, TopKCrossEntropyLoss),
         lambda temperature, reduction: {
             "p_k": [0.5, 0.0, 0.3],
             "relaxation": sigmoid_topk,
@@ -468,6 +471,22 @@ def surrogate_definition(score_function_surrogate: Any) -> None:
     torch.testing.assert_close(surrogate, losses.mean(0))
 
 
+def knn_definition(knn_loss: Any) -> None:
+    """Per query: the relaxed mask of minus squared distances, entry by entry; queries that no key matches are out."""
+    query, keys = normal(2, 3, 4), normal(2, 6, 4, seed=1)
+    query_labels, key_labels = torch.tensor([[0, 1, 2], [1, 0, 7]]), torch.tensor([[0, 1, 2, 0, 1, 2]]).repeat(2, 1)
+    for relaxation in (sigmoid_topk, transport_topk, sparse_topk):
+        rows = torch.zeros(2, 3, dtype=torch.float64)
+        for b, q in itertools.product(range(2), range(3)):
+            mask = relaxation(-(query[b, q] - keys[b]).square().sum(-1), 2.5, 6.0)
+            share = sum(mask[j] for j in range(6) if key_labels[b, j] == query_labels[b, q]) / 2.5
+            rows[b, q] = -math.log(share) if share > 0 else 0.0
+        arguments = (query, keys, query_labels, key_labels, 2.5, 6.0, relaxation)
+        torch.testing.assert_close(knn_loss(*arguments, reduction="none"), rows)
+        torch.testing.assert_close(knn_loss(*arguments), rows.sum() / 5)
+        torch.testing.assert_close(knn_loss(*arguments, reduction="sum"), rows.sum())
+
+
 def comparison_definition(compare_estimators: Any) -> None:
     """Of constant estimates g: no variance, the bias |g - exact|, the cosine of the two."""
     design = ConditionalPoisson(logits=torch.zeros(3), k=1)
@@ -478,6 +497,16 @@ def comparison_definition(compare_estimators: Any) -> None:
 
     (row,) = compare_estimators(design, lambda x: x[..., 0], {"constant": estimator}, 1, 2, exact=exact).rows
     assert (row.variance, row.bias, row.cosine) == (0.0, pytest.approx(math.sqrt(6)), pytest.approx(0.5))
+
+
+def anneal_definition(anneal: Any) -> None:
+    """The softness goes from one value to another in equal steps."""
+    module = TopK(2, 1.0)
+    schedule, found = anneal(module, "softness", end=0.5, steps=2), [module.softness]
+    for _ in range(3):
+        schedule.step()
+        found.append(module.softness)
+    assert found == [1.0, 0.75, 0.5, 0.5]
 
 
 def reparam_definition(reparam_class: Any) -> None:
@@ -567,6 +596,8 @@ TOOLS = {
         ToolCase(score_function_surrogate, surrogate_definition),
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
+    "losses": [ToolCase(knn_loss, knn_definition)],
+    "nn": [ToolCase(Anneal, anneal_definition)],
     "infer": [
         ToolCase(KHotReparam, reparam_definition),
         ToolCase(KHotSwap, swap_definition),

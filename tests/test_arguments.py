@@ -12,7 +12,7 @@ import torch
 from pyro.infer import NUTS
 
 import khot
-from khot import constraints
+from khot import constraints, nn
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
@@ -58,6 +58,9 @@ WRONG: dict[str, list[Any]] = {
     "target": [*TYPES, 1.5, [1.0], TARGET[0], TARGET * math.nan, TARGET * 2],
     "classes": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 5]), torch.tensor([0, 1, 2])],
     "shares": [*TYPES, 1.5, "ab", [], [-1.0, 2.0], [0.0], [math.nan], [None], torch.ones(6), torch.tensor([True])],
+    "features": [*TYPES, 1.5, [1.0], LOGITS.long(), LOGITS[0], LOGITS[..., :3], LOGITS * math.nan],
+    "labels": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 1, 2])],
+    "neighbours": [*NUMBERS, -1, 6, math.nan, torch.tensor(-1.0), torch.tensor(6.0), torch.tensor([1, 2, 3])],
     "draws": [*TYPES, 1.5, [1.0], DRAWS[0], DRAWS[..., :4]],
     "losses": [*TYPES, 1.5, [1.0], LOSSES.long(), LOSSES[:, 0]],
     "perturbed": [*TYPES, 1.5, [1.0], LOGITS.long(), LOGITS[0], LOGITS[..., :4]],
@@ -182,9 +185,20 @@ CALLS |= {
     "Logistic": call(khot.Logistic, {}),
     "StudentT": call(khot.StudentT, {"df": 2}),
     "fenchel_young_topk_loss": call(khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, target="target"),
-    "FenchelYoungTopKLoss": call(khot.FenchelYoungTopKLoss, {"k": 2}, used(khot.FenchelYoungTopKLoss, LOGITS, TARGET)),
+    "FenchelYoungTopKLoss": call(nn.FenchelYoungTopKLoss, {"k": 2}, used(nn.FenchelYoungTopKLoss, LOGITS, TARGET)),
     "topk_cross_entropy": call(khot.topk_cross_entropy, {**X, "target": CLASSES, "p_k": [0.5, 0.5]}, target="classes"),
-    "TopKCrossEntropy": call(khot.TopKCrossEntropy, {"p_k": [0.5, 0.5]}, used(khot.TopKCrossEntropy, LOGITS, CLASSES)),
+    "TopKCrossEntropyLoss": call(
+        nn.TopKCrossEntropyLoss, {"p_k": [0.5, 0.5]}, used(nn.TopKCrossEntropyLoss, LOGITS, CLASSES)
+    ),
+    "knn_loss": call(
+        khot.knn_loss,
+        {"query": LOGITS, "keys": LOGITS, "query_labels": CLASSES, "key_labels": CLASSES, "k": 1, "softness": 1.0},
+        query="features",
+        keys="features",
+        query_labels="labels",
+        key_labels="labels",
+        k="neighbours",
+    ),
     "k_hot": call(constraints.k_hot, {"k": 2}, k="ones", upper="ones"),
     "capped_simplex": call(constraints.capped_simplex, {"k": 2}, k="any_sum"),
     "SamplingDesign": call(khot.SamplingDesign, GIVEN, k="size"),
