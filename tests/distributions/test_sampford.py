@@ -102,6 +102,16 @@ def test_two_units_are_brewers():
     torch.testing.assert_close(sampford.log_prob(support), brewer.log_prob(support), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("n", "k"), [(40, 35), (600, 590), (3000, 2900)])
+def test_zeros_have_the_law_of_ones(n, k):
+    torch.manual_seed(0)
+    probs = Sampford(logits=3 * torch.randn(n, dtype=torch.float64), k=k).probs
+    design, others = Sampford(probs=probs, k=k), Sampford(probs=1 - probs, k=n - k)
+    draws = design.sample((20,))
+    gof.check_k_hot(draws, k)
+    torch.testing.assert_close(design.log_prob(draws), others.log_prob(1 - draws), rtol=1e-11, atol=1e-11)
+
+
 def test_long_row():
     torch.manual_seed(0)
     design = Sampford(logits=3 * torch.randn(20_000, dtype=torch.float64), k=5000)

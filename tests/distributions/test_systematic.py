@@ -10,7 +10,7 @@ import torch
 from khot import Systematic
 from khot.kernels.tournament import balance
 from khot.laws import systematic
-from khot.laws.systematic import _join, _lay_out, choose
+from khot.laws.systematic import ONE, choose, line
 from tests import gof
 from tests.oracle import cases, tensor
 
@@ -70,22 +70,22 @@ def test_size_is_exact_wherever_the_points_fall(order):
     generator = torch.Generator().manual_seed(0)
     first = torch.rand(200, 1, generator=generator, dtype=torch.float64)
     probs = torch.cat((first, torch.full((200, 40), 1 - 2**-53, dtype=torch.float64), 1 - first), -1)
-    line = _lay_out(balance(probs, torch.tensor(41)), torch.full((200,), 41))
-    line = line._replace(fraction=_join(line.fraction)) if order == "fixed" else line
-    for u in torch.cat((line.fraction, line.fraction - 2**-54), -1).clamp(0, 1 - 2**-53).split(1, dim=-1):
-        gof.check_k_hot(choose(line, u).double(), 41)
+    probs = probs.gather(-1, torch.rand(probs.shape, generator=generator).argsort(-1)) if order == "random" else probs
+    end = line(probs)
+    fraction = (end % ONE).double() / ONE
+    for u in torch.cat((fraction, fraction - 2**-54), -1).clamp(0, 1 - 2**-53).split(1, dim=-1):
+        gof.check_k_hot(choose(end, u).double(), 41)
 
 
 def test_fractions_of_a_long_row_keep_their_digits():
     probs = torch.rand(5_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     k = probs.sum().round().long()
     probs = balance(probs, k)
-    line = _lay_out(probs, k)
     exact = list(itertools.accumulate(Fraction(p) for p in probs.tolist()))
     scale = int(k) / exact[-1]  # the sum misses k by rounding
-    ends = [Fraction(w) + Fraction(f) for w, f in zip(line.whole.tolist(), line.fraction.tolist(), strict=True)]
-    error = max(abs(e * scale - end) for e, end in zip(exact, ends, strict=True))
-    assert error < 1e-15
+    ends = [Fraction(end, ONE) for end in line(probs).tolist()]
+    errors = [(e * scale - end) % 1 for e, end in zip(exact, ends, strict=True)]
+    assert max(min(error, 1 - error) for error in errors) < 1e-15
 
 
 @ORDERS

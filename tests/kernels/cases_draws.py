@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from khot import sigmoid_topk
+from khot.kernels.brewer import brewer_draw
+from khot.kernels.brewer import triton_backend as triton_brewer
 from khot.kernels.noises import NOISES
 from khot.kernels.order_draw import order_draw, rank_centre
 from khot.kernels.order_draw import triton_backend as triton_order
@@ -74,6 +76,18 @@ def tournament_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
     return triton_tournament.pivotal_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
 
 
+def brewer_kernel(probs: Tensor, k: Tensor) -> Outputs:
+    return (triton_brewer.brewer_draw(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
+
+
+def brewer_reference(probs: Tensor, k: Tensor) -> Outputs:
+    return (brewer_draw.reference(probs, k, seed_for(probs), PLACE, DRAWS, probs.dtype),)
+
+
+def brewer_compile(probs: Tensor, number: Tensor, _: Tensor) -> object:
+    return triton_brewer.brewer_draw(probs, number.long(), torch.zeros(1).long(), FIRST, 1, SINGLE)
+
+
 def duels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Inputs:
     """Weights with which units take the seat, their sums with those that keep it, and numbers that decide the kinds."""
     take, keep, kind = torch.rand(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
@@ -120,6 +134,15 @@ def draws() -> list[KernelCase]:
             probabilities,
             [(3, 1), (2, 33), (1, 600)],
             tournament_compile,
+            COMPILED_TOURNAMENT,
+        ),
+        KernelCase(
+            "brewer",
+            brewer_kernel,
+            brewer_reference,
+            probabilities,
+            [(3, 1), (2, 33), (1, 600)],
+            brewer_compile,
             COMPILED_TOURNAMENT,
         ),
         KernelCase(

@@ -7,7 +7,6 @@ from torch.types import _size as SizeLike
 from khot._validation import can_look, check_generator, checked_shape
 from khot.kernels.tournament import balance
 from khot.laws import brewer as law
-from khot.laws.kept import kept_if_constant
 
 from .design import SamplingDesign
 
@@ -53,8 +52,8 @@ class Brewer(SamplingDesign):
         check_generator(generator, self.parameter.device)
         shape = checked_shape("sample_shape", sample_shape)
         with torch.no_grad():
-            probs = kept_if_constant(self.kept, balance, self.probs, self.k)
-            return law.sample(probs, self.k, self._largest_k(), shape, generator).to(self.parameter.dtype)
+            draw = law.sample(self.probs, self.k, self._largest_k(), shape, generator, self.kept)
+            return draw.to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
         size = self._largest_k()
@@ -70,7 +69,7 @@ class Brewer(SamplingDesign):
 
         if law.is_fused(self.probs, value):
             return log_prob(self.probs, self.k, value).to(self.probs.dtype)
-        return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB).to(self.probs.dtype)
+        return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB >> size).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
         """The largest k of any row, or n where nobody can look at it."""

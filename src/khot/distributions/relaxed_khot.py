@@ -35,7 +35,7 @@ from khot._validation import (
 )
 from khot.constraints import capped_simplex
 from khot.kernels.autograd import with_derivatives_of
-from khot.kernels.random_numbers import uniform
+from khot.kernels.random_numbers import log_exponential
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores
 
@@ -184,10 +184,7 @@ class RelaxedKHot(KHotDistribution):
 
     def _scores(self, sample_shape: SizeLike, generator: torch.Generator | None = None) -> Tensor:
         shape, logits = self._extended_shape(sample_shape), self.in_float32.logits
-        # In float64, as the largest noise comes from numbers next to 1; an exact 0 would be infinite.
-        u = uniform(shape, torch.float64, self.logits.device, generator)
-        exponential = u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # fresh buffers would cost more
-        return logits - exponential.log_().to(logits.dtype)
+        return logits - log_exponential(shape, logits.dtype, self.logits.device, generator)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         value = self.relaxation(scores, self.k, self.temperature).to(self.logits.dtype)

@@ -6,7 +6,6 @@ from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
 from khot.laws import systematic as law
-from khot.laws.kept import kept_if_constant
 from khot.relaxations import sigmoid_topk
 
 from ._arguments import checked_order
@@ -70,10 +69,8 @@ class Systematic(DesignInOrder):
     @property
     def mode(self) -> Tensor:
         """The vector of the longest interval in the given order."""
-        line = self._line("log_prob")
-        cuts, length = law.intervals(line.fraction)
-        u = cuts.gather(-1, length.argmax(-1, keepdim=True))
-        return law.choose(line, u).to(self.probs.dtype)
+        self._require_fixed_order("log_prob")
+        return law.mode_in_order(self.probs, self.k, self.kept).to(self.probs.dtype)
 
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
@@ -93,13 +90,9 @@ class Systematic(DesignInOrder):
         if self.order != "fixed" or not can_look(self.parameter):
             return super().sample_indices(sample_shape, generator=generator)
         with torch.no_grad():
-            line, shape = self._line("sample"), self._extended_shape(sample_shape)
+            shape = self._extended_shape(sample_shape)
             u = law.start_points(shape, self.parameter.device, generator)
-            indices = law.find(line, u, k)
-            if line.certain.any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of the points
-                indices = positions(law.choose(line, u), k)
+            indices = law.find(law.cuts_in_order(self.probs, self.k, self.kept).end, u, k)
+            if (self.probs >= 1).any() or (indices.diff(dim=-1) <= 0).any():  # units as long as the distance of points
+                indices = positions(law.choose(law.line(self.probs), u), k)
         return indices
-
-    def _line(self, wanted: str) -> law.Line:
-        self._require_fixed_order(wanted)
-        return kept_if_constant(self.kept, law.line_in_order, self.probs, self.k)

@@ -94,9 +94,16 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
     return ((high << 21) | (low >> 11)).double() * 2.0**-53
 
 
-def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]) -> Tensor:
-    """:func:`uniform` numbers ``(draws, *batch, n)``, two for each place of the counter."""
+def words_of_rows(
+    seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Two blocks ``(draws, *batch, n)`` of 32 random bits; two units have a place of the counter."""
     start = even_place(first)
     words = random_words(seed, draws, math.prod(batch), (n + 1) // 2, (start.draw, start.row, start.unit // 2))
     high, low = (torch.stack((words[i], words[j]), -1).flatten(-2)[..., :n] for i, j in ((0, 2), (1, 3)))
-    return uniform(high, low).view(draws, *batch, n)
+    return high.reshape(draws, *batch, n), low.reshape(draws, *batch, n)
+
+
+def uniform_rows(seed: Tensor, draws: int, batch: Sequence[int], n: int, first: Sequence[int]) -> Tensor:
+    """:func:`uniform` numbers ``(draws, *batch, n)``."""
+    return uniform(*words_of_rows(seed, draws, batch, n, first))

@@ -24,7 +24,7 @@ References:
 import functools
 import math
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,36 +33,46 @@ from torch.autograd import Function
 from khot._torch_internals import count_as_constant
 from khot._tracing import broadcast_shapes
 from khot.kernels.autograd import has_derivative
-from khot.kernels.brewer import brewer_draw, draw_by_draw, drawing_ratio, scores
+from khot.kernels.brewer import brewer_draw, draw_by_draw, scores
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.random_numbers import uniform
 from khot.kernels.row_slabs import by_rows
+from khot.kernels.tournament import balance
 
 from . import unit_by_unit
+from .kept import Kept, kept_if_constant
 
-SLAB = 2**11  # units of the values scored at a time in torch, of which there are up to 252 numbers each
+SLAB = 2**18  # subsets of slots, times units, of the values scored at a time on a CPU
+LEAST = 1e-40  # of a weight: so that derivatives of any order stay finite
 MAX_SIZE = 10  # the largest k for which log_prob is feasible: it holds C(k, k / 2) n numbers for every value
 
 
 @torch.no_grad()
 def sample(
-    probs: Tensor, k: Tensor, size: int, shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    probs: Tensor,
+    k: Tensor,
+    size: int,
+    shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    kept: Kept | None = None,
 ) -> Tensor:
     """Draws k-hot vectors ``(*shape, *batch, n)``, bool. O(nk) time each.
 
     Never a unit of probability 0, always those of probability 1.
 
     Args:
-        probs: Inclusion probabilities.
+        probs: Inclusion probabilities, which are balanced here.
         k: Number of ones, of the shape of the batch.
         size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
         shape: Of the independent draws.
         generator: Source of randomness, torch's default one if None.
+        kept: Where the balanced probabilities are kept, or are to be.
     """
     whole = *shape, *probs.shape
     drawn = unit_by_unit.sample(brewer_draw, probs, k, math.prod(shape), generator)
     if drawn is not None:
         return drawn.view(whole)
+    probs = kept_if_constant(kept, balance, probs, k)
 
     def number(m: int) -> Tensor:
         return uniform((*whole[:-1], 1), probs.dtype, probs.device, generator)
@@ -70,21 +80,43 @@ def sample(
     return draw_by_draw(probs.expand(whole), k, size, number)
 
 
-Subsets = list[tuple[int, ...]]
+class Subsets(NamedTuple):
+    """The subsets of some slots by their size, each size in lexicographic order.
+
+    Attributes:
+        member: ``(2^slots, slots)`` float64: 1 for the slots in a subset.
+        larger: ``(2^slots, slots)`` integers: which subset of the next size one becomes with a slot that it lacks.
+        counts: How many there are of each size.
+    """
+
+    member: Tensor
+    larger: Tensor
+    counts: tuple[int, ...]
 
 
-@count_as_constant
-def _subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
-    """:func:`_listed_subsets`, kept; compilers trace through what keeps it, and warn."""
-    return _listed_subsets(size, r)
+def _subsets(size: int, device: torch.device) -> Subsets:
+    member, larger = _listed_subsets(size)
+    counts = tuple(math.comb(size, r) for r in range(size + 1))
+    return Subsets(
+        torch.tensor(member, dtype=torch.float64, device=device).view(len(member), size),
+        torch.tensor(larger, dtype=torch.long, device=device).view(len(larger), size),
+        counts,
+    )
+
+
+@count_as_constant  # compilers trace through what keeps it, and warn
+def _listed_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
+    return _kept_subsets(size)
 
 
 @functools.lru_cache
-def _listed_subsets(size: int, r: int) -> tuple[Subsets, Subsets]:
-    """The r-subsets of ``size`` slots, and for each of their slots the position of the subset without it."""
-    previous = {subset: i for i, subset in enumerate(combinations(range(size), r - 1))} if r else {}
-    subsets = list(combinations(range(size), r))
-    return subsets, [tuple(previous[(*t[:i], *t[i + 1 :])] for i in range(r)) for t in subsets]
+def _kept_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
+    levels = [list(combinations(range(size), r)) for r in range(size + 1)]
+    place = [{subset: i for i, subset in enumerate(level)} for level in levels] + [{}]
+    subsets = [subset for level in levels for subset in level]
+    member = [[int(j in subset) for j in range(size)] for subset in subsets]
+    larger = [[place[len(t) + 1].get(tuple(sorted({*t, j})), 0) for j in range(size)] for t in subsets]
+    return member, larger
 
 
 def is_fused(probs: Tensor, value: Tensor) -> bool:
@@ -111,7 +143,8 @@ class _LogProb(Function):
         if not is_first_derivative(g):
             with torch.enable_grad():
                 probs = probs.view_as(probs) if further else probs.detach().requires_grad_()
-                found = by_rows(lambda p, v: (_log_prob(p, ctx.size, v),), SLAB, probs, values, most=None)[0]
+                slab = SLAB >> ctx.size
+                found = by_rows(lambda p, v: (_log_prob(p, ctx.size, v),), slab, probs, values, most=None)[0]
                 return torch.autograd.grad(found, probs, g, create_graph=further)[0], None, None
         return scores.find(probs).derivative(probs.detach(), values, g.contiguous(), ctx.size), None, None
 
@@ -143,33 +176,44 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
 def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     probs, value = torch.broadcast_tensors(probs, value.double())
     certain = probs >= 1
+    impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # 1 - probs rounds to 1 where a unit is only rare
     free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)
-    ones, unit = value.topk(size, -1)
+    inside, unit = free * value, value.topk(size, -1).indices
+    outside = free - inside
     # Slots are the units of the value. Those that hold a certain unit, or none as another row has a larger k, are
     # "drawn" from the beginning.
-    filled = (ones == 0) | certain.gather(-1, unit)
-    slot_rest = rest.gather(-1, unit)
-    slot_free = free.gather(-1, unit).masked_fill(filled, 0.0)
-    outside = (free * (1 - value)).unsqueeze(-1)
-    outside_sum = outside.sum(-2, keepdim=True)
-    contradicted = ((certain & (value == 0)) | ((probs <= 0) & (value == 1))).any(-1)
+    slot_free, slot_rest = inside.gather(-1, unit), rest.gather(-1, unit)
+    filled = slot_free == 0
+    subsets = _subsets(size, probs.device)
+    start = (subsets.member == filled.unsqueeze(-2)).all(-1) & ~impossible.unsqueeze(-1)
+    step = _steps(subsets.member[:-1], slot_rest, slot_rest.masked_fill(filled, 0.0), slot_free, rest, outside)
+    reached = _chance(subsets, start.double(), step)
+    chosen = slot_free.masked_fill(filled, 1.0).log().sum(-1)
+    return (chosen + reached.masked_fill(impossible, 1.0).log()).masked_fill(impossible, -torch.inf)
 
-    per_weight = f = probs.new_zeros(*probs.shape[:-1], 1)
-    ratio = probs.new_zeros(*probs.shape[:-1], 1, size)
-    for r in range(size + 1):
-        slots, without = (torch.tensor(table, dtype=torch.long, device=probs.device) for table in _subsets(size, r))
-        member = probs.new_zeros(len(slots), size).scatter(-1, slots, 1)
-        f = (member == filled.unsqueeze(-2)).all(-1).to(probs.dtype)
-        if r > 0:
-            f = f + (per_weight[..., without] * ratio[..., without, slots]).sum(-1)
-        if r < size:
-            m, c = size - r, (slot_rest.masked_fill(filled, 0.0) @ member.T).unsqueeze(-1)
-            ratio = drawing_ratio(slot_rest.unsqueeze(-2), m, c)
-            # Of the units outside of the value, the sum of pi r, with what they share in front of it.
-            total = (outside_sum + (m - 1) * (m + c) * ((c + m * rest.unsqueeze(-2)).reciprocal() @ outside)) / m
-            total = total.squeeze(-1) + (ratio * slot_free.unsqueeze(-2) * (1 - member)).sum(-1)
-            # Where T is drawn on the way to a possible value, a weight of one unit is left. Elsewhere there may be next
-            # to none, or nothing; f is 0, or the result does not count.
-            per_weight = f / total.masked_fill((f == 0) | (total == 0) | contradicted.unsqueeze(-1), 1.0)
-    chosen = torch.where((value == 1) & (probs > 0), probs, 1).log().sum(-1)
-    return (chosen + f.squeeze(-1).masked_fill(contradicted, 1.0).log()).masked_fill(contradicted, -torch.inf)
+
+def _steps(
+    member: Tensor, slot_rest: Tensor, slot_distance: Tensor, slot_free: Tensor, rest: Tensor, outside: Tensor
+) -> Tensor:
+    """``r_j / W`` for each subset of the slots but the whole, and each slot that it lacks, ``(..., subsets, slots)``.
+
+    Nothing that is drawn on the way to a possible value has a W below 1 / m; that of other subsets, of which f is 0,
+    may be 0.
+    """
+    m, lacks = (1 - member).sum(-1), 1 - member
+    c = slot_distance @ member.T
+    spread, c = ((m - 1) * (1 + c / m)).unsqueeze(-1), (c / m).unsqueeze(-1)
+    ratio = lacks * (1 + spread / (c + slot_rest.unsqueeze(-2)))  # m times r
+    of_others = spread * ((c + rest.unsqueeze(-2)).reciprocal() @ outside.unsqueeze(-1))
+    weight = outside.sum(-1)[..., None, None] + of_others + ratio @ slot_free.unsqueeze(-1)  # m times W
+    return ratio / weight.clamp(min=LEAST)
+
+
+def _chance(subsets: Subsets, start: Tensor, step: Tensor) -> Tensor:
+    """f of all slots, from 1 at the subset to ``start`` from."""
+    starts, steps = start.split(subsets.counts, -1), step.split(subsets.counts[:-1], -2)
+    f = starts[0]
+    for of_size, larger, begun in zip(steps, subsets.larger.split(subsets.counts), starts[1:], strict=False):
+        drawn = (f.unsqueeze(-1) * of_size).flatten(-2)
+        f = begun.scatter_add(-1, larger.flatten().expand(drawn.shape), drawn)
+    return f.squeeze(-1)

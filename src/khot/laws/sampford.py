@@ -1,57 +1,124 @@
 r"""Sampford's design: :math:`P(x) \propto \prod_{i: x_i = 1} \pi_i / (1 - \pi_i) \cdot \sum_{i: x_i = 1} (1 - \pi_i)`.
 
-As :math:`\sum_i \pi_i = k`, the last sum equals :math:`\sum_{i: x_i = 0} \pi_i`, and with both
+As :math:`\sum_i \pi_i = k`, the last sum equals :math:`\sum_{i: x_i = 0} \pi_i`. So with both, for independent units of
+the chances :math:`\pi_i`, of which B are ones,
 
-.. math:: P(x) = \frac{Q(x) \, D(x)}{E_Q[D]}, \qquad D(x) = \sum_i |x_i - \pi_i|,
+.. math:: P(x) = \frac{P_\pi(x) \, D(x)}{E_\pi[D; B = k]}, \qquad D(x) = \sum_i |x_i - \pi_i|, \qquad
+    E_\pi[D; B = k] = \sum_i \pi_i (1 - \pi_i) \, (P(B = k | x_i = 1) + P(B = k | x_i = 0)),
 
-where Q is the conditional Poisson design of log-odds :math:`\theta = \operatorname{logit} \pi`. With its inclusion
-probabilities p, E_Q[D] is the sum of :math:`(1 - \pi_i) p_i + \pi_i (1 - p_i)`, no term of which is negative.
+no term of which is negative. As k ones are what is expected, B = k is likely. One product tree gives all terms.
 
-Hence a mixture that is drawn from without rejection: mark a unit and its value, 1 with weight :math:`(1 - \pi_i) p_i`
-or 0 with weight :math:`\pi_i (1 - p_i)`, then draw from Q given that value. Where there are fused kernels, a recursion
-over the units draws both at once, see :mod:`khot.laws.unit_by_unit`.
+Hence a mixture that is drawn from without rejection: mark a unit and its value by the weight of one of these terms,
+then draw the other units given that value and B = k. Where there are fused kernels, a recursion over the units draws
+both at once, see :mod:`khot.laws.unit_by_unit`.
 
 All functions take probabilities ``(*batch, n)`` whose rows sum to k, an int or an integer tensor that broadcasts with
 the batch shape; they take the rounding error out and calculate in float64. Exact 0 and 1 are legal and have zero
 gradient. Arguments are not checked here. Those that are called with the same probabilities, k and ``kept`` share the
-product tree of Q.
+product tree.
 
 References:
     [1] Sampford (1967), "On sampling without replacement with unequal probabilities of selection", Biometrika 54(3/4).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from khot._tracing import broadcast_shapes
 from khot._validation import can_look
 from khot.kernels.autograd import has_derivative
-from khot.kernels.count import marked_count_draw
+from khot.kernels.call import runs_on_cpu
+from khot.kernels.count import forest_roots, marked_count_draw
+from khot.kernels.count.kept_tree import KeptTree, leaf_outside
+from khot.kernels.count.tree import ProductTree
 from khot.kernels.random_numbers import uniform
+from khot.kernels.row_slabs import by_rows
 from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
 from khot.kernels.tournament import balance
 
 from . import conditional_poisson, unit_by_unit
-from .conditional_poisson import COVARIANCE_CHUNK, pull_back
+from .conditional_poisson import COVARIANCE_CHUNK, SLAB, SLABS, pull_back
 from .kept import Kept, kept_if_constant
 
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has a product tree of its own
 
 
-def _balanced(probs: Tensor, k: int | Tensor) -> Tensor:
-    return balance(probs, torch.as_tensor(k, device=probs.device))
+class _Units(NamedTuple):
+    """Independent units with these chances, and the tree of their number of ones."""
+
+    chances: Tensor  # (2, *batch, n), of a zero and of a one
+    leaf: Tensor  # (2, n, rows), the same
+    tree: ProductTree
+
+    def marks(self) -> Tensor:
+        """The weights of a mark on zeros and on ones, ``(2, n, rows)``."""
+        outside = leaf_outside(self.leaf, self.tree).clamp(min=0.0)  # below zero is FFT noise
+        return self.leaf[0] * self.leaf[1] * outside
 
 
-def _mark_weights(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
-    """E_Q[|x_i - pi_i|] in its two parts, that of x_i = 1 and that of x_i = 0."""
-    z = conditional_poisson.inclusion_log_odds(logits, k, kept, balanced=True)
-    return (1 - probs) * torch.sigmoid(z), probs * torch.sigmoid(-z)
+def _balanced(probs: Tensor, k: Tensor) -> Tensor:
+    balanced = balance(probs, k)
+    return torch.stack((1 - balanced, balanced))
 
 
-def _expected_distance(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
-    included, out = _mark_weights(probs, logits, k, kept)
-    return (included + out).sum(-1)
+def _leaf(chances: Tensor) -> Tensor:
+    """From ``(2, ..., n)`` to ``(2, n, rows)``."""
+    return chances.reshape(2, -1, chances.shape[-1]).mT.contiguous()
+
+
+def _size(probs: Tensor, k: int | Tensor) -> Tensor:
+    """k for each row."""
+    size = torch.as_tensor(k, device=probs.device).long()
+    return size.expand(broadcast_shapes(probs.shape[:-1], size.shape))
+
+
+def _most(k: int | Tensor, n: int) -> int:
+    """A Python number not below any k, without asking an accelerator or a vmap for it."""
+    if isinstance(k, int):
+        return max(1, k)
+    return max(1, int(k.max())) if k.device.type == "cpu" and k.numel() and can_look(k) else n
+
+
+def _units(probs: Tensor, k: int | Tensor, kept: Kept | None) -> _Units:
+    """In code that runs now on a CPU the tree is one of plain numbers, and kept."""
+    size, most = _size(probs, k), _most(k, probs.shape[-1])
+    chances = kept_if_constant(kept, _balanced, probs, size)
+    if forest_roots.is_fused(probs) or not runs_on_cpu(probs):
+        leaf = _leaf(chances)
+        return _Units(chances, leaf, ProductTree(leaf, size.reshape(-1), most))
+    tree = (kept or Kept()).result(_kept_tree, chances, size, most)
+    has_gradient = has_derivative(chances, torch.is_grad_enabled())
+    return _Units(chances, _leaf(chances) if has_gradient else tree.leaf, tree)
+
+
+def _kept_tree(chances: Tensor, size: Tensor, most: int) -> KeptTree:
+    return KeptTree(_leaf(chances), size.reshape(-1), most)
+
+
+def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
+    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
+    kept = Kept() if kept is None else kept
+
+    def by_tree(probs: Tensor, value: Tensor) -> Tensor:
+        units = _units(probs, k, kept)
+        batch_shape = units.chances.shape[1:-1]
+        value = value.double().expand(broadcast_shapes(value.shape, units.chances.shape[1:]))
+        wanted, samples = torch.stack((1 - value, value)), value.dim() - len(batch_shape) - 1
+        chances = units.chances.view(2, *(1,) * samples, *units.chances.shape[1:])
+        distance = (wanted * chances.flip(0)).sum((0, -1))
+        free = (chances > 0).all(0)
+        chance = (wanted * log_of_small(chances.where(free, 1.0))).sum((0, -1))
+        impossible = ((chances <= 0) & (wanted > 0)).any(0).any(-1)
+        weight = units.marks().sum((0, 1)).view(batch_shape)
+        ratio = _log_or_zero(distance) - _log_or_zero(weight)
+        return (chance + ratio).masked_fill(impossible, -torch.inf)
+
+    if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
+        return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
+    return by_tree(probs, value)
 
 
 def _log_or_zero(x: Tensor) -> Tensor:
@@ -59,25 +126,9 @@ def _log_or_zero(x: Tensor) -> Tensor:
     return log_of_small(x.masked_fill(x == 0, 1.0))
 
 
-def log_prob(probs: Tensor, k: int | Tensor, value: Tensor, kept: Kept | None = None) -> Tensor:
-    """Log-probability of k-hot values ``(*sample, *batch, n)``; ``-inf`` where one contradicts a probability 0 or 1."""
-    kept = Kept() if kept is None else kept  # for the two terms
-
-    def by_tree(probs: Tensor, value: Tensor) -> Tensor:
-        probs, value = kept_if_constant(kept, _balanced, probs, k), value.double()
-        logits = log_odds(probs)
-        distance = (value * (1 - probs) + (1 - value) * probs).sum(-1)
-        ratio = _log_or_zero(distance) - _log_or_zero(_expected_distance(probs, logits, k, kept))
-        return conditional_poisson.log_prob(logits, k, value, kept, balanced=True) + ratio
-
-    if unit_by_unit.takes(probs, k, value) and not has_derivative(value, torch.is_grad_enabled()):
-        return unit_by_unit.sampford_log_prob(probs, k, value, kept, by_tree)
-    return by_tree(probs, value)
-
-
 def covariance(probs: Tensor, k: int | Tensor) -> Tensor:
     """Covariance of the k-hot vector, ``(*batch, n, n)``: the Jacobian, at t = 0, of the mean of e^<t, x> P(x)."""
-    probs = _balanced(probs, k)
+    probs = balance(probs, torch.as_tensor(k, device=probs.device))
     logits = log_odds(probs)
     certain = logits.isinf()
 
@@ -103,26 +154,34 @@ def sample(
     generator: torch.Generator | None = None,
     kept: Kept | None = None,
 ) -> Tensor:
-    """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` float64."""
-    *batch, n = probs.shape
+    """Draws k-hot vectors exactly, ``(*sample_shape, *batch, n)`` bool."""
+    n = probs.shape[-1]
     drawn = unit_by_unit.sample(marked_count_draw, probs, k, math.prod(sample_shape), generator)
     if drawn is not None:
         return drawn.view(*sample_shape, *drawn.shape[1:])
-    probs = kept_if_constant(kept, _balanced, probs, k)
-    logits, count = log_odds(probs), math.prod(sample_shape)
-    marks = torch.cat(_mark_weights(probs, logits, k, kept), -1).cumsum(-1).view(math.prod(batch), 2 * n)
+    units, count = _units(probs, k, kept), math.prod(sample_shape)
+    marks = units.marks().flatten(0, 1).T.cumsum(-1)  # (rows, 2n)
     slab = max(1, MAX_DRAW_ELEMENTS // max(1, probs.numel()))
     parts = []
     for start in range(0, max(1, count), slab):
-        size = min(slab, count - start)
-        u = uniform((marks.shape[0], size), marks.dtype, marks.device, generator)
-        target = u * marks[:, -1:]
+        u = uniform((len(marks), min(slab, count - start)), marks.dtype, marks.device, generator)
         of_each = marks if can_look(u) else marks + 0 * u.sum(-1, keepdim=True)  # a vmap searches in one row for each
-        mark = torch.searchsorted(of_each, target, right=True).clamp(max=2 * n - 1)
-        mark = mark.T.reshape(size, *batch, 1)
-        given, unit = logits.expand(size, *logits.shape), mark % n
-        old = given.gather(-1, unit)
-        fixed = torch.where(mark < n, torch.inf, -torch.inf)
-        fixed = torch.where(old.isinf(), old, fixed)  # in rows without a choice all weights are 0
-        parts.append(conditional_poisson.sample(given.scatter(-1, unit, fixed), k, generator=generator))
-    return torch.cat(parts).view(*sample_shape, *batch, n)
+        mark = torch.searchsorted(of_each, u * marks[:, -1:], right=True).clamp(max=2 * n - 1)
+        parts.append(_draw_marked(units, mark.T, generator))
+    drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return drawn.view(*sample_shape, *units.chances.shape[1:])
+
+
+def _draw_marked(units: _Units, mark: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws ``(draws, rows, n)``, bool, given places of their marks among zeros and ones, ``(draws, rows)``."""
+    n, bound = units.tree.leaf.shape[1], units.tree.bound
+    probs, unit = units.tree.leaf[1].T.expand(*mark.shape, n), (mark % n).unsqueeze(-1)
+    # In rows without a choice all weights are 0, and the mark is one on the last unit.
+    fixed = (mark >= n).unsqueeze(-1) & (probs.gather(-1, unit) > 0)
+
+    def of_rows(probs: Tensor, k: Tensor) -> tuple[Tensor]:
+        tree = ProductTree(_leaf(torch.stack((1 - probs, probs))), k.flatten(), bound)
+        return (tree.draw(1, generator).squeeze(-1).T.view(probs.shape),)
+
+    given = probs.scatter(-1, unit, fixed.double())
+    return by_rows(of_rows, SLAB, given, units.tree.k.expand(mark.shape).unsqueeze(-1), most=SLABS)[0]

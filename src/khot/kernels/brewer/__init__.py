@@ -11,7 +11,17 @@ from .reference import draw_by_draw, drawing_ratio
 
 __all__ = ["Scores", "brewer_draw", "draw_by_draw", "drawing_ratio", "scores"]
 
+LONGEST = 4096  # units of a row that a program on an accelerator holds on chip
+
+
+def _fits_a_program(probs: Tensor, draws: int) -> str | None:
+    if probs.shape[-1] > LONGEST:
+        return f"a program holds rows of at most {LONGEST} units"
+    return DrawOperator.has_draws(probs, draws)
+
+
 brewer_draw = DrawOperator("brewer_draw", reference.brewer_draw)
+brewer_draw.backend("triton", module=".triton_backend", takes=_fits_a_program)
 brewer_draw.backend("numba", module=".numba_backend")
 
 

@@ -229,9 +229,11 @@ class ProductTree:
 
     def _draw_levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each level, the children's laws without FFT noise and the least and largest index each child can have."""
+        if self.whole:
+            return []
         low, high = (self.leaf[0] == 0).long(), (self.leaf[1] > 0).long()
         levels, noisy = [], False
-        if self.low and not self.whole:
+        if self.low:
             low, high = (self._positions(tree_sums(b, self.low), self.plan[self.low - 1]) for b in (low, high))
         for x, level in zip(self.pairs, self.plan[self.low :], strict=True):
             low, high = (F.pad(b.T, (0, 2 * x.shape[2] - b.shape[0]), value=level.origin).T for b in (low, high))

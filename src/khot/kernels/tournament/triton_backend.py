@@ -25,7 +25,7 @@ TOURNAMENT: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
 
 
 @triton.jit
-def _balance(p, k):
+def balance(p, k):
     """:func:`khot.kernels.tournament.balance` of a row."""
     spread = p * (1.0 - p)
     share = (k.to(tl.float64) - tl.sum(p, 0)) / tl.maximum(tl.sum(spread, 0), 2.2250738585072014e-308)
@@ -47,7 +47,7 @@ def _tournament(
     bits = tl.where(place < n, bits, 0x7FFFFFFFFFFFFFFF)  # what fills the row up comes last
     unit = (tl.sort((bits & -BLOCK) | place) & (BLOCK - 1)).to(tl.int32)  # at each place of the order
     p = tl.load(p_ptr + row * stride_p + unit, mask=unit < n, other=0.0).to(tl.float64)
-    p = _balance(p, tl.load(k_ptr + row * stride_k))
+    p = balance(p, tl.load(k_ptr + row * stride_k))
     u = uniform_double(c, d)
     half = tl.full((), BLOCK // 2, tl.int32)
     while half > 0:
