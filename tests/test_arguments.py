@@ -202,6 +202,8 @@ CALLS |= {
     ),
     "k_hot": call(constraints.k_hot, {"k": 2}, k="ones", upper="ones"),
     "capped_simplex": call(constraints.capped_simplex, {"k": 2}, k="any_sum"),
+    "ranking": call(constraints.ranking, {"n": 5, "k": 2}, n="units", k="ones"),
+    "PlackettLuce": call(khot.PlackettLuce, GIVEN, k="size"),
     "SamplingDesign": call(khot.SamplingDesign, GIVEN, k="size"),
     "PhantomUnit": call(khot.PhantomUnit, {"design_class": khot.Pivotal, "logits": LOGITS, "validate_args": True}),
     "RelaxedKHotStraightThrough": call(khot.RelaxedKHotStraightThrough, {**GIVEN, "temperature": 0.5}, k="size"),

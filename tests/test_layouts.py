@@ -8,6 +8,7 @@ from khot import (
     ConditionalPoisson,
     KHotReparam,
     Pivotal,
+    PlackettLuce,
     constraints,
     horvitz_thompson,
     isotonic_l2,
@@ -57,9 +58,12 @@ OTHERS |= {("value", law.__name__): lambda z, law=law: law(0.5, logits=X, k=2).l
 OTHERS |= {("k", law.__name__): lambda z, law=law: law(0.5, logits=X, k=z) for law in RELAXED_LAWS}
 OTHERS |= {("temperature", law.__name__): lambda z, law=law: law(z, logits=X, k=2) for law in RELAXED_LAWS}
 OTHERS |= {("target", case.name): lambda z, case=case: case.function(X, z) for case in LOSSES}
-OTHERS |= {("k", case.public.__name__): lambda z, case=case: case.public(z) for case in CONSTRAINTS}
-OTHERS |= {("value", case.public.__name__): lambda z, case=case: case.public(2).check(z) for case in CONSTRAINTS}
+OTHERS |= {("k", case.public.__name__): lambda z, case=case: case.make(z) for case in CONSTRAINTS}
+OTHERS |= {("value", case.public.__name__): lambda z, case=case: case.make(2).check(z) for case in CONSTRAINTS}
 OTHERS |= {
+    ("k", "PlackettLuce"): lambda z: PlackettLuce(X, z),
+    ("value", "PlackettLuce"): lambda z: PlackettLuce(X, 2).log_prob(z),
+    ("logits", "PlackettLuce"): lambda z: PlackettLuce(z, 2),
     ("upper", "k_hot"): lambda z: constraints.k_hot(1, z),
     ("x", "transform_to"): transform_to(constraints.capped_simplex(2)),
     ("u", "biject_to"): biject_to(constraints.capped_simplex(2)),
