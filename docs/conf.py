@@ -43,6 +43,7 @@ nitpick_ignore = [  # of docstrings that classes have from scikit-learn and Pyro
     ("py:meth", "transform"),
     ("py:class", "string"),
     ("py:class", "pyro.infer.mcmc.mcmc_kernel.MCMCKernel"),
+    ("py:class", "pyro.infer.autoguide.guides.AutoGuide"),
 ]
 nitpick_ignore_regex = [("py:(mod|class)", r"khot\.kernels\..*")]  # modules that are reachable, but not promised
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from khot import (
+    AutoKHot,
     FenchelYoungTopKLoss,
     KHotReparam,
     KHotSwap,
@@ -491,6 +492,21 @@ def reparam_definition(reparam_class: Any) -> None:
         assert x.requires_grad and support.check(x.detach())
 
 
+def autoguide_definition(guide_class: Any) -> None:
+    """Its draws are k-hot in the shape of the site, and its logits have a gradient under an ELBO."""
+
+    def model() -> None:
+        with pyro.plate("rows", 3):
+            pyro.factor("gain", pyro.sample("x", ConditionalPoisson(logits=normal(4), k=2)) @ normal(4, seed=1))
+
+    pyro.clear_param_store()
+    guide = guide_class(model)
+    assert k_hot(2).check(guide()["x"]).tolist() == [True, True, True]
+    pyro.infer.Trace_ELBO().loss_and_grads(model, guide)
+    (logits,) = guide.parameters()
+    assert logits.shape == (3, 4) and logits.grad.abs().min() > 0
+
+
 def swap_definition(kernel_class: Any) -> None:
     """Its chain visits the k-hot vectors as often as the posterior, a conditional Poisson law, says."""
     gain = normal(4)
@@ -568,6 +584,7 @@ TOOLS = {
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
     "infer": [
+        ToolCase(AutoKHot, autoguide_definition),
         ToolCase(KHotReparam, reparam_definition),
         ToolCase(KHotSwap, swap_definition),
         ToolCase(subset_categorical, subset_categorical_definition),

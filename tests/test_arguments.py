@@ -40,6 +40,7 @@ WRONG: dict[str, list[Any]] = {
     "exponent": [*NUMBERS, 1.0, 2.5, math.nan, torch.tensor([1.5, 2.0])],
     "fraction": [*NUMBERS, -0.1, 1.0, math.nan, torch.tensor([0.5, 0.6])],
     "share": [*NUMBERS, -0.1, 1.1, math.nan, torch.tensor([0.5, 0.6])],
+    "not_negative": [*NUMBERS, -1.0, math.nan, math.inf],
     "positive": [*NUMBERS, 0.0, -1.0, math.nan, math.inf],
     "count": [*NUMBERS, 1.5, 0, -1, torch.tensor([1, 2])],
     "degrees": [*NUMBERS, 2.0, 0, 3, -1, torch.tensor(2)],
@@ -203,6 +204,14 @@ CALLS |= {
     ),
     "unordered_set": call(khot.unordered_set, ON_DESIGN, baseline="choice"),
     "pathwise": call(khot.pathwise, {**ON_DESIGN, "design": khot.StraightThrough(DESIGN)}),
+    "AutoKHot": call(
+        khot.AutoKHot,
+        {"model": lambda: None},
+        model="function",
+        estimator="estimator",
+        init_scale="not_negative",
+        create_plates="function",
+    ),
     "KHotSwap": call(
         khot.KHotSwap,
         {"model": lambda: None},

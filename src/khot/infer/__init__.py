@@ -1,10 +1,11 @@
 """Inference in Pyro with k-hot sites."""
 
+from .autoguide import AutoKHot
 from .khot_swap import KHotSwap
 from .reparam import KHotReparam
 from .subsets import subset_categorical, subset_index, subset_vector
 
-__all__ = ["KHotReparam", "KHotSwap", "subset_categorical", "subset_index", "subset_vector"]
+__all__ = ["AutoKHot", "KHotReparam", "KHotSwap", "subset_categorical", "subset_index", "subset_vector"]
 
 
 def __dir__() -> list[str]:

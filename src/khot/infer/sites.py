@@ -55,7 +55,7 @@ class KHotSite:
             for frame in node["cond_indep_stack"]
             if frame.vectorized and all(_has_rows(term, frame) for term in later)
         ]
-        shape, design = node["value"].shape, _base(node["fn"])
+        shape, design = node["value"].shape, base_law(node["fn"])
         ends = (end.expand(shape[:-1]) for end in (design.k, design.largest_k))
         return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
@@ -121,7 +121,7 @@ class Start:
 
     def __call__(self, site: dict[str, Any]) -> Tensor:
         name, fn = site["name"], site["fn"]
-        if not _is_khot(fn) or name not in self.given:
+        if not is_khot(fn) or name not in self.given:
             return fn().detach() if fn.support.is_discrete else init_to_uniform(site)
         value = self.given[name]
         if value.shape != fn.shape() or not fn.support.check(value).all():
@@ -129,23 +129,25 @@ class Start:
                 f"`initial_params` must have k-hot vectors of shape {tuple(fn.shape())} under {fn.support} for "
                 f"{name!r}, but got {value}"
             )
-        return value.to(_base(fn).parameter.dtype)
+        return value.to(base_law(fn).parameter.dtype)
 
 
-def _base(fn: Any) -> Any:
+def base_law(fn: Any) -> Any:
+    """What is inside of a law that is masked, or made independent over batch dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
-def _is_khot(fn: Any) -> bool:
-    return isinstance(_base(fn), SamplingDesign) and not isinstance(_base(fn), PhantomUnit)
+def is_khot(fn: Any) -> bool:
+    """Whether a law is a sampling design whose sizes do not change with its probabilities."""
+    return isinstance(base_law(fn), SamplingDesign) and not isinstance(base_law(fn), PhantomUnit)
 
 
 def _log_prob(term: Any) -> Tensor:
     """That of a site, in float32 at least: of a design whose results are in a half type before it is rounded to it."""
     log_prob, fn = term["log_prob"], term["fn"]
-    if is_half(log_prob.dtype) and _is_khot(fn):
+    if is_half(log_prob.dtype) and is_khot(fn):
         log_prob = scale_and_mask(in_float32(fn).log_prob(term["value"]), term["scale"], term["mask"])
     return wide(log_prob)
 
@@ -182,9 +184,9 @@ def latent_sites(trace: Any) -> tuple[list[str], list[str]]:
         if site_is_subsample(node):
             if fn.subsample_size is not None and fn.subsample_size < fn.size:
                 raise NotImplementedError(f"MCMC needs all rows, but the plate {name!r} subsamples")
-        elif _is_khot(fn):
+        elif is_khot(fn):
             khot.append(name)
-        elif isinstance(_base(fn), PhantomUnit):
+        elif isinstance(base_law(fn), PhantomUnit):
             raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
         elif fn.support.is_discrete:
             raise TypeError(

@@ -1,0 +1,221 @@
+"""A guide of independent conditional Poisson laws for the k-hot sites of a model."""
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn
+
+import pyro
+import torch
+from pyro.distributions import TorchDistribution
+from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.nn import PyroModule, PyroParam
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Tensor
+from torch.distributions import constraints
+
+from khot._notes import feels_between_vertices
+from khot._validation import can_look, check_function, checked_real
+from khot.distributions import ConditionalPoisson, SamplingDesign
+from khot.estimators import ReinMax
+from khot.estimators.wrapper import check_estimator, wide
+
+from .sites import base_law, is_khot
+
+Estimator = Callable[[SamplingDesign], TorchDistribution]
+
+
+class _Site(NamedTuple):
+    """What the guide of a site needs besides its logits."""
+
+    size: Any  # as `k` of ConditionalPoisson
+    dtype: torch.dtype
+    event_dim: int
+    plates: tuple[str, ...]
+
+    def law(self, logits: Tensor, wrap: Estimator | None) -> TorchDistribution:
+        design = ConditionalPoisson(logits=logits.to(self.dtype), k=self.size)
+        law: TorchDistribution = design if wrap is None else wrap(design)
+        return law.to_event(self.event_dim - 1)
+
+
+@feels_between_vertices
+class AutoKHot(AutoGuide):
+    r"""An autoguide for the k-hot sites of a model: independent conditional Poisson laws.
+
+    .. math:: q(x) = \prod_{\text{sites, rows}} q(x_r), \qquad q(x_r) \propto \exp \langle \theta_r, x_r \rangle
+        \text{ on the support of } x_r
+
+    Each row of each site has a :class:`~khot.ConditionalPoisson` of the size, or of the range of sizes, that the site
+    has in the model, with logits :math:`\theta_r` of its own, which are parameters::
+
+        guide = AutoKHot(model)
+        svi = SVI(model, guide, Adam({"lr": 0.1}), TraceMeanField_ELBO())
+
+    All latent sites of the model must be k-hot. Continuous sites need an autoguide of their own::
+
+        guide = AutoGuideList(model)
+        guide.append(AutoKHot(poutine.block(model, expose=["x"])))
+        guide.append(AutoNormal(poutine.block(model, hide=["x"])))
+
+    The estimator carries the gradient of a draw back to the logits. :class:`~khot.ReinMax` is the recommended one. With
+    ``estimator=None`` the draws have no gradient, so that Pyro's ELBOs take the score function, or sum over all k-hot
+    vectors under ``config_enumerate(guide)`` and ``TraceEnum_ELBO``.
+
+    The logits start at those of the prior, plus normal noise. A prior that is another design is replaced by the
+    conditional Poisson law with its inclusion probabilities. Units that the prior excludes, or includes for certain,
+    stay so. Rows of a subsampled plate have logits for all rows of the plate. The guide has the sizes that the model
+    had at its first call. It has no ``median`` and no ``quantiles``, because k-hot vectors have no order;
+    :meth:`designs` returns its laws, whose ``mean`` and ``mode`` summarise them.
+
+    Args:
+        model: Pyro model whose latent sites are all sampling designs of a fixed size, or ConditionalPoisson with a
+            range of sizes.
+        estimator: What wraps each design, a function of the design; None for bare designs.
+        init_scale: Standard deviation of the noise that is added to the first logits, at least 0. It breaks the tie
+            between units that the prior and the likelihood treat alike.
+        create_plates: A function of the model's arguments that returns its plates, as for Pyro's other autoguides.
+
+    Raises:
+        TypeError: If an argument has the wrong type, or, at the first call, a latent site is not k-hot.
+        ValueError: If ``init_scale`` is out of range, or, at the first call, the model has no latent k-hot site.
+        NotImplementedError: At the first call, if the rows of a subsampled plate differ in their sizes, or a plate is
+            sequential.
+
+    Example:
+        >>> import pyro
+        >>> from pyro.infer import SVI, TraceMeanField_ELBO
+        >>> def model():
+        ...     x = pyro.sample("x", ConditionalPoisson(logits=torch.zeros(4), k=2))
+        ...     pyro.factor("gain", 3 * x[..., 0] + 2 * x[..., 3])
+        >>> guide = AutoKHot(model)
+        >>> svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), TraceMeanField_ELBO())
+        >>> for _ in range(100):
+        ...     _ = svi.step()
+        >>> guide.designs()["x"].mode
+        tensor([1., 0., 0., 1.])
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        estimator: Estimator | None = ReinMax,
+        *,
+        init_scale: float = 0.1,
+        create_plates: Callable[..., Any] | None = None,
+    ) -> None:
+        check_function("model", model, "the arguments of the guide")
+        if estimator is not None:
+            check_estimator("estimator", estimator)
+        if create_plates is not None:
+            check_function("create_plates", create_plates, "the arguments of the guide")
+        if not 0 <= checked_real("init_scale", init_scale) < math.inf:
+            raise ValueError(f"`init_scale` must be finite and at least 0, but got {init_scale}")
+        super().__init__(model, create_plates=create_plates)
+        self.estimator = estimator
+        self._init_scale = float(init_scale)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        self.logits = PyroModule()
+        self._sites: dict[str, _Site] = {}
+        trace: Any = self.prototype_trace
+        for name, node in trace.iter_stochastic_nodes():
+            fn, frames = node["fn"], node["cond_indep_stack"]
+            if not is_khot(fn):
+                raise TypeError(
+                    f"AutoKHot is for k-hot sites, but {name!r} has the distribution {fn}; combine it with a guide of "
+                    "the other sites: AutoGuideList, and AutoKHot(pyro.poutine.block(model, expose=[...])) of the "
+                    "k-hot ones"
+                )
+            design, start = base_law(fn), _start(base_law(fn))
+            for frame in frames:
+                if frame.full_size and frame.full_size != frame.size:
+                    _check_one_size(name, frame.name, design)
+                    start = periodic_repeat(start, frame.full_size, frame.dim - fn.event_dim).contiguous()
+            start = start + self._init_scale * torch.randn_like(start)
+            deep_setattr(self.logits, name, PyroParam(start, constraints.real, fn.event_dim))
+            plates = tuple(frame.name for frame in frames)
+            self._sites[name] = _Site(_size(design), design.dtype, fn.event_dim, plates)
+        if not self._sites:
+            self.prototype_trace = None
+            raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Draws from the guide, in the plates of the model: a value for the name of each site."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        result = {}
+        for name, site in self._sites.items():
+            with ExitStack() as stack:
+                for plate in site.plates:
+                    stack.enter_context(plates[plate])
+                logits = attrgetter(name)(self.logits)  # inside of its plates, which take the rows of the subsample
+                result[name] = pyro.sample(name, site.law(logits, self.estimator))
+        return result
+
+    @torch.no_grad()
+    def designs(self) -> dict[str, ConditionalPoisson]:
+        """The law of each site as it is now, for all rows of its plates: without its estimator, and without a gradient.
+
+        Raises:
+            RuntimeError: If the guide has not been called yet, so that it knows no sites.
+        """
+        if self.prototype_trace is None:
+            raise RuntimeError("AutoKHot has no designs before its first call, which looks at the sites of the model")
+        return {
+            name: ConditionalPoisson(logits=attrgetter(name)(self.logits).detach().to(site.dtype), k=site.size)
+            for name, site in self._sites.items()
+        }
+
+    def median(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise _no_order("median")
+
+    def quantiles(self, quantiles: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise _no_order("quantiles")
+
+
+def _no_order(wanted: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"AutoKHot has no {wanted}, because k-hot vectors have no order: guide.designs() returns the law of each site, "
+        "of which `mean` are the inclusion probabilities and `mode` is the most probable vector"
+    )
+
+
+@torch.no_grad()
+def _start(design: Any) -> Tensor:
+    """Logits of the conditional Poisson law with the inclusion probabilities of a design, float32 at least."""
+    if not isinstance(design, ConditionalPoisson):
+        design = ConditionalPoisson(probs=wide(design.mean), k=design.size)
+    return wide(design.logits.detach()).clone()
+
+
+def _ends(design: Any) -> tuple[Any, ...]:
+    """The size of the rows, or the two ends of its range: ints where they are the same in all rows."""
+    size = design.size
+    ends = size if isinstance(size, tuple) else (size,)
+    return tuple(_number(end) if isinstance(end, Tensor) else end for end in ends)
+
+
+def _number(size: Tensor) -> int | Tensor:
+    if can_look(size) and size.numel() and size.min() == size.max():
+        return int(size.min())
+    return size.clone()
+
+
+def _size(design: Any) -> Any:
+    ends = _ends(design)
+    return ends if len(ends) == 2 else ends[0]
+
+
+def _check_one_size(name: str, plate: str, design: Any) -> None:
+    if any(isinstance(end, Tensor) for end in _ends(design)):
+        raise NotImplementedError(
+            f"AutoKHot needs the sizes of all rows, but the plate {plate!r} subsamples the rows of {name!r}, which "
+            "differ in `k`"
+        )
