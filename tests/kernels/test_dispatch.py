@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, platforms, registry, threshold, tiles
+from khot.kernels import backend, registry, threshold
 from khot.kernels.call import call_of
+from khot.kernels.gpu import plans
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
-from khot.kernels.sorted_transport import sorted_transport
+from khot.kernels.operators import platforms
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
+from khot.kernels.transport import sorted_transport
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
 
@@ -109,10 +111,10 @@ def test_unknown_backends_in_the_environment_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_plans_cover_every_row(dtype):
-    table = {torch.float32: ((512, 1), (16_384, 16)), torch.float64: tiles.DOUBLE}
+    table = {torch.float32: ((512, 1), (16_384, 16)), torch.float64: plans.DOUBLE}
     for rows in (1, 7, 100, 10**5):
         for n in (1, 2, 32, 33, 1000, 1024, 1025, 16_384, 16_385, 10**5, 10**7):
-            plan = tiles.plan(rows, n, dtype, table)
+            plan = plans.plan(rows, n, dtype, table)
             assert plan.block & (plan.block - 1) == 0 and plan.warps in (1, 2, 4, 8, 16)
             if plan.resident:
                 assert n <= plan.block < 2 * max(n, 32) and plan.splits == 1
@@ -120,7 +122,7 @@ def test_plans_cover_every_row(dtype):
             assert n > plan.block  # so that a sample of a block can be taken
             parts, length = plan.chunks(n)
             assert length % plan.block == 0 and (parts - 1) * length < n <= parts * length
-            assert rows * parts <= 2 * tiles.PROGRAMS or plan.splits == 1
+            assert rows * parts <= 2 * plans.PROGRAMS or plan.splits == 1
 
 
 def test_which_transports_have_kernels():

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 
 from khot import sorted_transport_topk, transport_topk
-from khot.kernels.sorted_transport import solver as kernel
+from khot.kernels.transport import solver as kernel
 from tests.backends import USUAL
 from tests.inputs import normal
 from tests.kernels.device import mark_interpreted

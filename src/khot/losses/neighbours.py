@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from khot._validation import check_choice, check_function, check_strided
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
 from .shared import REDUCTIONS, Relaxation, describe

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_choice, check_softness, check_strided, checked_count, checks_contents
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
-from khot.kernels.rows import in_rows_of
+from khot.kernels.operators.autograd import with_derivatives_of
 
 from .sparse import check_exponent
 

@@ -1,6 +1,6 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas that stand there, in differentiable
+Forward: the plan of :mod:`khot.kernels.transport`. Derivatives: the formulas that stand there, in differentiable
 operations of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order follow.
 Saved are x and the thresholds.
 """
@@ -16,11 +16,11 @@ from torch.nn.functional import pad
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_scores, check_softness, checked_count, checked_int, checks_contents
-from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.rows import in_rows_of
-from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.sorted_transport.derivative import anchors, centred, derivative, scores_and_plan
-from khot.kernels.sorted_transport.solver import solve_dual
+from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
+from khot.kernels.transport import sorted_transport, sorted_transport_derivative
+from khot.kernels.transport.derivative import anchors, centred, derivative, scores_and_plan
+from khot.kernels.transport.solver import solve_dual
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9

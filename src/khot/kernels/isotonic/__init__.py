@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import move_batch_first
+from ..operators.autograd import move_batch_first
 from ..registry import Operator
 from . import reference
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from khot._validation import check_softness_contents
 
-from ..newton import guarded_newton
+from ..exact.newton import guarded_newton
 
 Pool = Callable[["Objective"], Tensor]  # the blocks of the solution, numbered from 0 along each row: int64 (rows, n)
 
