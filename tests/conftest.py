@@ -139,7 +139,7 @@ class EachFileRuns:
 
 
 TORCH = Version(Version(torch.__version__).base_version)
-MOST_CASES = 8  # of a test in a quick run
+MOST_CASES = 4  # of a test in a quick run
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

@@ -40,7 +40,8 @@ LEVELS = {
     "sklearn": 8,
 }
 SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
-FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting"}  # compiled functions that an operation offers to others
+# Compiled functions that an operation offers to others.
+FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting", "khot.kernels.tournament.triton_backend"}
 BACKEND_LIBRARIES = ("triton", "numba")
 # Private names of other libraries that are read from their objects, and why there is no other way.
 FOREIGN = {

@@ -46,7 +46,12 @@ def exact_probability(probs, subset):
 
 @pytest.mark.parametrize(
     "probs",
-    [[1 - 2**-40, 2**-40, 0.5, 0.5], [1 - 2**-50, 1 - 2**-50, 2**-49, 0.25, 0.75], [1 - 2**-52, 2**-53, 2**-53]],
+    [
+        [1 - 2**-40, 2**-40, 0.5, 0.5],
+        [1 - 2**-50, 1 - 2**-50, 2**-49, 0.25, 0.75],
+        [1 - 2**-52, 2**-53, 2**-53],
+        [0.5, 0.75, 0.75, 2**-80],
+    ],
 )
 def test_next_to_0_and_1_against_rational_arithmetic(probs):
     design, exact = Brewer(probs=tensor(probs)), [Fraction(p) for p in probs]

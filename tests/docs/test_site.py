@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.composition_table import PAGE, SECTION, tables
 from tests.test_public_api import MODULES, PUBLIC
 
@@ -20,6 +22,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_composition_tables():
     assert SECTION.search(PAGE.read_text()).group() == tables(), "run `python -m tests.composition_table`"
 

@@ -89,9 +89,9 @@ each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CA
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 
-@each_dtype
-def test_some_rows(dtype):
-    check_share(sum((check_rows(case, dtype, seed=3, total=QUICK_ROWS // len(CASES)) for case in CASES), Counter()))
+def test_some_rows():
+    few = [case for case in CASES if case.p == 2]  # whose loops other quick tests compile as well
+    check_share(sum((check_rows(case, torch.float32, seed=3, total=QUICK_ROWS // len(few)) for case in few), Counter()))
 
 
 @pytest.mark.slow

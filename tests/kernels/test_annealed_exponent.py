@@ -24,6 +24,7 @@ USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_nothing_is_kept_of_exponents(use):
     x = normal(4, dtype=torch.float32).requires_grad_()

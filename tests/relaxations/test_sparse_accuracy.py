@@ -50,6 +50,7 @@ def test_sums_and_values(p, rows):
         assert ((sparse_topk(masked, k, 1.0, p=p)[:, :50] - exact).abs() <= rounding).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", STEEP)
 def test_signed_masks_of_steep_links(p):
     for x in (normal(300, 50, dtype=torch.float32), normal(300, 50, dtype=torch.float32, scale=30.0)):

@@ -175,7 +175,8 @@ def log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
 
 def _log_prob(probs: Tensor, size: int, value: Tensor) -> Tensor:
     probs, value = torch.broadcast_tensors(probs, value.double())
-    certain, impossible = probs >= 1, ((probs - value).abs() >= 1).any(-1)
+    certain = probs >= 1
+    impossible = torch.where(value > 0, probs <= 0, certain).any(-1)  # 1 - probs rounds to 1 where a unit is only rare
     free, rest = probs.masked_fill(certain, 0.0), (1 - probs).masked_fill(certain, 1.0)
     inside, unit = free * value, value.topk(size, -1).indices
     outside = free - inside
