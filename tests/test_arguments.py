@@ -235,6 +235,7 @@ CALLS |= {
         continuous="kernel_class",
         uniform_share="share",
         swaps_per_step="count",
+        chains="count",
     ),
     "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
     "subset_categorical": call(khot.subset_categorical, {"design": DESIGN}),

@@ -59,9 +59,13 @@ class KHotSite:
         ends = (end.expand(shape[:-1]) for end in (design.k, design.largest_k))
         return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
-    def whole(self) -> "KHotSite":
-        """All of it as one block."""
-        return replace(self, plates=())
+    def in_plates(self, names: set[str]) -> "KHotSite":
+        """Its value in the blocks of these plates only; without any all of it is one block."""
+        return replace(self, plates=tuple(plate for plate in self.plates if plate[1] in names))
+
+    @property
+    def plate_names(self) -> set[str]:
+        return {name for _, name in self.plates}
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -72,6 +76,20 @@ class KHotSite:
         return Sizes(smallest, largest)
 
     @cached_property
+    def possible(self) -> Tensor:
+        """Whether there is any swap in each block."""
+        return self.sizes.possible(self.shape[-1])
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether there is a swap in any block."""
+        return bool(self.possible.any())
+
+    @cached_property
+    def moves_everywhere(self) -> bool:
+        return bool(self.possible.all())
+
+    @cached_property
     def _order(self) -> list[int]:
         """The axes of the value with those of the plates first."""
         first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
@@ -79,19 +97,23 @@ class KHotSite:
 
     def blocks(self, value: Tensor) -> Tensor:
         """A value as ``(blocks, rows, n)``."""
+        if not self.plates:
+            return value.reshape(1, -1, self.shape[-1])
         number = math.prod(self.shape[axis] for axis in self._order[: len(self.plates)])
         rows = math.prod(self.shape[axis] for axis in self._order[len(self.plates) : -1])
         return value.permute(self._order).reshape(number, rows, self.shape[-1])
 
     def unblocked(self, value: Tensor) -> Tensor:
         """The inverse of :meth:`blocks`."""
+        if not self.plates:
+            return value.reshape(self.shape)
         order = self._order
         back = sorted(range(len(order)), key=order.__getitem__)
         return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
 
     def log_joint(self, trace: Any) -> Tensor:
         """For each block the sum of the terms that can depend on it: those from the site on, in all of its plates."""
-        dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
+        dims, names = [dim for dim, _ in self.plates], self.plate_names
         parts = []
         for term in _from(trace, self.name):
             if names <= {frame.name for frame in term["cond_indep_stack"]}:
