@@ -68,14 +68,15 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
     choices = registry.Backends("khot.kernels", "f")
 
     def takes(name):
-        return registry.only_if(lambda x: taken.append(name) or name != "scipy", "it has no loop")
+        return registry.only_if(lambda x: taken.append(name) or name != "numba", "it has no loop")
 
-    for name in ("triton", "scipy", "torch"):
+    monkeypatch.setitem(registry.PLATFORMS, "numba", registry.PLATFORMS["numba"]._replace(devices=("cpu",)))
+    for name in ("triton", "numba", "torch"):
         choices.backend(name, module=f".{name}", takes=takes(name))
     monkeypatch.setattr(registry.importlib, "import_module", lambda module, package: loaded.append(module))
     monkeypatch.setattr(registry, "getattr", lambda module, attribute: loaded[-1], raising=False)
     assert choices.find(torch.zeros(3)) == ".torch"
-    assert taken == ["scipy", "torch"] and loaded == [".torch"]  # Triton is not for a CPU
+    assert taken == ["numba", "torch"] and loaded == [".torch"]  # Triton is not for a CPU
     assert choices.choose(torch.zeros(3)).name == "torch"
     with backend("triton"):
         assert choices.fuses(torch.zeros(3)) and not choices.fuses(torch.zeros(0))

@@ -19,8 +19,8 @@ computes.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, asks for a backend for every operation:
 
-    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, SciPy for isotonic
-             regression of long rows there, torch elsewhere (the default)
+    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, torch elsewhere (the
+             default)
     torch    plain torch everywhere
     numba    numba where an operation has loops for the call, or an error that says why they cannot run
     triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
@@ -51,7 +51,7 @@ from .operators.sharding_rules import teach_rules
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 
-BACKENDS = ("auto", *(name for name, platform in PLATFORMS.items() if platform.has_name))
+BACKENDS = ("auto", *PLATFORMS)
 
 
 def _checked(name: str, source: str) -> str:

@@ -89,8 +89,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
     Args:
         s: Finite values with ``n`` entries along the last axis.
         w: Finite values that broadcast to ``s``; zeros if not given, for the isotonic regression of ``s``.
-        solver: ``"pav"`` is exact; compiled on CPU if numba is installed, or SciPy and ``KHOT_BACKEND`` leaves the
-            choice, and in log2(n) batched levels elsewhere.
+        solver: ``"pav"`` is exact; compiled on a CPU if numba is installed, and in log2(n) batched levels elsewhere.
             ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
             pairs at once; it needs about as many sweeps as the square of the longest block.
         max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate and a

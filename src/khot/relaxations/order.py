@@ -110,8 +110,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
     of the Laplace law. An entry far away costs the others no digit, nor do scales far smaller than the entries. One
     sort and O(n) more (O(n log n) in plain torch where entries spread over more than 256 scales, and on accelerators);
-    saves O(n) numbers. On a CPU both passes take at most 8 times the memory of ``x`` (of half types more: the places
-    of the sort take 8 bytes each).
+    saves O(n) numbers. On a CPU with numba both passes take at most 8 times the memory of ``x`` (of half types more:
+    the places of the sort take 8 bytes each).
 
     Args:
         x: Finite scores with ``n`` entries along ``dim``.

@@ -65,17 +65,6 @@ def _numba_obstacle(device: torch.device) -> str | None:
     return None
 
 
-@functools.cache
-def _scipy_obstacle(device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"SciPy knows no {device.type} tensors"
-    try:
-        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]  # noqa: F401 - new in 1.12
-    except ImportError as error:
-        return f"SciPy 1.12 or newer is not installed ({error})"
-    return None
-
-
 def _any_shape(x: Tensor) -> None:
     return None
 
@@ -98,14 +87,12 @@ class Platform(NamedTuple):
         elsewhere: Why they are not chosen on other devices.
         refuses: Why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
         obstacle: What keeps them from running on a device; None if nothing does.
-        has_name: Whether one can ask for them by name.
     """
 
     devices: tuple[str, ...] | None
     elsewhere: str
     refuses: Callable[[Tensor], str | None]
     obstacle: Callable[[torch.device], str | None]
-    has_name: bool = True
 
 
 PLATFORMS = {
@@ -117,5 +104,4 @@ PLATFORMS = {
         _numba_obstacle,
     ),
     "triton": Platform(("cuda",), "Triton's kernels run on CUDA and ROCm devices", _counted_in_int32, _triton_obstacle),
-    "scipy": Platform(("cpu",), "SciPy runs on a CPU", _any_shape, _scipy_obstacle, has_name=False),
 }
