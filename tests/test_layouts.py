@@ -72,6 +72,7 @@ OTHERS |= {
     ("probs", "design"): lambda z: Pivotal(probs=z),
     ("temperature", "design"): lambda z: Pivotal(logits=X, k=2, temperature=z),
     (r"k\[0\]", "range"): lambda z: ConditionalPoisson(logits=X, k=(z, 3)),
+    (r"k\[2\]", "prior"): lambda z: ConditionalPoisson(logits=X, k=(1, 8, z)),
     ("value", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, z, torch.ones(8)),
     ("y", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, HOT, z),
     ("temperature", "KHotReparam"): lambda z: KHotReparam(temperature=z),
