@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from .anneal import Anneal
 from .batch_topk import BatchTopK
+from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
 from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from .sparsity import NMSparsity
-from .topk import ExpertChoice, TopK, TopKMask
+from .topk import GatherTopK, Selection, TopK, TopKMask
 
 if TYPE_CHECKING:
     from .khot_gate import KHotGate
@@ -28,9 +29,12 @@ __all__ = [
     "BatchTopK",
     "ExpertChoice",
     "FenchelYoungTopKLoss",
+    "GatherTopK",
     "JumpReLU",
     "KHotGate",
     "NMSparsity",
+    "Selection",
+    "TokenChoice",
     "TopK",
     "TopKCrossEntropyLoss",
     "TopKMask",
