@@ -74,7 +74,7 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.estimators.wrapper import wrap_latents
-from khot.nn import Anneal, FenchelYoungTopKLoss, GatherTopK, Selection, TopK, TopKCrossEntropyLoss
+from khot.nn import Anneal, FenchelYoungTopKLoss, GatherTopK, Selection, TopK, TopKCrossEntropyLoss, topk_attention
 from tests import design_references as reference
 from tests.inputs import normal
 from tests.maps import behind
@@ -520,6 +520,16 @@ def gather_definition(gather: Any) -> None:
         assert indices.tolist() == best and torch.equal(values, row_tokens[best])
 
 
+def attention_definition(attention: Any) -> None:
+    """Query by query: softmax(S + log A) over the keys, hard and relaxed."""
+    query, key, value = normal(2, 4, 3), normal(2, 5, 3, seed=1), normal(2, 5, 6, seed=2)
+    for softness, mask in ((None, topk_mask), (0.3, partial(sigmoid_topk, temperature=0.3))):
+        found = attention(query, key, value, 2, softness)
+        for b, i in itertools.product(range(2), range(4)):
+            scores = key[b] @ query[b, i] / math.sqrt(3)
+            torch.testing.assert_close(found[b, i], (scores + mask(scores, 2).log()).softmax(-1) @ value[b])
+
+
 def selection_definition(selection: Any) -> None:
     """The k largest, in order of place."""
     found = TopK(2).select(torch.tensor([3.0, 1.0, 2.0]))
@@ -634,6 +644,7 @@ TOOLS = {
         ToolCase(Anneal, anneal_definition),
         ToolCase(GatherTopK, gather_definition),
         ToolCase(Selection, selection_definition),
+        ToolCase(topk_attention, attention_definition),
     ],
     "infer": [
         ToolCase(AutoKHot, autoguide_definition),

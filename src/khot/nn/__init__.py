@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .anneal import Anneal
+from .attention import topk_attention
 from .batch_topk import BatchTopK
 from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
@@ -38,6 +39,7 @@ __all__ = [
     "TopK",
     "TopKCrossEntropyLoss",
     "TopKMask",
+    "topk_attention",
 ]
 
 
