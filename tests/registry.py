@@ -75,7 +75,7 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.estimators.wrapper import wrap_latents
-from khot.nn import Anneal, FenchelYoungTopKLoss, TopK, TopKCrossEntropyLoss
+from khot.nn import Anneal, FenchelYoungTopKLoss, GatherTopK, Selection, TopK, TopKCrossEntropyLoss, topk_attention
 from tests import design_references as reference
 from tests.inputs import normal
 from tests.maps import behind
@@ -525,6 +525,33 @@ def anneal_definition(anneal: Any) -> None:
     assert found == [1.0, 0.75, 0.5, 0.5]
 
 
+def gather_definition(gather: Any) -> None:
+    """The tokens with the largest scores, in their order."""
+    scores, tokens = normal(3, 6), normal(3, 6, 2, seed=1)
+    for row, row_tokens, (values, indices) in zip(
+        scores, tokens, zip(*gather(2, 0.5)(scores, tokens), strict=True), strict=True
+    ):
+        best = sorted(sorted(range(6), key=lambda i: -float(row[i]))[:2])
+        assert indices.tolist() == best and torch.equal(values, row_tokens[best])
+
+
+def attention_definition(attention: Any) -> None:
+    """Query by query: softmax(S + log A) over the keys, hard and relaxed."""
+    query, key, value = normal(2, 4, 3), normal(2, 5, 3, seed=1), normal(2, 5, 6, seed=2)
+    for softness, mask in ((None, topk_mask), (0.3, partial(sigmoid_topk, temperature=0.3))):
+        found = attention(query, key, value, 2, softness)
+        for b, i in itertools.product(range(2), range(4)):
+            scores = key[b] @ query[b, i] / math.sqrt(3)
+            torch.testing.assert_close(found[b, i], (scores + mask(scores, 2).log()).softmax(-1) @ value[b])
+
+
+def selection_definition(selection: Any) -> None:
+    """The k largest, in order of place."""
+    found = TopK(2).select(torch.tensor([3.0, 1.0, 2.0]))
+    assert isinstance(found, selection)
+    assert (found.values.tolist(), found.indices.tolist()) == ([3, 2], [0, 2])
+
+
 def reparam_definition(reparam_class: Any) -> None:
     """A site under it has a draw that carries a gradient: k-hot with an estimator, relaxed with a temperature."""
     logits = torch.zeros(5, requires_grad=True)
@@ -643,7 +670,12 @@ TOOLS = {
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
     "losses": [ToolCase(knn_loss, knn_definition)],
-    "nn": [ToolCase(Anneal, anneal_definition)],
+    "nn": [
+        ToolCase(Anneal, anneal_definition),
+        ToolCase(GatherTopK, gather_definition),
+        ToolCase(Selection, selection_definition),
+        ToolCase(topk_attention, attention_definition),
+    ],
     "infer": [
         ToolCase(AutoKHot, autoguide_definition),
         ToolCase(KHotReparam, reparam_definition),

@@ -14,11 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .anneal import Anneal
+from .attention import topk_attention
 from .batch_topk import BatchTopK
+from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
 from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from .sparsity import NMSparsity
-from .topk import ExpertChoice, TopK, TopKMask
+from .topk import GatherTopK, Selection, TopK, TopKMask
 
 if TYPE_CHECKING:
     from .khot_gate import KHotGate
@@ -28,12 +30,16 @@ __all__ = [
     "BatchTopK",
     "ExpertChoice",
     "FenchelYoungTopKLoss",
+    "GatherTopK",
     "JumpReLU",
     "KHotGate",
     "NMSparsity",
+    "Selection",
+    "TokenChoice",
     "TopK",
     "TopKCrossEntropyLoss",
     "TopKMask",
+    "topk_attention",
 ]
 
 
