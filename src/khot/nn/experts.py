@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._torch_internals import is_wrapped
 from khot._validation import check_scores, check_strided, checked_int, expanded, looks_at_contents, tensors_among
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._masking import Masking, Relaxation, checked_size, has_parts, places_of_largest
