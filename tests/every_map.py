@@ -104,6 +104,7 @@ MAPS = [
     AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s)),
     AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s, "dual", kind="magnitude"), "dual", slow=True),
     AnyMap(khot.permutahedron_projection, lambda f, x, s: f(x, weights(x), s)),
+    AnyMap(khot.permutahedron_projection, lambda f, x, s: f(x, weights(x), s, p=1.5), "any_p", slow=True),
     AnyMap(khot.permutahedron_rank),
     AnyMap(khot.permutahedron_sort, slow=True),
     AnyMap(khot.successive_softmax_topk, with_sum(2)),

@@ -19,10 +19,22 @@ from khot.kernels.operators.autograd import with_derivatives_of
 from .sparse import check_exponent
 
 
-def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
-    """The blocks of ``isotonic_l2(s, strength * w)``, for s and w of the same shape, strength (..., 1)."""
+def solve_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str, p: float) -> tuple[Tensor, Tensor]:
+    """``isotonic_lp(s, w, p, strength)`` and its blocks, as constants; s and w of the same shape, strength (..., 1)."""
     names = names if checks_contents(s) else ""
-    return isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), 2.0, False, False, 0, names)[1]
+    solution, blocks = isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), p, False, False, 0, names)
+    return solution, blocks
+
+
+def of_pooled(s: Tensor, w: Tensor, strength: Tensor, p: float, v: Tensor, blocks: Tensor) -> Tensor:
+    """sign(s - v) abs((s - v) / strength)^(q - 1), differentiable, with v near ``isotonic_lp(s, w, p, strength)``.
+
+    The s and v of a block may be counted from its middle, so that they have the digits of their differences.
+    """
+    objective, power = Objective(s, w, strength, p, magnitude=False), 1 / (p - 1)
+    z = (s - _newton(objective, v, blocks)) / strength
+    zero = z == 0
+    return torch.where(zero, z, z.abs().masked_fill(zero, 1).pow(power).copysign(z))
 
 
 def column(strength: float | Tensor, x: Tensor) -> Tensor:
