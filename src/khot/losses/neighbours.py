@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from khot._validation import check_choice, check_function, check_strided
+from khot._validation import check_choice, check_function, check_strided, is_finite, looks_at_contents
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
@@ -93,6 +93,8 @@ def _check_features(query: object, keys: object) -> None:
             raise TypeError(f"`{name}` must be a floating-point tensor of features, but is {describe(value)}")
         if value.dim() < 2:
             raise ValueError(f"`{name}` must have shape (..., items, features), but is {describe(value)}")
+        if looks_at_contents(value) and not is_finite(value) and not value.isfinite().all():
+            raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
     assert isinstance(query, Tensor) and isinstance(keys, Tensor)
     if query.shape[:-2] != keys.shape[:-2] or query.shape[-1] != keys.shape[-1]:
         raise ValueError(
