@@ -3,7 +3,15 @@
 import torch
 from torch import Tensor
 
-from khot._validation import check_choice, check_function, check_strided, is_finite, looks_at_contents
+from khot._validation import (
+    check_choice,
+    check_function,
+    check_positive_contents,
+    check_softness,
+    check_strided,
+    is_finite,
+    looks_at_contents,
+)
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
@@ -62,6 +70,8 @@ def knn_loss(
     _check_labels("key_labels", key_labels, keys)
     dtype = torch.promote_types(compute_dtype(query), compute_dtype(keys))
     scores = -_squared_distances(query.to(dtype), keys.to(dtype))
+    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+    check_positive_contents("softness", softness)
     same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)
     has_neighbour = same.any(-1)
     logarithm = getattr(relaxation, "logarithm", None)
