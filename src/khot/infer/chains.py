@@ -12,10 +12,9 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from .sites import Values
+from .sites import Values, nesting_of, terms_from
 
 PLATE = "khot_chains"
 ADVICE = (
@@ -42,14 +41,9 @@ class InChains:
 
     def learn(self, trace: Any) -> None:
         """Learns the shapes of the sites from a run of the model outside of the plate."""
-        dims = {
-            name: len(node["fn"].batch_shape)
-            for name, node in trace.nodes.items()
-            if node["type"] == "sample" and not site_is_subsample(node)
-        }
-        most = max(dims.values())
+        most = nesting_of(trace)
         self.dim = -1 - most
-        self._inserted = {name: most - number for name, number in dims.items()}
+        self._inserted = {term["name"]: most - len(term["fn"].batch_shape) for term in terms_from(trace)}
 
     def inside(self, name: str, values: Tensor) -> Tensor:
         """Values ``(chains, ...)`` of a site as they are in the plate."""

@@ -3,7 +3,6 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
@@ -17,8 +16,20 @@ from torch import Tensor
 from khot._validation import check_function, check_share, checked_count
 
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
-from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
-from .swaps import Point, Proposals, log_ratio
+from .sites import (
+    SIZE_ADVICE,
+    GivenKHot,
+    KHotSite,
+    Latents,
+    Start,
+    State,
+    Values,
+    base_law,
+    latent_sites,
+    nesting_of,
+)
+from .summed_out import SummedOut
+from .swaps import Proposals, log_ratio
 
 MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
 TRIALS = 4  # swaps that look whether the rows of a plate are independent, as it promises
@@ -42,6 +53,9 @@ class KHotSwap(MCMCKernel):
 
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
+
+    **Discrete sites beside them**, such as an indicator of outliers, are summed out if the model marks them by
+    ``infer={"enumerate": "parallel"}``; their posterior is that of ``infer_discrete`` given the samples.
 
     **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own,
     accepted by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such
@@ -78,11 +92,11 @@ class KHotSwap(MCMCKernel):
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
-            discrete site is no design of a fixed size.
+            discrete site is neither a design of a fixed size nor marked for enumeration.
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
             without ``continuous``, no start of positive density is found, or it is not written for ``chains``.
-        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
-            compiled.
+        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob`` or a size that
+            depends on an enumerated site, or ``continuous`` is compiled.
 
     References:
         [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530).
@@ -129,7 +143,8 @@ class KHotSwap(MCMCKernel):
         self._initial_params: Values | None = None
         self._inner: HMC | None = None
         self._unconstrained: dict[str, Any] = {}  # the transforms of the continuous sites
-        self._state: _State | None = None
+        self._summed_out: SummedOut | None = None
+        self._state: State | None = None
         self._sites: list[KHotSite] = []
         self._last: Values = {}  # what the step before returned
         self._step = 0
@@ -149,13 +164,16 @@ class KHotSwap(MCMCKernel):
         self._state, self._step, self._inner, self._last = None, 0, None, {}
         self._in_chains = None if self.chains is None else InChains(self.model, self.chains)
         self._given = GivenKHot(self._in_chains or self.model)
-        trace, names, rest, given = self._start(dict(self._initial_params or {}))
-        params = {name: trace.nodes[name]["value"].detach() for name in names}
-        self._sites = [KHotSite.of(trace, name) for name in names]
-        self._acceptance = {name: Acceptance() for name in names}
-        self._unconstrained = {}
-        if rest:
-            params |= self._setup_inner(params, {name: given[name] for name in rest if name in given})
+        trace, latents, given = self._start(dict(self._initial_params or {}))
+        params = {name: trace.nodes[name]["value"].detach() for name in latents.khot}
+        self._sites = [KHotSite.of(trace, name) for name in latents.khot]
+        self._acceptance = {name: Acceptance() for name in latents.khot}
+        self._unconstrained, self._summed_out = {}, None
+        if latents.continuous:
+            params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
+        if latents.enumerated:
+            self._summed_out = SummedOut(self._given.model, nesting_of(trace))
+            self._check_sizes(params)
         self._initial_params = params
         self._sites = [self._in_blocks(site, params) for site in self._sites]
         self.transforms = self._unconstrained
@@ -166,22 +184,23 @@ class KHotSwap(MCMCKernel):
             }
         self._state = None
 
-    def _start(self, given: Values) -> tuple[Any, list[str], list[str], Values]:
-        """A run of the model, its k-hot sites, its other ones, and the given values, in the plate of the chains."""
+    def _start(self, given: Values) -> tuple[Any, Latents, Values]:
+        """A run of the model, its latent sites, and the given values, in the plate of the chains."""
         if self._in_chains is None:
             trace = self._first_trace(given)
-            names, rest = latent_sites(trace)
-            self._check_sites(names, rest, given)
-            return trace, names, rest, given
+            latents = latent_sites(trace)
+            self._check_sites(latents, given)
+            return trace, latents, given
         wrong = {name: tuple(x.shape) for name, x in given.items() if x.shape[:1] != (self.chains,)}
         if wrong:
             raise ValueError(f"`initial_params` must start with the dimension of {self.chains} chains, but got {wrong}")
         traces = [self._first_trace(values_of_chain(given, chain)) for chain in range(self._in_chains.number)]
-        names, rest = latent_sites(traces[0])
-        self._check_sites(names, rest, given)
+        latents = latent_sites(traces[0])
+        self._check_sites(latents, given)
         self._in_chains.learn(traces[0])
-        trace = self._in_chains.trace_of(traces, [*names, *rest], *self._args, **self._kwargs)
-        return trace, names, rest, {name: self._in_chains.inside(name, value) for name, value in given.items()}
+        names = [*latents.sampled, *latents.enumerated]
+        trace = self._in_chains.trace_of(traces, names, *self._args, **self._kwargs)
+        return trace, latents, {name: self._in_chains.inside(name, value) for name, value in given.items()}
 
     def _first_trace(self, given: Values) -> Any:
         """A run of the model from its prior, at the given values, where its log joint density is finite."""
@@ -197,19 +216,32 @@ class KHotSwap(MCMCKernel):
             f"none of {MAX_TRIES} draws of the prior has a finite log joint density: give `initial_params` to MCMC"
         )
 
-    def _check_sites(self, names: list[str], rest: list[str], given: Values) -> None:
-        if not names:
+    def _check_sites(self, latents: Latents, given: Values) -> None:
+        rest = latents.continuous
+        if not latents.khot:
             raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
         if rest and self.continuous is None:
             raise ValueError(f"`continuous` must be given, such as NUTS, for the sites {rest} which are not k-hot")
-        unknown = sorted({*given} - {*names, *rest})
+        unknown = sorted({*given} - {*latents.sampled})
         if unknown:
-            raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {[*names, *rest]}")
+            raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {latents.sampled}")
         missing = sorted({*rest} - {*given})
         if missing and len(missing) < len(rest):
             raise ValueError(
                 f"`initial_params` must have values of all continuous sites or none, but has none of {missing}"
             )
+
+    def _check_sizes(self, params: Values) -> None:
+        """That no size of a k-hot site depends on a site that is summed out."""
+        trace = self._trace(params)
+        for site in self._sites:
+            design = base_law(trace.nodes[site.name]["fn"])
+            sizes = ((design.k, site.smallest), (design.largest_k, site.largest))
+            if not all(bool((found == at_start).all()) for found, at_start in sizes):
+                raise NotImplementedError(
+                    f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` depends on one "
+                    f"that is enumerated. {SIZE_ADVICE}"
+                )
 
     def _setup_inner(self, params: Values, given: Values) -> Values:
         """Makes the kernel of the continuous sites, and returns their unconstrained values."""
@@ -316,39 +348,36 @@ class KHotSwap(MCMCKernel):
         self._state = proposed
         return proposed.params
 
-    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "_State") -> "_State":
+    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":
         """The state in which only some blocks have swapped."""
         old = self._at_hand()
         mixed = proposed.point(site).mixed(accepted, old.point(site))
         params = {**old.params, site.name: site.unblocked(mixed.value)}
         if len(self._sites) == 1:
-            return _State.of({site.name: (site, mixed)}, params)
+            return State.of({site.name: (site, mixed)}, params)
         if any(other.plate_names != {PLATE} for other in self._sites):
             return self._evaluate(params)  # slopes of other sites may depend on several blocks
         points = {other.name: (other, proposed.point(other).mixed(accepted, old.point(other))) for other in self._sites}
-        return _State.of(points, params)
+        return State.of(points, params)
 
-    def _at_hand(self) -> "_State":
+    def _at_hand(self) -> "State":
         assert self._state is not None
         return self._state
 
-    def _at(self, params: Values) -> "_State":
+    def _at(self, params: Values) -> "State":
         """The log joint density and its slopes there, computed anew if anything has changed."""
         state = self._state
         if state is None or any(params[name] is not value for name, value in state.params.items()):
             state = self._state = self._evaluate(params)
         return state
 
-    def _evaluate(self, params: Values) -> "_State":
+    def _evaluate(self, params: Values) -> "State":
         names = [site.name for site in self._sites]
         leaves = {name: params[name].detach().requires_grad_(self.uniform_share < 1) for name in names}
-        transforms = self._unconstrained
-        values = {name: transforms[name].inv(params[name]) for name in params if name not in leaves}
         with torch.enable_grad(), pyro.validation_enabled(False):
-            given = poutine.condition(self._given.model, data={**values, **leaves})
-            trace = poutine.trace(given).get_trace(*self._args, **self._kwargs)
+            trace = self._trace({**params, **leaves})
             trace.compute_log_prob()
-            total: Any = trace.log_prob_sum()
+            total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
         slopes: tuple[Tensor | None, ...] = (None,) * len(names)
         if self.uniform_share < 1 and total.requires_grad:
             slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -357,28 +386,13 @@ class KHotSwap(MCMCKernel):
             name: torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
             for name, d in zip(names, slopes, strict=True)
         }
-        log_joint = {site.name: site.log_joint(trace).detach() for site in self._sites}
-        return _State(params, slope, log_joint)
+        of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
+        log_joint = {site.name: of_blocks(site, trace).detach() for site in self._sites}
+        return State(params, slope, log_joint)
 
-
-@dataclass(frozen=True)
-class _State:
-    """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
-
-    params: Values
-    slope: Values
-    log_joint: Values
-    points: dict[str, Point] = field(default_factory=dict)  # what was asked for
-
-    @classmethod
-    def of(cls, points: dict[str, tuple[KHotSite, Point]], params: Values) -> "_State":
-        slope = {name: site.unblocked(point.slope) for name, (site, point) in points.items()}
-        log_joint = {name: point.log_joint for name, (_, point) in points.items()}
-        return cls(params, slope, log_joint, {name: point for name, (_, point) in points.items()})
-
-    def point(self, site: KHotSite) -> Point:
-        name = site.name
-        if name not in self.points:
-            value, slope = (site.blocks(values[name]) for values in (self.params, self.slope))
-            self.points[name] = Point(value, slope, self.log_joint[name], site.sizes)
-        return self.points[name]
+    def _trace(self, params: Values) -> Any:
+        """A run of the model at these values, with its other sites enumerated."""
+        transforms = self._unconstrained
+        values = {name: transforms[name].inv(x) if name in transforms else x for name, x in params.items()}
+        given = poutine.condition(self._summed_out or self._given.model, data=values)
+        return poutine.trace(given).get_trace(*self._args, **self._kwargs)
