@@ -3,8 +3,8 @@
     pip install entmax torchsort softtorch; python benchmarks/peer_times.py
 
 One thread, 16 rows of 1000 scores, k = 10, in milliseconds of processor time and in multiples of `torch.softmax`. Ranks
-have no k. Of a distribution, the call is a straight-through draw with its gradient; `topk` of softtorch is summed to a mask.
-The calls take turns in one process, so that other work on the machine slows all of them alike.
+have no k. Of a distribution, the call is a straight-through draw with its gradient. The result of softtorch's `topk` is
+summed to a mask. The calls take turns in one process, so that other work on the machine slows all of them alike.
 """
 
 import time
@@ -26,9 +26,7 @@ OWN: dict[str, Map] = {
     "sparse_topk": lambda x: khot.sparse_topk(x, K),
     "lapsum_topk": lambda x: khot.lapsum_topk(x, K),
     "permutahedron_rank": khot.permutahedron_rank,
-    "ConditionalPoisson": lambda x: khot.StraightThrough(
-        khot.ConditionalPoisson(logits=x, k=K)
-    ).rsample(),
+    "ConditionalPoisson": lambda x: khot.StraightThrough(khot.ConditionalPoisson(logits=x, k=K)).rsample(),
     "Pivotal": lambda x: khot.StraightThrough(khot.Pivotal(logits=x, k=K)).rsample(),
 }
 
@@ -47,9 +45,9 @@ def peers() -> dict[tuple[str, str], Map]:
         found["torchsort", "soft_rank"] = torchsort.soft_rank
     if softtorch := optional("softtorch"):
         found["softtorch", "topk"] = lambda x: softtorch.topk(x, K, softness=1.0)[1].sum(-2)
-        found["softtorch", 'topk(method="softsort")'] = lambda x: softtorch.topk(
-            x, K, method="softsort", softness=1.0
-        )[1].sum(-2)
+        found["softtorch", 'topk(method="softsort")'] = lambda x: softtorch.topk(x, K, method="softsort", softness=1.0)[
+            1
+        ].sum(-2)
     return found
 
 
