@@ -68,6 +68,7 @@ def test_extreme_inputs(scale):
     torch.testing.assert_close(torch.autograd.grad(y, x)[0].sum(), torch.ones_like(y))
 
 
+@pytest.mark.slow
 def test_derivatives():
     x, scale = normal(2, 6), torch.tensor([0.4, 1.3], dtype=torch.float64)
     for function, at in ((soft_count, normal(2, 3, seed=1)), (soft_quantile, LEVELS[1:5].expand(2, 4))):
@@ -117,14 +118,20 @@ def test_transforms_dims_and_dtypes():
             torch.testing.assert_close(function(x, at, 0.6, dim=dim), expected.movedim(-1, 1))
         torch.testing.assert_close(vmap(lambda x, at, f=function: f(x, at, 0.6, dim=0))(x, at), expected.movedim(-1, 1))
         torch.testing.assert_close(vmap(lambda x, f=function: f(x, 0.4))(x), function(x, 0.4))
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x[:, 0], at[:, 0], 0.6), function(x[:, 0], at[:, 0], 0.6))
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             low = function(x.to(dtype), at.to(dtype), dim=1)
             assert low.dtype == dtype
             exact = function(x.to(dtype).double(), at.to(dtype).double(), dim=1)
             torch.testing.assert_close(low, exact.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [soft_count, soft_quantile])
+def test_compile(function):
+    x, at = normal(3, 5), normal(3, 4, seed=1).sigmoid()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, at, 0.6), function(x, at, 0.6))
 
 
 def test_errors():
