@@ -72,6 +72,11 @@ def weights(x: Tensor) -> Tensor:
     return torch.arange(x.shape[-1], 0, -1, dtype=x.dtype, device=x.device)
 
 
+def levels(x: Tensor) -> Tensor:
+    """Of quantiles, in (0, 1)."""
+    return torch.tensor([0.125, 0.5, 0.75], dtype=x.dtype, device=x.device)
+
+
 def twos(x: Tensor) -> Tensor:
     return torch.full(x.shape[:-1], 2, device=x.device)
 
@@ -99,6 +104,11 @@ MAPS = [
     AnyMap(khot.soft_rank),
     AnyMap(khot.soft_sort, slow=True),
     AnyMap(khot.soft_permutation, lambda f, x, s: f(x, s, descending=True)),
+    AnyMap(khot.soft_rank, lambda f, x, s: f(x, s, link=khot.StudentT(2)), "link", slow=True),
+    AnyMap(khot.soft_sort, lambda f, x, s: f(x, s, link=khot.StudentT(2)), "link", slow=True),
+    AnyMap(khot.soft_permutation, lambda f, x, s: f(x, s, link=khot.Logistic()), "link", slow=True),
+    AnyMap(khot.soft_count, lambda f, x, s: f(x, levels(x), s)),
+    AnyMap(khot.soft_quantile, lambda f, x, s: f(x, levels(x), s)),
     AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x) * column(s))),
     AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x), "dykstra"), "dykstra", slow=True),
     AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s)),

@@ -1,14 +1,16 @@
 """PlackettLuce against its definition, the law of its sets, and the estimates that rankings give."""
 
+import copy
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
+from pyro.infer import SVI, JitTrace_ELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, config_enumerate
 from scipy import stats
 
 from khot import GumbelTopK, PlackettLuce, score_function
@@ -104,11 +106,18 @@ def test_derivatives_of_distant_weights(way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_lower_precision(dtype):
+def test_lower_precision(way, dtype):
     logits, value = normal(3, 40, dtype=dtype), normal(3, 40, seed=1).argsort(-1)[:, :30]
     found = PlackettLuce(logits, 30).log_prob(value)
     expected = PlackettLuce(logits.double(), 30).log_prob(value)
     assert found.dtype == dtype
+    k = torch.tensor([30, 7, 1])
+    ragged = value.masked_fill(torch.arange(40)[:30] >= k[:, None], -1)
+    found_of_ragged = PlackettLuce(logits, k).log_prob(ragged)
+    expected_of_ragged = PlackettLuce(logits.double(), k).log_prob(ragged)
+    torch.testing.assert_close(
+        found_of_ragged, expected_of_ragged.to(dtype), rtol=max(2e-7, torch.finfo(dtype).eps), atol=2e-5
+    )
     torch.testing.assert_close(found, expected.to(dtype), rtol=max(2e-7, torch.finfo(dtype).eps), atol=2e-5)
     assert PlackettLuce(logits, 2).to_khot(value[:, :2]).dtype == dtype
 
@@ -190,20 +199,15 @@ def test_mode_and_entropy():
         PlackettLuce(torch.zeros(20), 10).entropy()
 
 
-def weights_by_minorisation(choices, n, rounds=2000):
-    """Maximum likelihood weights by Hunter's MM algorithm (2004), whose fixed point solves the likelihood equations."""
-    weight = np.ones(n)
-    wins = np.bincount(np.concatenate(choices), minlength=n)
-    for _ in range(rounds):
-        share = np.zeros(n)
-        for chosen in choices:
-            left = np.ones(n, dtype=bool)
-            for unit in chosen:
-                share[left] += 1 / weight[left].sum()
-                left[unit] = False
-        weight = wins / share
-        weight /= weight.sum()
-    return weight
+def minorised(weight, choices):
+    """One step of Hunter's MM algorithm (2004), whose only fixed point are the weights of maximum likelihood."""
+    wins, share = np.bincount(np.concatenate(choices), minlength=len(weight)), np.zeros(len(weight))
+    for chosen in choices:
+        left = np.ones(len(weight), dtype=bool)
+        for unit in chosen:
+            share[left] += 1 / weight[left].sum()
+            left[unit] = False
+    return wins / share / (wins / share).sum()
 
 
 def test_maximum_likelihood_of_choices_of_different_length():
@@ -221,8 +225,8 @@ def test_maximum_likelihood_of_choices_of_different_length():
         return loss
 
     optimizer.step(closure)
-    expected = weights_by_minorisation([row[row >= 0].numpy() for row in choices], n, rounds=1000)
-    torch.testing.assert_close(logits.detach().softmax(-1), torch.from_numpy(expected), rtol=1e-5, atol=1e-8)
+    weight = logits.detach().softmax(-1).numpy()
+    np.testing.assert_allclose(minorised(weight, [row[row >= 0].numpy() for row in choices]), weight, rtol=1e-6)
 
 
 def test_score_function():
@@ -268,7 +272,7 @@ def test_in_pyro():
     assert math.isfinite(svi.evaluate_loss())
 
 
-def test_vmap_and_compile():
+def test_vmap():
     logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
 
     def log_prob(x, v):
@@ -279,11 +283,60 @@ def test_vmap_and_compile():
     torch.testing.assert_close(
         torch.func.vmap(log_prob, in_dims=(None, 0))(logits[0], value), log_prob(logits[0], value)
     )
-    torch.testing.assert_close(torch.compile(log_prob, fullgraph=True, backend="aot_eager")(logits, value), expected)
     drawn = torch.func.vmap(lambda x: PlackettLuce(x, 3).sample(), randomness="different")(logits)
     assert ranking(6, 3).check(drawn).all()
     with pytest.raises(NotImplementedError, match="`k` as an int under vmap"):
         torch.func.vmap(lambda x, k: PlackettLuce(x, k).logits)(logits, torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.slow
+def test_compile():
+    logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
+
+    def log_prob(x, v):
+        return PlackettLuce(x, 3).log_prob(v)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(log_prob, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits, value), log_prob(logits, value))
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_traces_and_copies():
+    logits, value = normal(3, 6), normal(3, 6, seed=1).argsort(-1)[:, :3]
+
+    def log_prob(x):
+        return PlackettLuce(x, 3).log_prob(value)
+
+    other = normal(3, 6, seed=2)
+    torch.testing.assert_close(torch.jit.trace(log_prob, logits)(other), log_prob(other))
+    for copied in (copy.deepcopy(PlackettLuce(logits, 3)), pickle.loads(pickle.dumps(PlackettLuce(logits, 3)))):
+        torch.testing.assert_close(copied.log_prob(value), log_prob(logits))
+    nowhere = PlackettLuce(torch.zeros(3, 6, device="meta"), 3)
+    assert nowhere.sample((2,)).shape == (2, 3, 3) and nowhere.log_prob(nowhere.sample()).shape == (3,)
+
+
+@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceGraph_ELBO, JitTrace_ELBO])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*deprecated:DeprecationWarning")
+def test_as_a_guide(elbo):
+    """A step of the score function lowers the logit of what costs more."""
+    pyro.set_rng_seed(0)
+    pyro.clear_param_store()
+
+    def model():
+        with pyro.plate("rows", 200):
+            choice = pyro.sample("choice", PlackettLuce(torch.zeros(200, 4), 2))
+            pyro.factor("cost", -5.0 * (choice == 0).any(-1))
+
+    def guide():
+        logits = pyro.param("logits", torch.zeros(4))
+        with pyro.plate("rows", 200):
+            pyro.sample("choice", PlackettLuce(logits.expand(200, 4), 2))
+
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), elbo())
+    for _ in range(3):
+        svi.step()
+    assert pyro.param("logits").argmin() == 0
 
 
 def test_values_outside_of_the_support():

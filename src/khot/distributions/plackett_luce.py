@@ -113,7 +113,7 @@ class PlackettLuce(KHotDistribution):
     @property
     def n(self) -> int:
         """The number of units to choose from."""
-        return self.logits.shape[-1]
+        return shape_of(self.logits)[-1]
 
     @property
     def size(self) -> int | Tensor:
@@ -175,7 +175,7 @@ class PlackettLuce(KHotDistribution):
     def to_khot(self, value: Tensor) -> Tensor:
         """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 stands for no unit."""
         self._check_value(value)
-        wide = self.logits.new_zeros(*value.shape[:-1], self.n + 1)  # the last entry for what is -1
+        wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry for what is -1
         return wide.scatter(-1, torch.where(value < 0, self.n, value.long()), 1.0)[..., : self.n]
 
     def entropy(self) -> Tensor:
@@ -214,7 +214,7 @@ class PlackettLuce(KHotDistribution):
         check_strided("value", value)
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"`value` must hold indices in an integer dtype, but got {value.dtype}")
-        if value.shape[-1:] != self.event_shape:
+        if shape_of(value)[-1:] != self.event_shape:
             width = self.event_shape[0]
             raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")
 

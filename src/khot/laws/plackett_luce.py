@@ -84,7 +84,7 @@ def _one_by_one(theta: Tensor, size: int | Tensor, value: Tensor) -> Tensor:
     left = theta.scatter(-1, value[..., :-1], -torch.inf).scatter(-1, last, of_last)  # once more: it fills up rows
     log_last, among_rest = _last_choice(left, last, of_last)
     is_earlier = (place < size - 1)[..., :-1]
-    earlier = torch.where(is_earlier, chosen[..., :-1], LOWEST)
+    earlier = torch.where(is_earlier, chosen[..., :-1].double(), LOWEST)
     terms = (earlier - _log_sums(among_rest, earlier)).masked_fill(~is_earlier, 0.0)
     found = (terms.sum(-1) + log_last).masked_fill(size.squeeze(-1) == 0, 0.0)
     return found.masked_fill((is_excluded & (place < size)).any(-1), -torch.inf)

@@ -36,6 +36,7 @@ from khot.kernels.links.student_t import StudentT
 
 from ._capped_softmax import capped_softmax
 from ._straight_through import straight_through_topk, straight_through_value
+from .counting import soft_count, soft_quantile
 from .engine import capped_simplex_map
 from .hard import topk_mask
 from .isotonic import isotonic_l2, isotonic_lp
@@ -70,7 +71,9 @@ __all__ = [
     "permutahedron_sort",
     "rescaled_sigmoid_topk",
     "sigmoid_topk",
+    "soft_count",
     "soft_permutation",
+    "soft_quantile",
     "soft_rank",
     "soft_sort",
     "sorted_transport_topk",

@@ -6,17 +6,26 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot._validation import (
+    check_flag,
+    check_scores,
+    check_softness,
+    check_softness_contents,
+    described,
+    looks_at_contents,
+)
 from khot.kernels import order as kernel
 from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.links.base import Link
 from khot.kernels.order.torch_sums import FAR
 
+from . import order_link
 from .excluded import filled_below, with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_map import OrderMap
@@ -55,6 +64,18 @@ def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Ro
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
     return _Rows(_Sorted(x, values, order, scale), excluded, dtype)
+
+
+def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, link: Link) -> tuple[Any, ...]:
+    """The arguments of the maps of :mod:`.order_link`, checked."""
+    if not isinstance(link, Link):
+        raise TypeError(f"`link` must be a khot.relaxations.Link or None, but got {described(link, Link)}")
+    check_scores(x, dim)
+    x = x.movedim(dim, -1)
+    check_softness("scale", scale, x, x.shape[:-1])
+    check_flag("descending", descending)
+    _may_have_excluded(x.sort(-1).values, scale)
+    return x, scale, descending, link
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +135,9 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
 @of_rows
-def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_rank(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
@@ -133,6 +156,8 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         scale: Positive softness.
         descending: Whether the largest entry has rank 1, rather than the smallest.
         dim: Axis of the entries.
+        link: The distribution function F to take instead of Lap, at O(n^2) time and memory. It should be symmetric,
+            ``F(0) = 1/2``, for ranks to tend to the ranks.
 
     Returns:
         Tensor like ``x``, in ``[1, n]``.
@@ -147,13 +172,17 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
+    if link is not None:
+        return order_link.rank(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
     rows, _, dtype = _sorted(x, scale, descending, dim)
     y = _RANK(*rows).to(dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
 @of_rows
-def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_sort(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
@@ -167,6 +196,7 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         scale: Positive softness.
         descending: Whether to begin with the largest.
         dim: Axis of the entries, and of the sorted ones.
+        link: The distribution function to take instead of Lap, at O(n^2) time and memory.
 
     Returns:
         Tensor like ``x``.
@@ -182,6 +212,8 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
+    if link is not None:
+        return order_link.sort(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
     rows, excluded, dtype = _sorted(x, scale, descending, dim)
     y = _SORT(*rows).to(dtype)
     if excluded is not None:
@@ -190,7 +222,9 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
 
 
 @of_rows(batch_first=True)
-def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_permutation(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
@@ -206,6 +240,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
         scale: Positive softness.
         descending: Whether position 1 is that of the largest entry.
         dim: Axis of the entries.
+        link: The distribution function to take instead of Lap.
 
     Returns:
         Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its
@@ -225,5 +260,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
+    if link is not None:
+        return order_link.permutation(*_with_link(x, scale, descending, dim, link))
     rows, _, dtype = _sorted(x, scale, descending, dim)
     return _PERMUTATION(*rows).to(dtype)
