@@ -132,7 +132,7 @@ def test_training_ends_when_nearly_all_draws_are_the_same():
 
 def training_of(logits, k):
     """A training whose gate has moved from equal logits to these."""
-    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), torch.nn.functional.mse_loss, 0.0)
+    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), 0.0)
     training.gate.logits.data.copy_(torch.as_tensor(logits))
     return training
 

@@ -13,13 +13,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch.nn import Linear, Module, ReLU, Sequential
-from torch.nn.functional import cross_entropy, mse_loss
 from tqdm import tqdm
 from typing_extensions import Self
 
@@ -28,7 +24,11 @@ from khot.distributions import Pivotal, SamplingDesign
 from khot.estimators import ReinMax
 from khot.nn import KHotGate
 
-from .training import LOOK_EVERY, Best, Training
+from .data import Data, prepared
+from .start import least_squares_start
+from .training import HURRY_AFTER, LOOK_EVERY, Best, Training
+
+START_UNTIL = 0.7  # share of the spread of equal logits that the start leaves to training
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -140,33 +140,47 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Learns which features to select.
 
         Args:
             X: Rows of features, ``(n_samples, n_features)``.
-            y: Classes or values, ``(n_samples,)``.
+            y: Classes or values, ``(n_samples,)`` or, of several outputs, ``(n_samples, n_outputs)``; None to
+                reconstruct all features of X from those that are selected.
+            sample_weight: How much each row counts, ``(n_samples,)``: an integer as often as that many copies of the
+                row, 0 not at all.
 
         Returns:
             The selector itself.
         """
         self._check_parameters()
-        features, labels = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
-        rows, targets = standardised(features, labels, self.task)
+        data = self._data(X, y, sample_weight)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            training = self._training(rows.shape[-1], targets)
-            self._train(training, rows, targets, seed)
+            training = self._train(data, seed)
         self.inclusion_probabilities_ = training.inclusion_probabilities().double().numpy()
         self.support_ = training.selected().numpy()
         self.predictor_ = training.predictor.eval()
         self.loss_curve_ = training.curve
         self.n_iter_ = len(training.curve)
         return self
+
+    def _data(self, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None) -> Data:
+        dtypes = (np.float64, np.float32)
+        if y is None:
+            if self.task == "classification":
+                raise ValueError("`task` is 'classification', which needs `y`, but `y` is None")
+            features, targets = validate_data(self, X, dtype=dtypes, ensure_min_samples=2), None
+        else:
+            features, targets = validate_data(self, X, y, dtype=dtypes, ensure_min_samples=2, multi_output=True)
+        weights = _check_sample_weight(sample_weight, features, dtype=np.float64)
+        if (weights < 0).any():
+            raise ValueError(f"`sample_weight` must not be negative, but got {weights.min():g}")
+        return prepared(features, targets, weights, self.task)
 
     def _get_support_mask(self) -> NDArray[np.bool_]:
         check_is_fitted(self)
@@ -206,11 +220,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             )
         return min(int(wanted), n)
 
-    def _training(self, n: int, targets: Tensor) -> Training:
-        classifies = not targets.is_floating_point()
+    def _training(self, data: Data) -> Training:
+        """A gate of equal logits and an untrained predictor; with a linear one, both as far as least squares bring them."""
+        n, price = data.x.shape[-1], float(self.price)
         gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator)
-        predictor = self._untrained_predictor(n, int(targets.max()) + 1 if classifies else 1)
-        return Training(gate, predictor, cross_entropy if classifies else mse_loss, float(self.price))
+        training = Training(gate, self._untrained_predictor(n, data.outputs), price)
+        if self.predictor == "linear":
+            logits, weights = least_squares_start(data, gate.k, price, START_UNTIL)
+            training.start_at(logits, weights)
+        return training
 
     def _untrained_predictor(self, n: int, outputs: int) -> Module:
         if self.predictor == "linear":
@@ -223,44 +241,28 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             raise ValueError(f"`predictor` must make (rows, {outputs}) of (rows, {n}), but makes {shape} of (2, {n})")
         return predictor.train()
 
-    def _train(self, training: Training, rows: Tensor, targets: Tensor, seed: int) -> None:
+    def _train(self, data: Data, seed: int) -> Training:
         """Until the law has settled, the held-out loss no longer improves, or there were ``max_iter`` steps."""
-        best, held_out = Best((training.gate, training.predictor), self.n_iter_no_change), None
+        held_out = None
         if self.early_stopping:
-            classes = None if targets.is_floating_point() else targets
-            split = train_test_split(
-                rows, targets, test_size=self.validation_fraction, random_state=seed, stratify=classes
-            )
-            (rows, targets), held_out = split[::2], split[1::2]
-        rates = (self.learning_rate, self.mask_learning_rate)
-        steps = training.steps(rows, targets, self.batch_size, rates)
+            data, held_out = data.split(self.validation_fraction, seed)
+        training = self._training(data)
+        best = Best((training.gate, training.predictor), self.n_iter_no_change)
+        steps = training.steps(data, self.batch_size, (self.learning_rate, self.mask_learning_rate))
         for step in tqdm(
             itertools.islice(steps, self.max_iter), "KHotSelector", self.max_iter, disable=not self.verbose
         ):
             if step % LOOK_EVERY and step < self.max_iter:
                 continue
-            if held_out and not best.compare(training.held_out_loss(*held_out), step):
+            if held_out and not best.compare(training.held_out_loss(held_out), step):
                 break
             if training.has_settled(self.tol):
                 break
+            if step >= HURRY_AFTER and self.predictor == "linear":
+                training.hurry()
         if held_out:
             best.restore()
-
-
-def standardised(X: NDArray[Any], y: NDArray[Any], task: str) -> tuple[Tensor, Tensor]:
-    """Features of mean 0 and variance 1 in single precision; numbers of classes ``(rows,)``, or values ``(rows, 1)``.
-
-    Raises:
-        ValueError: If there is one class only.
-    """
-    rows = torch.as_tensor(StandardScaler().fit_transform(X), dtype=torch.float32)
-    if task == "regression" or (task == "auto" and np.issubdtype(y.dtype, np.floating)):
-        values = StandardScaler().fit_transform(np.asarray(y, dtype=np.float64)[:, None])
-        return rows, torch.as_tensor(values, dtype=torch.float32)
-    classes, targets = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"`y` must have two or more classes, but got one class, {classes[0]!r}")
-    return rows, torch.as_tensor(targets, dtype=torch.long)
+        return training
 
 
 def check_number(
