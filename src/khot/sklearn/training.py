@@ -150,15 +150,10 @@ class Best:
 
 
 def batches(data: Data, size: int) -> Iterator[Data]:
-    """Mini-batches, each time round in a new order; rows that fill no batch are left out of a round.
-
-    Where there are fewer rows than ``size``, a batch has each of them as often as they fit in, with draws of its own.
-    """
+    """Mini-batches, each time round in a new order; rows that fill no batch are left out of a round."""
     rows = len(data)
-    if rows <= size:
-        batch = data.rows(torch.arange(rows).repeat(size // rows))
-        while True:
-            yield batch
+    while rows <= size:
+        yield data
     while True:
         order = torch.randperm(rows)
         for start in range(0, rows - size + 1, size):
