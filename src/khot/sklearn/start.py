@@ -24,30 +24,31 @@ from .data import Data
 
 LARGEST_SYSTEM = 500  # unknowns of a linear system: features, or rows, of which more are left out here
 MOST_STEPS = 100
+# The start ends where sum pi (1 - pi) is at most this share of what it is for equal logits. Squared error is what
+# training minimises for values; for classes it is not, so that the start decides less.
+UNTIL_FOR_VALUES, UNTIL_FOR_CLASSES = 0.5, 0.9
 RATE = 0.3  # of the logits in a step, for the feature with the largest derivative
 SMALLEST, LARGEST = 1e-6, 1 - 1e-3  # probabilities, in the penalties
 
 
-def least_squares_start(data: Data, k: int | None, price: float, until: float) -> tuple[Tensor, Tensor]:
+def least_squares_start(data: Data, k: int | None, price: float) -> tuple[Tensor, Tensor]:
     r"""Logits of the gates ``(n,)``, and weights of a linear predictor behind them, ``(outputs, n)``.
 
     Args:
         data: What to learn from.
         k: How many features to select; None where each costs ``price``, and independent gates have these logits.
         price: Of a feature.
-        until: The start ends where :math:`\sum_i \pi_i (1 - \pi_i)` is at most this share of what it is for equal
-            logits.
     """
     systems = Systems(data)
+    until = UNTIL_FOR_CLASSES if data.classes else UNTIL_FOR_VALUES
     n = data.x.shape[-1]
     logits = torch.zeros(n, dtype=torch.float64)
-    untrained = None
+    share = 0.5 if k is None else k / n
+    untrained = n * share * (1 - share)
     for _ in range(MOST_STEPS):
         probs = torch.sigmoid(logits) if k is None else sigmoid_topk(logits, k)
-        spread = (probs * (1 - probs)).sum()
-        untrained = spread if untrained is None else untrained
         weights = systems.weights(probs.clamp(SMALLEST, LARGEST))
-        if spread <= until * untrained:
+        if (probs * (1 - probs)).sum() <= until * untrained:
             break
         gains = weights.square().mean(-1)
         if k is None:

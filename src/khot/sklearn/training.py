@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,17 @@ class Training:
         loss = data.loss(predictor(data.x * mask)) + self.price * mask.sum()
         predictor.train()
         return loss.item()
+
+
+@contextmanager
+def threads_of_torch(number: int) -> Iterator[None]:
+    """Inside, torch and khot's loops compute on this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spread(probs: Tensor) -> float:
