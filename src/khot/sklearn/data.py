@@ -1,7 +1,7 @@
 r"""What a selector learns from: rows of features, what to predict of them, and how much each row counts.
 
-Rows that are equal, in features and targets, are merged into one row with the sum of their weights, rows of weight 0 are
-left out, and the others are put in an order that does not depend on the one they came in. So integer weights and
+Rows that are equal, in features and targets, are merged into one row with the sum of their weights. Rows of weight 0
+are left out, and the others are put in an order that does not depend on the one they came in. So integer weights and
 repeated rows give the same training to the last bit, random draws included.
 
 The loss of a row is a mean over outputs: the squared error of standardised values, which is a share of their variance,
@@ -52,7 +52,9 @@ class Data:
         """The weighted mean loss of predictions ``(rows, outputs)``, a scalar; the weights have mean 1 in all data."""
         if self.classes:
             scores = predictions.split(self.classes, -1)
-            losses = [cross_entropy(score, y, reduction="none") for score, y in zip(scores, self.y.unbind(-1), strict=True)]
+            losses = [
+                cross_entropy(score, y, reduction="none") for score, y in zip(scores, self.y.unbind(-1), strict=True)
+            ]
             each = torch.stack(losses).mean(0) if len(losses) > 1 else losses[0]
         else:
             each = (predictions - self.y).square().mean(-1)
@@ -120,4 +122,5 @@ def standardised(values: NDArray[Any], weights: NDArray[Any]) -> Tensor:
 
 
 def mean_one(weights: NDArray[Any]) -> Tensor:
+    """The weights as multiples of their mean, float32."""
     return torch.as_tensor(weights / weights.mean(), dtype=torch.float32)

@@ -247,7 +247,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         return min(int(wanted), n)
 
     def _training(self, data: Data) -> Training:
-        """A gate of equal logits and an untrained predictor; with a linear one, both as far as least squares bring them."""
+        """A gate of equal logits and an untrained predictor; if that is linear, least squares give both a start."""
         n, price = data.x.shape[-1], float(self.price)
         gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator)
         training = Training(gate, self._untrained_predictor(n, data.outputs), price)

@@ -1,4 +1,4 @@
-r"""Where training starts from with a linear predictor: what least squares say of features that are let through at random.
+r"""Where training starts from with a linear predictor: least squares of features that are let through at random.
 
 Let independent gates let feature i through with probability :math:`\pi_i`, all features with mean 0 and variance 1 and
 correlations G, and let B be their covariances with the targets. The least mean squared error of a linear predictor

@@ -74,8 +74,7 @@ class Training:
     def start_at(self, logits: Tensor, weights: Tensor) -> None:
         """Gives the gate these logits, and a linear predictor these weights."""
         self.gate.logits.copy_(logits)
-        self.predictor.weight.copy_(weights)
-        self.predictor.bias.zero_()
+        self.predictor.load_state_dict({"weight": weights, "bias": torch.zeros(len(weights))})
 
     def inclusion_probabilities(self) -> Tensor:
         return self.gate.law().mean.detach()
@@ -99,7 +98,7 @@ class Training:
 
     @torch.no_grad()
     def hurry(self) -> None:
-        """Multiplies the distances of the logits from the threshold, so that features that are alike do not take for ever.
+        """Multiplies the distances of the logits from the threshold, so that features that are alike are decided on.
 
         The threshold lies in the middle between the last logit that is selected and the first that is not.
         """
