@@ -73,7 +73,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; for a learned number with ``probs``.
         estimator: What gives draws a gradient, called with the design.
         price: What a feature must lower the loss by to be selected, where their number is learned: 0.01 nats, or one
-            percent of the variance, by default. A higher price selects fewer features.
+            percent of the variance, by default. A higher price selects fewer features. Without ``y`` it has to be
+            higher than 1 / n_features, since each feature tells at least itself; at a lower price all are selected.
         learning_rate: Adam's, for the predictor. It has to be smaller, such as 0.01, where hundreds of features are
             selected, since a step changes the weights of all of them.
         mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
