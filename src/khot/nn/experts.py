@@ -94,8 +94,10 @@ class ExpertChoice(TopK):
                 raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
         else:
             capacity = min(self.checked("k", capacity), tokens)
-        if self.softness is None and not looks and not isinstance(capacity, Tensor):
-            return capacity  # a hard mask leaves excluded tokens out by itself
+        if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
+            return (
+                capacity  # a hard mask leaves excluded tokens out by itself, and parts alone do not tell their number
+            )
         if not looks or bool((x == -torch.inf).any()):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):
