@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import effective_n_jobs  # which scikit-learn needs
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
@@ -28,7 +29,7 @@ from khot.distributions import Pivotal, SamplingDesign
 from khot.estimators import ReinMax
 from khot.nn import KHotGate
 
-from .training import LOOK_EVERY, Best, Training
+from .training import LOOK_EVERY, Best, Training, threads_of_torch
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -72,6 +73,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.
         n_iter_no_change: How many steps to wait for an improvement, if ``early_stopping``.
+        n_jobs: How many threads of torch train; None is 1, also in scikit-learn's meaning of a surrounding
+            ``joblib.parallel_config``, and -1 is all processors. One is faster unless rows or features are many
+            thousands, and leaves the other processors to others. torch's own number is restored afterwards.
         random_state: Seed of draws, mini-batches and first weights: an int, a ``numpy.random.RandomState`` or None.
         verbose: Whether to show a progress bar.
 
@@ -117,6 +121,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 100,
+        n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
@@ -135,6 +140,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -157,7 +163,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         features, labels = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
         rows, targets = standardised(features, labels, self.task)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        with torch.random.fork_rng(devices=[]):
+        with threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             training = self._training(rows.shape[-1], targets)
             self._train(training, rows, targets, seed)
@@ -184,6 +190,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         check_number("tol", self.tol, low=0, high=0.5)
         check_number("validation_fraction", self.validation_fraction, low=0, high=1, without_low=True)
         check_flag("early_stopping", self.early_stopping)
+        if self.n_jobs is not None:
+            check_number("n_jobs", self.n_jobs, low=-math.inf, whole=True)
+            if self.n_jobs == 0:
+                raise ValueError("`n_jobs` must be None or an int other than 0, but got 0")
         wanted = self.n_features_to_select
         if isinstance(wanted, str):
             if wanted != "learned":

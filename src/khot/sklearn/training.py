@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +96,17 @@ class Training:
         loss = self.loss(predictor(x * mask), y) + self.price * mask.sum()
         predictor.train()
         return loss.item()
+
+
+@contextmanager
+def threads_of_torch(number: int) -> Iterator[None]:
+    """Inside, torch and khot's loops compute on this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spread(probs: Tensor) -> float:
