@@ -15,6 +15,7 @@ from khot import ConditionalPoisson, reinmax, score_function, straight_through
 
 SITES, CUSTOMERS, K, RADIUS = 60, 300, 6, 0.2
 torch.manual_seed(1)
+torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
 # Customers live in seven towns of the unit square; stations may be built at 60 places.

@@ -18,6 +18,7 @@ from khot import ConditionalPoisson, ReinMax
 
 PIXELS, GREYS, UNITS, K = 64, 16, 48, 8
 pyro.set_rng_seed(0)
+torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
 # Scans of digits, each pixel a count of 0 to 16.

@@ -18,6 +18,7 @@ from khot import ConditionalPoisson, ReinMax
 
 PIXELS, K = 64, 10
 pyro.set_rng_seed(0)
+torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
 # 1797 scans of 8 x 8 pixels, a third of them kept for the test. Centred, so that a masked pixel looks average.

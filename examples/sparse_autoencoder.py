@@ -16,6 +16,7 @@ from khot.nn import BatchTopK
 
 PIXELS, UNITS, K = 64, 64, 8
 torch.manual_seed(0)
+torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
 # Scans of digits, centred.

@@ -20,6 +20,7 @@ from khot import ConditionalPoisson, KHotSwap
 
 K, SLAB = 4, 0.3
 pyro.set_rng_seed(0)
+torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
 # Ten variables of 80 patients, their products, and the progress of the disease a year later, all standardised.

@@ -11,6 +11,7 @@ from khot import ConditionalPoisson, GumbelTopK, ReinMax, Sampford, StraightThro
 from khot.kernels.order_sampling import EXACT
 from tests.registry import DESIGNS
 
+pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 INTEGRALS = [case for case in DESIGNS if case.name.startswith(("pareto", "sequential", "gumbel"))]
 QUICK = ("gumbel_topk",)

@@ -250,6 +250,7 @@ def value_and_gradient(function, x):
     return value.detach(), *torch.autograd.grad(value.sum(), x)
 
 
+@pytest.mark.needs_torch("2.8")  # compiled designs
 @both
 @pytest.mark.parametrize(
     ("dtype", "k"), [(float64, 2), (torch.float32, torch.tensor([1, 2, 4]))], ids=["number", "tensor"]
@@ -274,6 +275,7 @@ def test_samples_remember_in_graphs(cls, dtype, k):
     torch.testing.assert_close(relaxed.log_prob(y), expected[0])
 
 
+@pytest.mark.needs_torch("2.8")  # compiled designs
 @pytest.mark.parametrize("row", [slice(None), 1])
 def test_graphs_see_what_was_written_into_a_sample(row):
     def log_prob(logits):
@@ -293,6 +295,7 @@ def test_graphs_see_what_was_written_into_a_sample(row):
     torch.testing.assert_close(value_and_gradient(compiled(log_prob), LOGITS)[0], expected)
 
 
+@pytest.mark.needs_torch("2.8")  # compiled designs
 def test_bijection_in_a_graph():
     transform = biject_to(capped_simplex(2))
 

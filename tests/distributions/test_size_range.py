@@ -174,6 +174,7 @@ def test_gradients_of_every_order():
     assert_close(torch.autograd.grad(design_of(logits).log_prob(x), x)[0], logits)
 
 
+@pytest.mark.needs_torch("2.8")  # compiled designs
 def test_in_a_graph():
     def function(logits):
         design = ConditionalPoisson(logits=logits, k=(1, 3), validate_args=False)

@@ -6,6 +6,7 @@ import torch
 from khot import IMLE
 from tests.registry import FUNCTIONS, PERTURBED
 
+pytestmark = pytest.mark.needs_torch("2.8")  # compiled designs
 LOGITS = torch.tensor([[0.4, -1.2, 0.9, 0.1, -0.3], [1.5, 0.2, -0.7, -2.0, 0.6]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.7, -1.1, 0.2, 2.0, 0.4], dtype=torch.float64)
 ADAPTIVE = "imle_adaptive"  # whose backward passes change a Python object, which no graph can

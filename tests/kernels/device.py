@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.backends import skip_without_triton
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
@@ -22,4 +24,5 @@ def kernel_marks() -> list[pytest.MarkDecorator]:
         return []
     if not torch.cuda.is_available():
         pytest.skip("needs an accelerator, or TRITON_INTERPRET=1", allow_module_level=True)
+    skip_without_triton()
     return [pytest.mark.gpu]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_forced_triton_needs_the_interpreter_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     platforms._triton_obstacle.cache_clear()
     with backend("triton"):
-        with pytest.raises(RuntimeError, match=r"'triton' is forced, but .*(TRITON_INTERPRET=1|not installed)"):
+        with pytest.raises(
+            RuntimeError, match=r"'triton' is forced, but .*(TRITON_INTERPRET=1|not installed|need Triton)"
+        ):
             sigmoid_topk(torch.randn(2, 5), 2)
         mask = threshold.mask
         assert mask.implementation(*mask_arguments(torch.zeros(2, 0))) is mask.plain  # nothing to do
@@ -85,14 +88,29 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
 def test_an_accelerator_without_triton_runs_torch_and_warns_once(monkeypatch):
     missing = registry.PLATFORMS["triton"]._replace(devices=("meta",), obstacle=lambda device: "it is not installed")
     monkeypatch.setitem(registry.PLATFORMS, "triton", missing)
-    monkeypatch.setattr(registry, "HAS_TRITON", False)
-    registry.warn_without_triton.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for cached in (platforms.lacks_triton, platforms.warn_without_triton):
+        cached.cache_clear()
     choices = registry.Backends("khot.kernels", "f")
     for name in ("triton", "torch"):
         choices.backend(name, module=f".{name}")
-    with pytest.warns(RuntimeWarning, match=r"plain torch.*pip install 'khot\[gpu\]'") as caught:
+    with pytest.warns(RuntimeWarning, match=r"plain torch.*not installed.*pip install triton") as caught:
         assert [choices.choose(torch.zeros(3, device="meta")).name for _ in range(3)] == ["torch"] * 3
     assert len(caught) == 1
+    platforms.lacks_triton.cache_clear()
+
+
+@pytest.mark.parametrize(("version", "is_new_enough"), [("3.3.1", False), ("3.4.0", True), ("3.10.0+git1a2b", True)])
+def test_an_old_triton_is_refused_with_the_version_that_works(version, is_new_enough, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    for cached in (platforms.lacks_triton, platforms._triton_obstacle):
+        cached.cache_clear()
+    try:
+        reason = platforms.PLATFORMS["triton"].obstacle(torch.device("cpu"))
+        assert ("need Triton 3.4 or newer" in (reason or "") and "2.8" in (reason or "")) != is_new_enough
+    finally:
+        for cached in (platforms.lacks_triton, platforms._triton_obstacle):
+            cached.cache_clear()
 
 
 def test_unknown_backends_are_refused():

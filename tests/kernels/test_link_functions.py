@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+from tests.backends import skip_without_triton
+
+skip_without_triton()
 
 import khot.kernels.links
 from khot.kernels.links.base import Link, link_numbers

@@ -1,8 +1,8 @@
 """How Triton's kernels go through rows: the tables beside them."""
 
-import pytest
+from tests.backends import skip_without_triton
 
-pytest.importorskip("triton", reason="Triton is not installed")
+skip_without_triton()
 
 from khot.kernels.count import FOREST_LEVELS
 from khot.kernels.count.triton_forest import forest_plan

@@ -1,6 +1,5 @@
 """Every kernel compiled ahead of time for devices that are not here, in a process that interprets nothing."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import skip_without_triton
+
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux"),
-]
+skip_without_triton()
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers come for Linux")
 
 
 def masks(*links: str) -> list[str]:

@@ -4,7 +4,6 @@ In a process of its own: interpreted or compiled is decided once, when Triton is
 passes in every file that it names.
 """
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -13,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import skip_without_triton
+
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+skip_without_triton()
 OF_EVERY_BACKEND = ["kernels/test_operators.py"]
 OF_KERNELS = [
     "kernels/test_triton.py",

@@ -46,7 +46,7 @@ from khot._torch_internals import count_as_constant, eager_dispatcher, no_view, 
 
 from .call import Call, call_of, is_plain
 from .operators.autograd import move_batch_first
-from .operators.platforms import HAS_TRITON, PLATFORMS, warn_without_triton
+from .operators.platforms import PLATFORMS, lacks_triton, warn_without_triton
 from .operators.sharding_rules import teach_rules
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
@@ -123,7 +123,7 @@ class Backend(NamedTuple):
         return self.declines(*asked) or PLATFORMS[self.name].obstacle(asked[0].device)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether nothing is in its way; warns once where only Triton's installation is missing.
+        """Whether nothing is in its way; warns once where only Triton is missing or too old.
 
         Raises:
             RuntimeError: If the backend was asked for and cannot run, and there are contents to compute with.
@@ -131,7 +131,7 @@ class Backend(NamedTuple):
         obstacle = PLATFORMS[self.name].obstacle(device)
         if obstacle and self.name == _wanted and device.type != "meta":
             raise RuntimeError(f"backend {self.name!r} is forced, but {obstacle}")
-        if obstacle and self.name == "triton" and not HAS_TRITON:
+        if obstacle and self.name == "triton" and lacks_triton():
             warn_without_triton()
         return obstacle is None
 

@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("sklearn", "pyro"):
         raise
-    message = f"khot.sklearn needs {error.name}: pip install 'khot[sklearn]'"
+    message = f"khot.sklearn needs {error.name}: pip install scikit-learn pyro-ppl tqdm"
     raise ModuleNotFoundError(message, name=error.name) from error
 
 __all__ = ["KHotSelector"]

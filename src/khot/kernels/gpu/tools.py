@@ -10,16 +10,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.target_info import is_cuda
 
 from ..exact.rows import FARTHEST
+from .target import INTERPRETED, is_cuda
 
 FARTHEST_64 = tl.constexpr(FARTHEST[torch.float64])
 LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
 
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # then there are no instructions to ask for
 
 
 @triton.jit

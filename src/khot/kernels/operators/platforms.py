@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
+OLDEST_TRITON = (3, 4)  # the first in which a kernel reads the attributes of a record that is a constant to it
 MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
 
 
@@ -24,24 +25,33 @@ def _is_installed(name: str) -> bool:
 
 
 HAS_NUMBA = _is_installed("numba")  # it is imported at the first call that runs on it: that takes half a second
-HAS_TRITON = _is_installed("triton")
 INSTALL_NUMBA = "pip install numba"
-INSTALL_TRITON = "pip install 'khot[gpu]'"
+INSTALL_TRITON = "pip install triton"
+
+
+@functools.cache
+def lacks_triton() -> str | None:
+    """Why there is no Triton here that compiles the kernels; None if there is. Imports it."""
+    try:
+        triton = importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed ({error}): {INSTALL_TRITON}"
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
+        return f"the kernels need Triton 3.4 or newer, as torch 2.8 brings it, and this is Triton {triton.__version__}"
+    return None
 
 
 @functools.cache  # so that it warns once in a process
 def warn_without_triton() -> None:
-    """Warns that an accelerator runs plain torch for want of Triton."""
-    message = f"Triton is not installed, so that plain torch computes what has faster kernels: {INSTALL_TRITON}"
+    """Warns that an accelerator runs plain torch for want of Triton, or of a newer one."""
+    message = f"plain torch computes what has faster kernels: {lacks_triton()}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
 def _triton_obstacle(device: torch.device) -> str | None:
-    try:
-        importlib.import_module("triton")
-    except ImportError as error:
-        return f"Triton is not installed ({error}): {INSTALL_TRITON}"
+    if obstacle := lacks_triton():
+        return obstacle
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None

@@ -26,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.target_info import is_cuda
 
+from ..gpu.target import compiles_for_cuda
 from ..gpu.tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
@@ -66,7 +66,7 @@ class Tile:
     @property
     def options(self) -> dict[str, Any]:
         """Of a launch."""
-        bounded = is_cuda() and (self.stage == "flagged" or not self.double)
+        bounded = compiles_for_cuda() and (self.stage == "flagged" or not self.double)
         registers = {"maxnreg": REGISTERS} if bounded else {}
         return {"TILE": self, "num_warps": self.warps, **registers}
 
