@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. It needs no network: inventories are committed, formulas are MathML."""
+"""How Sphinx builds the site: `make docs`. It needs no network: inventories and the font of formulas are committed."""
 
 import doctest
 import shutil
@@ -12,6 +12,7 @@ import api_pages  # noqa: E402 - lies in the folder above, like the other extens
 import benchmark_plots  # noqa: E402
 import inventories  # noqa: E402
 import khot  # noqa: E402
+import search_words  # noqa: E402
 
 BUILD = HERE / "_build"
 api_pages.write(HERE / "api")
@@ -32,6 +33,7 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "khot_references",
@@ -46,15 +48,21 @@ nitpick_ignore = [  # of docstrings that classes have from scikit-learn and Pyro
     ("py:class", "pyro.infer.mcmc.mcmc_kernel.MCMCKernel"),
     ("py:class", "pyro.infer.autoguide.guides.AutoGuide"),
 ]
-nitpick_ignore_regex = [("py:(mod|class)", r"khot\.kernels\..*")]  # modules that are reachable, but not promised
+nitpick_ignore_regex = [
+    ("py:(mod|class)", r"khot\.kernels\..*"),  # modules that are reachable, but not promised
+    ("py:class", r"(collections|numpy|khot\._distributed)\..*|ProcessGroup"),  # types of signatures
+    ("py:class", r"torch\.(_C\.Generator|dtype|device)|pyro\.distributions\.torch\.Categorical"),
+]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 
 autosummary_ignore_module_all = False
-autodoc_typehints = "none"  # signatures show them as they are written
+autosummary_context = {"search_words": search_words.OF, "top_level": set(khot.__all__)}
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -2,9 +2,9 @@
 A training loop of your own
 ===========================
 
-Where to put 6 of 60 possible stations so that most customers have one nearby? Plain PyTorch, without a model: a loss
-of k-hot vectors, a sampling design, and an estimator that turns both into something to call ``backward`` on. Another
-estimator is another line.
+At which 6 of 60 possible places should stations be built, so that most customers have one nearby? This is plain PyTorch
+without a model: a loss of k-hot vectors, a sampling design, and an estimator that turns both into a number to call
+``backward`` on. Trying another estimator takes one line.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,8 @@ torch.manual_seed(1)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# Customers live in seven towns of the unit square; stations may be built at 60 places.
+# Customers live in seven towns of the unit square; stations can be built at 60 places. **Your data goes here:** replace
+# `near`, a boolean tensor that tells which place is near which customer, and `unserved`, the loss of k-hot vectors.
 towns = torch.rand(7, 2)
 customers = towns[torch.randint(7, (CUSTOMERS,))] + 0.07 * torch.randn(CUSTOMERS, 2)
 sites = torch.rand(SITES, 2)
@@ -26,14 +27,14 @@ near = torch.cdist(customers, sites) < RADIUS  # (CUSTOMERS, SITES)
 
 
 def unserved(x: Tensor) -> Tensor:
-    """The share of customers without a station nearby, of k-hot vectors ``(..., SITES)``."""
+    """The share of customers without a station nearby, for k-hot vectors ``(..., SITES)``."""
     return torch.where(near, 1 - x.unsqueeze(-2), 1).prod(-1).mean(-1)
 
 
 # %%
-# A surrogate's value is the mean loss of its draws, its gradient an estimate of that of the expected loss. Prefer
+# The value of a surrogate is the mean loss of its draws, and its gradient estimates that of the expected loss. Prefer
 # `reinmax`, which differentiates the loss between k-hot vectors and follows its curvature, or `score_function`, which
-# only evaluates it and is unbiased. `straight_through` is the cheap one: it also differentiates, but ignores curvature.
+# evaluates the loss alone and is unbiased. `straight_through` is cheaper: it differentiates, but ignores curvature.
 ESTIMATORS = {
     "reinmax": lambda design: reinmax(design, unserved, num_samples=16),
     "score_function": lambda design: score_function(design, unserved, num_samples=16, baseline="leave_one_out"),
@@ -60,7 +61,7 @@ for name, share in left_out.items():
     print(f"{name}: {share:.1%} of the customers have no station nearby")
 
 # %%
-# The stations chosen with the first of them, and how the three learn.
+# The map shows the stations that `reinmax` chose, and the curves show how the three estimators learn.
 figure, (town_map, learning) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 chosen, _ = results["reinmax"]
 town_map.scatter(*customers.T, s=2, color="0.6")

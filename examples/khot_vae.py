@@ -2,8 +2,8 @@
 A variational autoencoder with k-hot codes
 ==========================================
 
-Each image gets a code of 8 active units out of 48: discrete, of fixed size, and readable as "which parts is it made
-of". One-hot codes have 48 values, these C(48, 8) = 377 million.
+The code of an image has 8 active units out of 48. It is discrete, has a fixed size, and tells which parts the image is
+made of. A one-hot code of 48 units has 48 values; this code has C(48, 8) = 377 million.
 """
 
 import matplotlib.pyplot as plt
@@ -21,14 +21,15 @@ pyro.set_rng_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# Scans of digits, each pixel a count of 0 to 16.
+# The data are scans of digits, whose pixels are counts from 0 to 16. **Your data goes here:** replace `images`, a float
+# tensor (images, pixels), and the likelihood of `model` if your pixels are not counts.
 images = torch.tensor(load_digits().data, dtype=torch.float32)
 images = images[torch.randperm(len(images))]
 train, test = images[:1500], images[1500:]
 
 
 # %%
-# The encoder gives the logits of a sampling design for every image, the decoder those of the pixels.
+# For every image, the encoder computes the logits of a sampling design, and the decoder computes those of the pixels.
 def perceptron(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, outputs))
 
@@ -51,8 +52,9 @@ def guide(batch: Tensor) -> None:
 
 
 # %%
-# Stochastic variational inference, as with any other latent variable. `ReinMax` is the recommended estimator: it
-# follows the curvature of the decoder. `StraightThrough` takes two thirds of the time and ends 7 nats higher.
+# Stochastic variational inference works as with any other latent variable. `ReinMax` is the recommended estimator,
+# because it follows the curvature of the decoder. `StraightThrough` takes two thirds of the time and ends 7 nats
+# higher.
 svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.003}), TraceMeanField_ELBO())
 losses = []
 for _ in range(60):
@@ -61,8 +63,8 @@ for _ in range(60):
 print(f"negative ELBO of a test image: {svi.evaluate_loss(test) / len(test):.1f} nats")
 
 # %%
-# Above: test images. Middle: what is left of them after their code. Below: images that the decoder makes of codes drawn
-# at random, eight units of 48.
+# The first row shows test images, and the second row what the decoder reconstructs from their codes. The images of the
+# third row are decoded from random codes.
 with torch.no_grad():
     codes = ConditionalPoisson(logits=encoder(test[:10] / GREYS), k=K).mode
     random_codes = ConditionalPoisson(logits=torch.zeros(10, UNITS), k=K).sample()

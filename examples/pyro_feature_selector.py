@@ -2,8 +2,8 @@
 Feature selection in Pyro
 =========================
 
-Which 10 of 64 pixels tell handwritten digits apart? A k-hot latent variable masks the image. Its posterior is learned
-by stochastic variational inference, together with the network that reads the pixels that are left.
+Which 10 of 64 pixels tell handwritten digits apart? A k-hot latent variable masks the image. Stochastic variational
+inference learns its posterior, together with the network that reads the remaining pixels.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +21,9 @@ pyro.set_rng_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# 1797 scans of 8 x 8 pixels, a third of them kept for the test. Centred, so that a masked pixel looks average.
+# The data are 1797 scans of 8 x 8 pixels, of which a third is kept for the test. They are centred, so that a masked
+# pixel looks average. **Your data goes here:** replace `images`, a float tensor (rows, features), and `labels`, a
+# tensor of class numbers.
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
 images = images.float() / 16
 images = images - images.mean(0)
@@ -32,10 +34,10 @@ classifier = nn.Sequential(nn.Linear(PIXELS, 128), nn.ReLU(), nn.Linear(128, 10)
 
 
 # %%
-# The model draws a mask, every one of the C(64, 10) sets of pixels as probable as any other, and classifies what it
-# lets through. The guide is the same design with logits of its own: of all laws on sets of ten pixels with given
-# inclusion probabilities it is the one of largest entropy. `ReinMax`, the recommended estimator, carries gradients
-# through its draws and follows the curvature of the classifier's loss; `StraightThrough` is cheaper and ignores it.
+# The model draws a mask, under which all C(64, 10) sets of pixels are equally probable, and classifies the pixels that
+# it keeps. The guide is the same design with its own logits. Among all distributions over sets of ten pixels with given
+# inclusion probabilities, it has the largest entropy. `ReinMax`, the recommended estimator, carries gradients through
+# its draws and follows the curvature of the classifier's loss; `StraightThrough` is cheaper and ignores curvature.
 def model() -> None:
     pyro.module("classifier", classifier)
     mask = pyro.sample("mask", ConditionalPoisson(logits=torch.zeros(PIXELS), k=K))
@@ -50,13 +52,13 @@ def guide() -> None:
 
 
 # %%
-# The divergence between guide and model is known in closed form; `TraceMeanField_ELBO` finds it by itself.
+# The KL divergence between guide and prior is known in closed form, and `TraceMeanField_ELBO` uses it.
 optimizer = pyro.optim.Adam(lambda name: {"lr": 0.05 if name == "logits" else 0.005})
 svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
 losses = [svi.step() / len(train) for _ in range(1000)]
 
 # %%
-# The pixels worth looking at are those most probably included.
+# The pixels with the largest inclusion probabilities are the ones to look at.
 posterior = ConditionalPoisson(logits=pyro.param("logits").detach(), k=K)
 right = classifier(images[test] * posterior.mode).argmax(-1) == labels[test]
 accuracy = right.float().mean().item()

@@ -1,15 +1,16 @@
 """Experts that choose among the tokens of all processes
 =====================================================
 
-In expert-choice routing each expert takes the tokens that it wants most, so that all carry the same load. Here every
-process holds a part of the tokens, and an expert chooses among all of them. The gates, tokens x experts, are a DTensor
-that is cut along the tokens; the mask finds its thresholds by sums over the processes, a few numbers for each expert
-and step of the search. No token leaves its process, and the result does not depend on how many there are::
+In expert-choice routing each expert takes the tokens with the largest scores, so that all experts carry the same load.
+Here every process holds a part of the tokens, and an expert chooses among all of them. The gates, tokens x experts,
+are a DTensor that is sharded along the tokens. The mask finds its thresholds by sums over the processes, which takes a
+few numbers for each expert and step of the search. No token leaves its process, and the result does not depend on the
+number of processes::
 
     python sharded_expert_choice.py
     torchrun --nproc-per-node 2 sharded_expert_choice.py
 
-With GPUs, one for each process, these talk by NCCL, else by gloo.
+With one GPU for each process, the processes communicate by NCCL, otherwise by gloo.
 """
 
 import os
@@ -29,7 +30,8 @@ mesh = init_device_mesh(device, (int(os.environ.get("WORLD_SIZE", 1)),))
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 # %%
-# Tokens of four kinds, each to be mapped in a way of its own. A process keeps its share of them.
+# There are four kinds of tokens, and each kind has its own map. A process keeps its share of the tokens. **Your data
+# goes here:** replace `tokens` and `wanted`, each process's inputs and targets.
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)  # sums of any order look the same
 kind = torch.randint(KINDS, (TOKENS,))
@@ -38,14 +40,15 @@ wanted = torch.einsum("ti,tio->to", tokens, torch.randn(KINDS, INPUTS, INPUTS)[k
 tokens, wanted = (v.chunk(ranks)[rank].to(device) for v in (tokens, wanted))
 
 # %%
-# The router and the experts, linear maps, start alike on all processes and are kept so by summing their gradients.
+# Router and experts are linear maps. They start equal on all processes, and stay equal because their gradients are
+# summed.
 router = torch.nn.Parameter(0.1 * torch.randn(INPUTS, KINDS).to(device))
 experts = torch.nn.Parameter(0.1 * torch.randn(KINDS, INPUTS, INPUTS).to(device))
 optimizer = torch.optim.Adam([router, experts], lr=0.05)
 
 
 def mask_of(scores: torch.Tensor) -> torch.Tensor:
-    """Of the scores of this process's tokens; each expert, a column, takes its share of the tokens of all."""
+    """The mask of this process's tokens; each expert, a column, takes its share of the tokens of all processes."""
     everywhere = DTensor.from_local(scores, mesh, [Shard(0)], shape=(TOKENS, KINDS), stride=(KINDS, 1))
     return sparse_topk(everywhere, TOKENS / KINDS, 0.5, dim=0).to_local()
 
@@ -66,7 +69,7 @@ for step in range(STEPS):
         print(f"step {step + 1}: mean squared error {loss:.3f}")
 
 # %%
-# Every expert carries the same load.
+# Every expert carries the same load in the end.
 load = mask.detach().sum(0)
 dist.all_reduce(load)
 if rank == 0:

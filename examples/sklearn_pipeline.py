@@ -2,8 +2,9 @@
 Feature selection in scikit-learn
 =================================
 
-How few of 30 measurements tell benign from malignant tumours? ``KHotSelector`` is a transformer like any other: a step
-of a pipeline, whose number of features a grid search chooses. Beside it, scikit-learn's selector by univariate tests.
+How few of 30 measurements tell benign from malignant tumours? ``KHotSelector`` is a transformer like any other: it is
+a step of a pipeline, and a grid search chooses its number of features. It is compared with scikit-learn's
+``SelectKBest``, which tests each feature alone.
 """
 
 import matplotlib.pyplot as plt
@@ -16,13 +17,16 @@ from sklearn.preprocessing import StandardScaler
 
 from khot.sklearn import KHotSelector
 
+# %%
+# **Your data goes here:** replace `data.data`, an array (rows, features), `data.target` and `data.feature_names`.
 data = load_breast_cancer()
 X_train, X_test, y_train, y_test = train_test_split(data.data, data.target, stratify=data.target, random_state=0)
 sizes = [1, 2, 4, 8]
 
 
 # %%
-# The same pipeline around both selectors. Features that are chosen together need not repeat each other.
+# Both selectors stand in the same pipeline. `KHotSelector` chooses features together, so they need not repeat each
+# other.
 def search(selector, parameter: str) -> GridSearchCV:
     pipeline = make_pipeline(StandardScaler(), selector, LogisticRegression())
     step = type(selector).__name__.lower()
@@ -38,7 +42,7 @@ for name, found in searches.items():
     print(f"{name}: {found.score(X_test, y_test):.1%} of the test set right, by {kept} features")
 
 # %%
-# What was chosen, and what each number of features is worth in cross-validation.
+# The chosen features, and the accuracy of each number of features in cross-validation.
 best = searches["KHotSelector"].best_estimator_[1]
 print(", ".join(data.feature_names[best.get_support()]))
 

@@ -2,9 +2,9 @@
 A sparse autoencoder
 ====================
 
-A dictionary of 64 parts, of which an image uses 8 on average: easy images fewer, difficult ones more. In training
-``BatchTopK`` keeps the largest activations of the whole batch; afterwards a threshold stands for them, so that each
-image is encoded by itself.
+The autoencoder learns a dictionary of 64 parts. An image uses 8 parts on average: easy images use fewer, difficult
+images more. During training ``BatchTopK`` keeps the largest activations of the whole batch. Afterwards a threshold
+replaces it, so that each image is encoded by itself.
 """
 
 import matplotlib.pyplot as plt
@@ -19,25 +19,26 @@ torch.manual_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# Scans of digits, centred.
+# The data are centred scans of digits. **Your data goes here:** replace `images`, a float tensor (rows, inputs), such
+# as the activations of a language model.
 images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
 images = (images - images.mean(0))[torch.randperm(len(images))]
 train, test = images[:1500], images[1500:]
 
 # %%
-# A linear encoder and a linear decoder; all that is not linear is the choice of the k largest.
+# Encoder and decoder are linear; the only nonlinearity between them is the choice of the k largest activations.
 encoder, decoder = nn.Linear(PIXELS, UNITS), nn.Linear(UNITS, PIXELS)
 topk = BatchTopK(K, n=UNITS, dead_after=50)
 parameters = [*encoder.parameters(), *decoder.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=3e-3)
 steps = 1500
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)  # lets the threshold come to rest
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)  # lets the threshold settle
 
 
 def loss(batch: Tensor) -> Tensor:
     activations = encoder(batch).relu()
     residual = batch - decoder(topk(activations))
-    # Units that no image has used for 50 batches learn to explain what the others leave.
+    # Units that no image has used for 50 batches learn to explain the residual of the others.
     revive = topk.auxiliary_loss(activations, lambda z: (decoder(z) - residual.detach()).square().mean())
     return residual.square().mean() + revive / 32
 
@@ -49,8 +50,8 @@ for _ in range(steps):
     schedule.step()
 
 # %%
-# In evaluation the module is a JumpReLU: what exceeds the threshold is kept. That is 8 units of a training image on
-# average, and some more of others, which the encoder was not fitted to.
+# In evaluation the module is a JumpReLU, which keeps the activations above the threshold. These are 8 units of a
+# training image on average, and a few more of other images, to which the encoder was not fitted.
 autoencoder = nn.Sequential(encoder, nn.ReLU(), topk.to_jumprelu(), decoder)
 with torch.no_grad():
     codes = autoencoder[:-1](test)
@@ -59,7 +60,7 @@ active = (codes > 0).sum(-1).float()
 print(f"{active.mean():.1f} of {UNITS} units per test image explain {explained:.1%} of the variance")
 
 # %%
-# The parts that the test images use most, and how many of them an image uses.
+# The figure shows the parts that the test images use most, and how many parts an image uses.
 often = (codes > 0).sum(0).topk(32).indices
 figure, (parts, sizes) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained", width_ratios=(2, 1))
 tiles = decoder.weight.detach().T[often].reshape(4, 8, 8, 8)

@@ -1,10 +1,10 @@
 """
-A survey, and what it says of the total
-=======================================
+Estimating a total from a survey
+================================
 
 How much do 284 farms produce, if only 30 can be asked? Large farms matter more, so they are drawn with probability
-proportional to their known area; dividing by that probability makes the estimate unbiased, and the pair probabilities
-of the design say how far off it may be.
+proportional to their known area. Dividing by that probability makes the estimate unbiased, and the pair probabilities
+of the design give its standard error.
 """
 
 import matplotlib.pyplot as plt
@@ -16,27 +16,28 @@ FARMS, K = 284, 30
 torch.manual_seed(0)
 
 # %%
-# A population whose areas are known, and whose harvests are not: roughly so many tons an acre.
+# The areas of all farms are known; the harvests are not, but they are roughly proportional to the areas. **Your data
+# goes here:** replace `area` by a known size of each unit, and `harvest` by what you observe of the drawn units.
 area = torch.randn(FARMS, dtype=torch.float64).mul(0.8).exp()
 harvest = area * (3 + 0.6 * torch.randn(FARMS, dtype=torch.float64))
 total = harvest.sum()
 
 # %%
-# The inclusion probabilities: proportional to area, at most 1, and 30 in sum. A design that has exactly these, and the
-# one that treats all farms alike.
+# The inclusion probabilities are proportional to area, at most 1, and sum to 30. One design has exactly these
+# probabilities, and the other treats all farms alike.
 probs = capped_softmax(area.log(), K)
 by_size = Sampford(probs=probs)
 at_random = ConditionalPoisson(logits=torch.zeros_like(area), k=K)
 
 # %%
-# One survey. The harvest of the farms that were not drawn is not looked at.
+# This is one survey. It uses no harvest of a farm that was not drawn.
 farms = by_size.sample()
 estimate, variance = horvitz_thompson(by_size, farms, harvest * farms)
 print(f"estimated {estimate:.0f} ± {variance.sqrt():.0f} tons from {int(farms.sum())} farms; in truth {total:.0f}")
 
 # %%
-# The same survey 2000 times over, to see whether it keeps its word.
-surveys = {"areas count": by_size, "all alike": at_random}
+# The same survey is repeated 2000 times, to see whether its confidence intervals are right.
+surveys = {"by area": by_size, "all alike": at_random}
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, design in surveys.items():
     farms = design.sample((2000,))

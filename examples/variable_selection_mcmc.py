@@ -2,8 +2,9 @@
 Variable selection by MCMC
 ==========================
 
-Which 4 of 55 terms, ten variables and their 45 products, drive the progress of diabetes, and how sure can one be? There
-are 341,055 ways to choose. ``KHotSwap`` walks through them by exchanging two terms at a time, NUTS moves the noise.
+Which 4 of 55 terms explain the progress of diabetes, and how sure can one be? The terms are ten variables and their 45
+products, and there are 341,055 ways to choose four. ``KHotSwap`` explores them by exchanging two terms at a time, while
+NUTS samples the noise.
 """
 
 import sys
@@ -23,7 +24,9 @@ pyro.set_rng_seed(0)
 torch.set_num_threads(1)  # threads would cost more than they save on tensors this small
 
 # %%
-# Ten variables of 80 patients, their products, and the progress of the disease a year later, all standardised.
+# The data are ten variables of 80 patients, their products, and the progress of the disease a year later, all
+# standardised. **Your data goes here:** replace `z`, a tensor (rows, terms), `names`, the names of the terms, and `y`,
+# a tensor (rows,).
 data = load_diabetes()
 z, y = torch.tensor(data.data[:80]), torch.tensor(data.target[:80])
 pairs = list(combinations(range(10), 2))
@@ -34,7 +37,8 @@ z, y = (z - z.mean(0)) / z.std(0), (y - y.mean()) / y.std()
 
 
 # %%
-# The slopes, Normal(0, SLAB), are integrated out. x enters the covariance linearly, which proposals of swaps like best.
+# The coefficients, Normal(0, SLAB), are integrated out. x enters the covariance linearly, which makes proposals
+# accurate.
 def model() -> None:
     x = pyro.sample("x", ConditionalPoisson(logits=z.new_zeros(len(names)), k=K))  # all choices are as probable
     noise = pyro.sample("noise", dist.HalfNormal(z.new_ones(())))
@@ -43,7 +47,7 @@ def model() -> None:
 
 
 # %%
-# A step is some swaps and a move of NUTS. Two chains, each from a random choice: they must come to the same answer.
+# A step consists of some swaps and a move of NUTS. Two chains start at random choices, and should agree in the end.
 def run_chain() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     kernel = KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=2), swaps_per_step=4)
     mcmc = MCMC(kernel, num_samples=150, warmup_steps=50, disable_progbar=not sys.stderr.isatty())
@@ -58,7 +62,7 @@ for (draws, acceptance), mean in zip(chains, inclusion, strict=True):
     print(f"{likeliest}; noise {draws['noise'].mean():.2f}; swaps accepted {acceptance}")
 
 # %%
-# The probability that a term is among the four.
+# The figure shows the probability that a term is among the four.
 shown = inclusion.mean(0).topk(12).indices
 figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
 for chain, mean in enumerate(inclusion):

@@ -1,4 +1,4 @@
-"""A sparse autoencoder with BatchTopK beside one written with torch.topk: are k units active, also on new images?
+"""Does a sparse autoencoder with BatchTopK keep k units active on new images, beside one written with torch.topk?
 
     python experiments/batch_topk.py
 

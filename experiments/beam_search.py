@@ -1,4 +1,4 @@
-"""Training a translator through its beam search, made differentiable by a sorted relaxed top-k.
+"""Trains a translator through its beam search, which a sorted relaxed top-k makes differentiable.
 
     python experiments/beam_search.py --beams 3
 

@@ -40,15 +40,17 @@ PAPERS = {
 VERDICTS = "holds", "open", "open (one seed)", "does not hold"
 HEADER = """# Experiments
 
-The papers' comparisons again, to be read; scripts to copy are in [`examples/`](../examples). Each is a script with
-`--help` and seeds that says how far it has come; `--smoke` takes seconds on every data set, to see that it works. `make
-experiments` runs all with their defaults, on data that ship with scikit-learn or are generated, and builds this page
-from the tables and figures that they write as Markdown, JSON and PNG to [`results/`](results). `make experiments
-DATA=mnist DATA_DIR=folder` runs those that know MNIST on its standard files, can be cut and resumed, and writes to
-`results/mnist`, each run to `results/mnist/runs`: more seeds train what is not there yet. All rows of a table have the
-same data and optimiser, and end their training by the same rule. The findings were stated before the runs that test
-them: one holds, or does not hold, where Student's 95 % interval of the paired difference over the seeds lies on one
-side of zero (or of the margin that its text names), and is open otherwise.
+These scripts repeat the comparisons of the papers, and are meant to be read; scripts to copy are in
+[`examples/`](../examples). Each script has `--help`, takes seeds and reports its progress. With `--smoke` it takes
+seconds, which shows that it works. `make experiments` runs all scripts with their defaults, on data that come with
+scikit-learn or are generated. It builds this page from the tables and figures that the scripts write to
+[`results/`](results) as Markdown, JSON and PNG. `make experiments DATA=mnist DATA_DIR=folder` runs the scripts that
+support MNIST on its standard files. It can be interrupted and resumed, and writes to `results/mnist`; runs are kept in
+`results/mnist/runs`, so that more seeds train only what is missing.
+
+All rows of a table have the same data and the same optimiser, and the same rule ends their training. The findings were
+stated before the runs that test them. A finding **holds** or **does not hold** if Student's 95 % interval of the paired
+difference over the seeds lies on one side of zero, or of the margin in its text; otherwise it is **open**.
 """
 
 
@@ -129,12 +131,12 @@ def provenance(experiment: Experiment) -> str:
     other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
     if experiment.documents and source.data and other:
         sentences.append(
-            f"**Other data than the paper's**: {', '.join(other)} here, {theirs} there, so that these numbers cannot "
-            "be compared, only what they say of the methods."
+            f"**Other data than the paper's**: {', '.join(other)} here, {theirs} there. Compare what the numbers say "
+            "about the methods, not the numbers."
         )
     has_numbers = any(row.get("paper") for document in experiment.documents for row in document["rows"].values())
     if experiment.documents and not has_numbers:
-        sentences.append("The paper's own numbers are not repeated here.")
+        sentences.append("The table does not repeat the numbers of the paper.")
     return " ".join(sentences)
 
 

@@ -1,4 +1,4 @@
-"""How wrong and how noisy are the gradient estimators? The bias and variance toys of SIMPLE and SFESS against exact.
+"""How biased and how noisy are the gradient estimators? The toy problems of SIMPLE and SFESS, with exact gradients.
 
     python experiments/compare_estimators.py
 

@@ -1,4 +1,4 @@
-"""Where to put k of n possible stations so that most customers are near one? A plain torch loop, without Pyro.
+"""Which k of n possible stations serve most customers? A plain torch loop, without Pyro.
 
     python experiments/custom_loop.py --k 8
 

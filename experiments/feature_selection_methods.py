@@ -1,4 +1,4 @@
-"""Six ways to learn which k pixels to look at: the estimators of the k-hot paper side by side.
+"""Compares six ways to learn which k pixels to look at: the estimators of the k-hot paper.
 
     python experiments/feature_selection_methods.py                                scikit-learn's digits
     python experiments/feature_selection_methods.py --data mnist --data-dir DIR    MNIST, where you have its files

@@ -1,4 +1,4 @@
-"""Which k features to give a classifier? khot's selector beside what scikit-learn has: one by one, by steps, by L1.
+"""Which k features should a classifier get? Compares khot's selector with three selectors of scikit-learn.
 
     python experiments/feature_selector_comparison.py
 

@@ -1,4 +1,4 @@
-"""Estimates the total of a population from k of its n units, under every sampling design: theory beside simulation.
+"""Estimates a population total from k of n units under every sampling design, and compares theory with simulation.
 
     python experiments/horvitz_thompson.py --units 60 --k 12
 

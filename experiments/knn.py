@@ -1,4 +1,4 @@
-"""Nearest neighbours in learned features: which training images vote is chosen by a relaxed, differentiable top-k.
+"""Learns features for k-nearest neighbours: a relaxed top-k chooses the training images that vote.
 
     python experiments/knn.py                                        scikit-learn's digits, about a minute
     python experiments/knn.py --data mnist --data-dir DIR            MNIST, where you have its files

@@ -1,4 +1,4 @@
-"""How many pixels to look at is learned along with which: a phantom unit and a price per pixel against a sweep over k.
+"""Learns how many pixels to look at, with a phantom unit and a price per pixel, and compares with a sweep over k.
 
     python experiments/learned_k.py                                scikit-learn's digits
     python experiments/learned_k.py --data mnist --data-dir DIR    MNIST, where you have its files

@@ -1,4 +1,4 @@
-"""Expert-choice routing: each expert picks its k tokens of the batch, by a sparse relaxed top-k or by a hard one.
+"""Expert-choice routing: each expert picks k tokens of the batch, by a sparse relaxed top-k or a hard one.
 
     python experiments/moe_router.py --capacity 1
 

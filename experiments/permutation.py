@@ -1,4 +1,4 @@
-"""Learns to read four-digit numbers from nothing but the order of a few of them.
+"""Learns to read four-digit numbers when only the order of a few of them is known.
 
     python experiments/permutation.py                                    numbers of scikit-learn's digits
     python experiments/permutation.py --data mnist --data-dir DIR        of MNIST's, where you have its files

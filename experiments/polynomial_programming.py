@@ -1,4 +1,4 @@
-"""Which k of n coordinates shall be ones? Polynomial programming: straight-through stops half-way, ReinMax arrives.
+"""Polynomial programming over k-hot vectors: straight-through stops half-way, and ReinMax finds the optimum.
 
     python experiments/polynomial_programming.py
 

@@ -1,4 +1,4 @@
-"""One k-hot latent variable in Pyro, the README's: how near the evidence does the ELBO of each estimator come?
+"""How close to the evidence does each estimator bring the ELBO of the README's Pyro model?
 
     python experiments/pyro_estimators.py
 

@@ -1,4 +1,4 @@
-"""SIMPLE as published against straight-through on the exact law: is a lower loss due to its draws, or to its slopes?
+"""Compares SIMPLE as published with straight-through on the exact distribution: do its draws or its slopes matter?
 
     python experiments/simple_slopes.py                                        scikit-learn's digits
     python experiments/simple_slopes.py --data mnist --data-dir DIR            MNIST, where you have its files

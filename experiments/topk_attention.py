@@ -1,4 +1,4 @@
-"""Attention to k tokens of a sequence: log A joins the attention logits, A a relaxed top-k mask of each row of scores.
+"""Attention to k tokens of a sequence, by adding the logarithm of a relaxed top-k mask to the attention logits.
 
     python experiments/topk_attention.py --k 4
 

@@ -1,4 +1,4 @@
-"""Losses for being right among the best k of many classes, against cross-entropy.
+"""Compares losses for being right among the best k of many classes with cross-entropy.
 
     python experiments/topk_loss.py                                          pairs of scikit-learn's digits
     python experiments/topk_loss.py --data cifar100 --data-dir DIR           CIFAR-100, where you have its files

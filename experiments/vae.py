@@ -1,4 +1,4 @@
-"""Variational autoencoders with k-hot latent vectors: which way to draw and differentiate them gives the best bound?
+"""Variational autoencoders with k-hot codes: which way to draw and differentiate the codes gives the best bound?
 
     python experiments/vae.py                                        scikit-learn's digits, codes of ten vectors
     python experiments/vae.py --latents ten single                   both kinds of codes, in twice the time

@@ -1,4 +1,4 @@
-"""Variable selection, its likelihood written in two ways that agree on every k-hot x: which estimators mind?
+"""Variable selection with a likelihood written in two ways that agree on every k-hot x: which estimators differ?
 
     python experiments/variable_selection.py
 

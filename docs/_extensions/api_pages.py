@@ -23,6 +23,13 @@ PACKAGES = {  # in the order in which a name that two of them list finds its hom
 }
 # What users meet without a place in `__all__`: the results of a function, and what they may call of the kernels.
 BESIDES = {"khot.diagnostics": ["Comparison", "Report"], "khot.kernels": ["backend", "explain", "Explanation"]}
+RECOMMENDED = {  # the members that a reader should meet first
+    "khot.relaxations": ["sigmoid_topk", "sparse_topk", "topk_mask", "straight_through_topk"],
+    "khot.distributions": ["ConditionalPoisson", "Pivotal", "Sampford", "GumbelTopK"],
+    "khot.estimators": ["score_function", "reinmax", "straight_through", "ReinMax", "StraightThrough"],
+    "khot.nn": ["TopK", "BatchTopK", "KHotGate"],
+    "khot.infer": ["AutoKHot", "KHotSwap"],
+}
 PROMISE_NOTHING = {"khot.kernels"}  # reachable, but not promised: `__all__` and the module's own text are no reference
 
 
@@ -37,8 +44,15 @@ def names() -> dict[str, list[str]]:
 @functools.cache
 def home_of(name: str) -> str | None:
     """The package under which a name, or a thing that goes by it, has its entry."""
+    entry = entry_of(name)
+    return None if entry is None else entry.rpartition(".")[0]
+
+
+@functools.cache
+def entry_of(name: str) -> str | None:
+    """The full name under which a public name, or a thing that goes by it, has its entry."""
     homes = [package for package, public in names().items() if name in public]
-    return _home(getattr(_module(homes[0]), name))[0] if homes else None
+    return ".".join(_home(getattr(_module(homes[0]), name))) if homes else None
 
 
 def write(folder: Path) -> None:
@@ -87,6 +101,8 @@ def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str
         yield from (f".. module:: {package}", "")
     else:
         yield from (f".. automodule:: {package}", "   :no-members:", "")
+    first = RECOMMENDED.get(package, [])
+    own = sorted(own, key=lambda name: first.index(name) if name in first else len(first))
     classes = [name for name in own if inspect.isclass(getattr(_module(package), name))]
     for group, members in (("Functions", [name for name in own if name not in classes]), ("Classes", classes)):
         if members:

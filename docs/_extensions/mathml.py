@@ -1,4 +1,4 @@
-r"""Formulas as MathML, which browsers draw by themselves: no script and no network, at build time or for the reader.
+r"""Formulas as MathML, which browsers draw without a script; the site brings the font, which a machine may lack.
 
 docutils translates them. Of what the docstrings use it lacks three commands of TeX: ``\big`` and ``\Big`` before a
 bracket (it has ``\bigl`` and ``\bigr``), and ``\dots``. The sign of ``\setminus`` is missing in common fonts.

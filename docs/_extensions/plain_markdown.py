@@ -7,6 +7,7 @@ examples/NAME.py          the page on which the example is shown with its output
 """
 
 import re
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -42,15 +43,16 @@ def _reference(match: re.Match[str]) -> str:
     written, name = match.groups()
     if written in api_pages.PACKAGES and MODULE.fullmatch(written):
         return f"{{py:mod}}`{written}`"
-    home = api_pages.home_of(name)
+    entry = api_pages.entry_of(name)
     prefix = written.removesuffix(name)
-    if home is None or prefix not in ("", "khot.", f"{home}.") or (not prefix and name in ORDINARY_WORDS):
+    packages = ("", "khot.", *(f"{package}." for package in api_pages.PACKAGES))
+    if entry is None or prefix not in packages or (not prefix and name in ORDINARY_WORDS):
         return match[0]
-    return f"{{py:obj}}`{written} <{home}.{name}>`"
+    return f"{{py:obj}}`{written} <{entry}>`"
 
 
 def _read(app: Sphinx, page: str, content: list[str]) -> None:
-    if app.env.doc2path(page).endswith(".md"):
+    if Path(app.env.doc2path(page)).suffix == ".md":
         content[0] = for_sphinx(content[0], "../" * page.count("/") + "examples")
 
 

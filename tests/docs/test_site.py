@@ -110,3 +110,10 @@ def test_links_lead_to_files_and_headings(page):
             headings = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{page.name}: {anchor}"
+
+
+def test_recommended_members_and_search_words_are_public():
+    public = {name for _, name in PUBLIC}
+    assert load("search_words").OF.keys() <= public
+    pages = load("api_pages")
+    assert all(name in pages.names()[package] for package, first in pages.RECOMMENDED.items() for name in first)

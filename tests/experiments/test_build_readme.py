@@ -60,10 +60,10 @@ def test_where_data_differ_is_said(folder):
     page = build(folder)
     assert "After table 4 of" in page
     assert "**Other data than the paper's**: scikit-learn's digits here, MNIST there" in page
-    assert "own numbers are not repeated" in page
+    assert "does not repeat the numbers of the paper" in page
     result(folder / "results", "vae_ten", data="mnist", paper={"paper": "12.3"})
     page = build(folder)
-    assert "Data: MNIST, as in the paper." in page and "Other data" not in page and "own numbers" not in page
+    assert "Data: MNIST, as in the paper." in page and "Other data" not in page and "numbers of the paper" not in page
 
 
 def test_results_on_another_data_set_come_after_the_others_in_a_folder_of_its_name(folder):
