@@ -230,20 +230,11 @@ class TokenChoice(Masking):
         mask, probabilities = self.mask_of(wide, k, -1), wide.softmax(-1)
         if self.training:
             self._note_losses(wide, mask.detach(), probabilities)
-        if self.capacity is not None:
-            mask = mask * self._room(mask.detach(), probabilities.detach())
+        capacity: Any = self.number("capacity")
+        if capacity is not None:
+            mask = mask * _room(mask.detach(), probabilities.detach(), capacity)
         kept = mask * (wide - wide.detach().amax(-1, keepdim=True)).exp()
         return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
-
-    def _room(self, mask: Tensor, probabilities: Tensor) -> Tensor:
-        """Ones where an expert keeps the tokens that chose it."""
-        _check_gates(mask)
-        wanted = probabilities.masked_fill(mask == 0, -1.0)
-        capacity: Any = self.number("capacity")
-        tokens = mask.shape[-2]
-        return topk_mask(
-            wanted, capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens), -2
-        )
 
     def _note_losses(self, x: Tensor, mask: Tensor, probabilities: Tensor) -> None:
         if not torch.compiler.is_compiling() and is_wrapped(x):
@@ -262,3 +253,11 @@ class TokenChoice(Masking):
         return f"k={self.k}{self.shown_softness()}" + (
             f", capacity={self.capacity}" if self.capacity is not None else ""
         )
+
+
+def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor:
+    """Ones where an expert keeps the tokens that chose it: the ``capacity`` with the largest probabilities."""
+    _check_gates(mask)
+    wanted, tokens = probabilities.masked_fill(mask == 0, -1.0), mask.shape[-2]
+    capacity = capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens)
+    return topk_mask(wanted, capacity, -2)
