@@ -1,4 +1,4 @@
-"""The short way of hard modules on a CPU: the entries that are kept come from one loop, without a mask that multiplies."""
+"""The short way of hard modules on a CPU: one loop gives the entries that are kept, with no mask to multiply by."""
 
 from typing import Any, NamedTuple
 
