@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from khot import Pivotal, ReinMax, capped_softmax, sparse_topk
+from khot import Pivotal, ReinMax, capped_softmax, sparse_topk, sparse_topk_magnitude
 from khot.nn import (
     BatchTopK,
     ExpertChoice,
     FenchelYoungTopKLoss,
     JumpReLU,
     KHotGate,
+    MagnitudeSparsity,
     NMSparsity,
     TokenChoice,
     TopK,
@@ -105,6 +106,11 @@ def two_of_four(x: Tensor) -> Tensor:
     return (x.view(-1, 4) * largest(x.abs().view(-1, 4), 2)).view_as(x)
 
 
+def one_of_two_rows(x: Tensor) -> Tensor:
+    pairs = x.view(-1, 2, x.shape[-1])
+    return (pairs * (pairs.abs() == pairs.abs().amax(1, keepdim=True))).view_as(x)
+
+
 TARGET = largest(normal(6, N, seed=9), 2)
 MODULES = [
     ModuleCase("topk", partial(TopK, 3), lambda x: x * largest(x, 3)),
@@ -140,6 +146,13 @@ MODULES = [
         "one_of_eight_scores",
         partial(NMSparsity, 1, 8, softness=0.5, learn_softness=True, scores=normal(6, N, seed=4).float()),
         lambda x: x * sigmoid_mask(normal(6, N, seed=4), 1, 0.5),
+    ),
+    ModuleCase("one_of_two_rows", partial(NMSparsity, 1, 2, dim=0), one_of_two_rows),
+    ModuleCase("magnitude", partial(MagnitudeSparsity, 0.3), of_all(lambda x: largest(x.abs(), 14))),
+    ModuleCase(
+        "magnitude_relaxed",
+        partial(MagnitudeSparsity, 0.25, 0.5),
+        lambda x: sparse_topk_magnitude(x.flatten(), 12, 0.5).view_as(x),
     ),
     ModuleCase("expert_choice", partial(ExpertChoice, 2), lambda x: x * largest(x, 2, 0)),
     ModuleCase(

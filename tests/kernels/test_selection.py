@@ -5,8 +5,19 @@ import torch
 
 from khot import topk_mask, topk_threshold
 from khot.distributions import ConditionalPoisson, GumbelTopK, Sampford
-from khot.kernels import selection
-from khot.nn import BatchTopK, ExpertChoice, KHotGate, NMSparsity, TopK, TopKMask
+from khot.kernels import backend, selection
+from khot.nn import (
+    BatchTopK,
+    ExpertChoice,
+    GatherTopK,
+    KHotGate,
+    MagnitudeSparsity,
+    NMSparsity,
+    TokenChoice,
+    TopK,
+    TopKMask,
+    topk_attention,
+)
 from tests.inputs import normal
 
 INF = torch.inf
@@ -110,6 +121,50 @@ def test_ties_of_designs_and_modules_go_from_the_left():
     assert torch.equal(NMSparsity(2, 4)(x), x * first(4, 2).repeat(2))
     assert torch.equal(BatchTopK(3)(x), x * first(16, 6).view(2, 8))
     assert torch.equal(KHotGate(8, 3).eval()(x), x * mask)
+
+
+def test_ties_of_selections_and_routers_go_from_the_left():
+    x = torch.full((2, 8), 0.7)
+    assert TopK(3).select(x).indices.tolist() == [[0, 1, 2]] * 2
+    assert GatherTopK(3)(x, x.unsqueeze(-1)).indices.tolist() == [[0, 1, 2]] * 2
+    assert torch.equal(TokenChoice(2)(x), first(8, 2).expand(2, 8) / 2)
+    assert TokenChoice(2).select(x).indices.tolist() == [[0, 1]] * 2
+    assert TokenChoice(1, capacity=1)(x)[:, 0].tolist() == [1, 0]
+    assert torch.equal(TopK(3, by="magnitude")(-x), -x * first(8, 3))
+    assert torch.equal(MagnitudeSparsity(0.25)(x), x * first(16, 4).view(2, 8))
+    assert torch.equal(NMSparsity(1, 2, dim=0)(x), x * torch.tensor([[1.0], [0.0]]))
+    assert topk_attention(torch.ones(1, 2), torch.ones(4, 2), torch.eye(4), 2).tolist() == [[0.5, 0.5, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("n", [3, 4, 8, 37, 70_000])
+def test_what_is_kept(kind, n):
+    """As entries, marks and the smallest positive one; of magnitudes, too, where ``-inf`` excludes an entry."""
+    x = ROWS[kind](normal(4, n))
+    for by_magnitude in (False, True):
+        scores = x.abs().masked_fill(x == -INF, -INF) if by_magnitude else x
+        for k in (1, n // 2, n):
+            marked = (expected(scores, k) != 0) & (scores > -INF)
+            y, kept, smallest = selection.keep_largest(x, torch.tensor(k).expand(4), by_magnitude)
+            is_wrong = (scores > -INF).sum(-1) < k
+            assert torch.equal(smallest.isnan(), is_wrong)
+            assert torch.equal(kept, marked) and torch.equal(y, x.masked_fill(~marked, 0.0))
+            positive = scores.masked_fill(~marked | (scores <= 0), INF).amin(-1)
+            assert torch.equal(smallest[~is_wrong], positive[~is_wrong])
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(3), lambda: TopK(3, by="magnitude"), lambda: BatchTopK(3)])
+def test_the_short_way_of_modules_is_the_long_one(make):
+    """Values, and derivatives of both orders; under a transform the way is long."""
+    x, module = normal(4, 9).requires_grad_(), make()
+    y = module(x)
+    (grad,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    with backend("torch"):
+        long = make()(x)
+    assert torch.equal(y, long)
+    torch.testing.assert_close(grad, 3 * long.detach() ** 2)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    torch.testing.assert_close(second, 6 * long.detach())
 
 
 def test_ties_of_every_layout_go_from_the_left():

@@ -19,7 +19,7 @@ from .batch_topk import BatchTopK
 from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
 from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss
-from .sparsity import NMSparsity
+from .sparsity import MagnitudeSparsity, NMSparsity
 from .topk import GatherTopK, Selection, TopK, TopKMask
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "GatherTopK",
     "JumpReLU",
     "KHotGate",
+    "MagnitudeSparsity",
     "NMSparsity",
     "Selection",
     "TokenChoice",

@@ -25,6 +25,7 @@ from khot._validation import (
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
+from ._keeping import keep_largest
 from ._masking import Relaxation, hard_mask, has_parts, keep_masked
 from .idle_units import DEAD_AFTER, CountsIdleUnits
 from .jump_relu import JumpReLU, checked_threshold
@@ -206,11 +207,20 @@ class BatchTopK(CountsIdleUnits):
             return hard_mask(self.scores_of(self._within_cap(entries)), whole, axes)
 
         is_hard = self.softness is None or not (self.training or self.threshold is None)
+        watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
+        kept = keep_largest(x, whole, axes, self.by) if is_hard and self.cap is None else None
+        if kept:
+            if watches:
+                self._watch(x.detach(), kept.mask, kept.smallest, entries // max(x.shape[-1], 1))
+            return kept.values
         mask_of = hard if is_hard else lambda entries: self.mask_of(self._within_cap(entries), size, axes)
         y, mask = keep_masked(x, mask_of)
-        if self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0):
-            kept = mask.detach() if is_hard or self.straight_through else hard(x.detach())
-            self._watch(x.detach(), kept != 0, entries // max(x.shape[-1], 1))
+        if watches:
+            marked = (mask.detach() if is_hard or self.straight_through else hard(x.detach())) != 0
+            scores = self.scores_of(x.detach())
+            positive = scores.masked_fill(~marked | (scores <= 0), torch.inf)
+            smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
+            self._watch(x.detach(), marked, smallest, entries // max(x.shape[-1], 1))
         return y
 
     def _within_cap(self, x: Tensor) -> Tensor:
@@ -237,12 +247,9 @@ class BatchTopK(CountsIdleUnits):
         return size, size.detach().round().long()
 
     @torch.no_grad()
-    def _watch(self, x: Tensor, kept: Tensor, rows: int) -> None:
+    def _watch(self, x: Tensor, kept: Tensor, smallest: Tensor, rows: int) -> None:
         """Moves the threshold, and counts for how long units have been idle."""
         self.check_in_place(x, self.threshold, "moves its threshold")
-        scores = self.scores_of(x)
-        positive = scores.masked_fill(~kept | (scores <= 0), torch.inf)
-        smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
         new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
         is_new = new.isfinite()
         weight: Any = self.momentum

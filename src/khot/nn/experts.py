@@ -10,6 +10,7 @@ from khot._validation import check_scores, check_strided, checked_int, expanded,
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 
+from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, checked_size, has_parts, places_of_largest
 from .topk import Selection, TopK
 
@@ -178,8 +179,7 @@ class TokenChoice(Masking):
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
         self.k, self.capacity = k, capacity
-        self._balance: Tensor | None = None
-        self._square: Tensor | None = None
+        self._last: tuple[Tensor, Tensor] | None = None  # logits and mask, for the losses
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """``k``, the capacity, which may be None, or the softness."""
@@ -215,52 +215,50 @@ class TokenChoice(Masking):
         with E experts, :math:`f_e` the share of the choices that fall on expert e, a constant, and :math:`P_e` its mean
         probability, which carries the gradient. Add a hundredth of it to the loss.
         """
-        return self._of_the_last_call(self._balance)
+        logits, mask = self._of_the_last_call()
+        experts = logits.shape[-1]
+        load = mask.reshape(-1, experts).sum(0, dtype=logits.dtype)
+        share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
+        return experts * (share * logits.softmax(-1).reshape(-1, experts).mean(0)).sum()
 
     def z_loss(self) -> Tensor:
         r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small."""
-        return self._of_the_last_call(self._square)
+        logits, _ = self._of_the_last_call()
+        return logits.logsumexp(-1).square().mean()
 
-    def _of_the_last_call(self, loss: Tensor | None) -> Tensor:
-        if loss is None:
+    def _of_the_last_call(self) -> tuple[Tensor, Tensor]:
+        if self._last is None:
             raise RuntimeError("TokenChoice has no losses before its first call in training mode")
-        return loss
+        return self._last
 
     def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
         check_scores(x, -1)
-        wide = x.to(compute_dtype(x))
-        mask, probabilities = self.mask_of(wide, k, -1), wide.softmax(-1)
-        if self.training:
-            self._note_losses(wide, mask.detach(), probabilities)
-        if self.capacity is not None:
-            mask = mask * self._room(mask.detach(), probabilities.detach())
-        kept = mask * (wide - wide.detach().amax(-1, keepdim=True)).exp()
-        return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
-
-    def _room(self, mask: Tensor, probabilities: Tensor) -> Tensor:
-        """Ones where an expert keeps the tokens that chose it."""
-        _check_gates(mask)
-        wanted = probabilities.masked_fill(mask == 0, -1.0)
+        logits = x.to(compute_dtype(x))
+        kept = keep_largest(logits, k, -1, self.by) if self.softness is None else None
+        mask = kept.mask if kept else self.mask_of(logits, k, -1)
+        if self.training and (torch.compiler.is_compiling() or not is_wrapped(x)):  # outside of a transform it is none
+            self._last = logits, mask.detach()
         capacity: Any = self.number("capacity")
-        tokens = mask.shape[-2]
-        return topk_mask(
-            wanted, capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens), -2
-        )
-
-    def _note_losses(self, x: Tensor, mask: Tensor, probabilities: Tensor) -> None:
-        if not torch.compiler.is_compiling() and is_wrapped(x):
-            return  # a tensor of a transform means nothing outside of it
-        experts = x.shape[-1]
-        load = mask.reshape(-1, experts).sum(0)
-        share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
-        self._balance = experts * (share * probabilities.reshape(-1, experts).mean(0)).sum()
-        self._square = x.logsumexp(-1).square().mean()
+        if capacity is not None:
+            mask = mask * _room(mask.detach(), logits.detach().softmax(-1), capacity)
+        if self.softness is None and capacity is None:
+            return logits.masked_fill(mask.logical_not(), -torch.inf).softmax(-1)
+        terms = mask * (logits - logits.detach().amax(-1, keepdim=True)).exp()
+        return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(terms.dtype).tiny)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the losses, whose graphs cannot be copied."""
-        return self.__dict__ | {"_balance": None, "_square": None}
+        """Without the last call, whose graph cannot be copied."""
+        return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:
         return f"k={self.k}{self.shown_softness()}" + (
             f", capacity={self.capacity}" if self.capacity is not None else ""
         )
+
+
+def _room(mask: Tensor, probabilities: Tensor, capacity: int | Tensor) -> Tensor:
+    """Ones where an expert keeps the tokens that chose it: the ``capacity`` with the largest probabilities."""
+    _check_gates(mask)
+    wanted, tokens = probabilities.masked_fill(mask == 0, -1.0), mask.shape[-2]
+    capacity = capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens)
+    return topk_mask(wanted, capacity, -2)

@@ -1,35 +1,102 @@
-"""n of every m weights, the pattern that accelerators multiply faster."""
+"""Parametrisations of weights that keep the largest: n of every m, or a share of all."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from khot._validation import check_strided, checked_count
+from khot._module import Module
+from khot._validation import check_share, check_strided, checked_count, checked_int, checked_positive
 from khot.kernels.exact.rows import compute_dtype
-from khot.relaxations import sigmoid_topk
+from khot.relaxations import sigmoid_topk, sparse_topk_magnitude, topk_mask
+from khot.relaxations.sparse import check_exponent
 
+from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, checked_size
 
 
-class NMSparsity(Masking):
-    """Keeps exactly n of every m neighbours along the last axis: a parametrisation of weights.
+class Pattern(Module):
+    """A parametrisation whose pattern, the places of the weights that it keeps, can be fixed.
+
+    The pattern is a buffer of bools, saved with the state. A state with a pattern fixes it where it is loaded.
+    """
+
+    pattern: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pattern", None)
+        self._is_freezing = False
+
+    def freeze(self, weight: Tensor | None = None) -> None:
+        """Fixes the pattern: from now on the same weights are kept, whatever becomes of them, and no others trained.
+
+        Args:
+            weight: Dense weight that decides which; if None, that of the next call.
+        """
+        self._is_freezing, self.pattern = weight is None, None
+        if weight is not None:
+            self.pattern = self.pattern_of(weight.detach())
+
+    def unfreeze(self) -> None:
+        """Lets every call find the pattern anew, as before :meth:`freeze`."""
+        self._is_freezing, self.pattern = False, None
+
+    def pattern_of(self, weight: Tensor) -> Tensor:
+        """Which weights are kept, as bools."""
+        raise NotImplementedError
+
+    def within_pattern(self, weight: Tensor) -> Tensor | None:
+        """The weights of a fixed pattern, if it is to be fixed by now."""
+        if self._is_freezing:
+            self.freeze(weight)
+        if self.pattern is None:
+            return None
+        if self.pattern.shape != weight.shape:
+            raise ValueError(
+                f"`weight` must have the shape {tuple(self.pattern.shape)} of the fixed pattern, but got "
+                f"{tuple(weight.shape)}"
+            )
+        return torch.where(self.pattern, weight, torch.zeros((), dtype=weight.dtype, device=weight.device))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The dense weight to start from: what is assigned."""
+        return weight
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(f"{prefix}pattern")
+        if saved is not None and (self.pattern is None or self.pattern.shape != saved.shape):
+            self._is_freezing, self.pattern = False, torch.empty_like(saved)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def shown_pattern(self) -> str:
+        """For ``extra_repr``."""
+        return ", frozen" if self.pattern is not None or self._is_freezing else ""
+
+
+class NMSparsity(Masking, Pattern):
+    """Keeps exactly n of every m neighbours along an axis: a parametrisation of weights.
 
     ``torch.nn.utils.parametrize.register_parametrization(layer, "weight", NMSparsity(2, 4))`` makes the weight of a
     layer 2:4 sparse, at every use, from the dense one that is trained. What is kept is decided by magnitude, or by
     learned scores. Without a softness a weight that is not kept gets no gradient; with one, and ``straight_through``,
     it gets that of the relaxed mask. A relaxed mask (``straight_through=False``) has its exact pattern in evaluation
-    only, while in training it is soft.
+    only, while in training it is soft. :meth:`freeze` fixes the pattern, for training with a pattern found once.
+
+    Accelerators multiply by weights that are sparse along the axis that is summed over: the last one of a linear layer,
+    and ``dim=1``, the input channels, of a convolution.
 
     Args:
         n: Number of weights that are kept of every group.
-        m: Length of a group, which must divide the last axis.
+        m: Length of a group, which must divide the axis.
         softness: Third argument of the relaxation, None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
         scores: Start of scores of the shape of the weight, which are learned and decide in place of the magnitudes;
             they need a softness.
+        dim: Axis of the groups.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -56,8 +123,10 @@ class NMSparsity(Masking):
         straight_through: bool = False,
         learn_softness: bool = False,
         scores: Tensor | None = None,
+        dim: int = -1,
     ) -> None:
         super().__init__(softness, relaxation, straight_through, learn_softness)
+        self.dim = checked_int("dim", dim)
         self.m = checked_count("m", m)
         self.n = n
         _check_learned(scores)
@@ -76,26 +145,126 @@ class NMSparsity(Masking):
         return super().checked(name, value, learned)
 
     def forward(self, weight: Tensor) -> Tensor:
+        self._check_weight(weight)
+        kept = self.within_pattern(weight)
+        if kept is not None:
+            return kept
+        is_hard = not (self.training or self.straight_through) or self.softness is None
+        if is_hard and self.scores is None:
+            found = keep_largest(self._groups(weight), self.number("n"), -1, "magnitude")
+            if found is not None:
+                return found.values.reshape(self._moved_shape(weight)).movedim(-1, self.dim)
+        wide = weight.to(compute_dtype(weight))
+        return (wide * self._mask(wide, hard=is_hard)).to(weight.dtype)
+
+    def pattern_of(self, weight: Tensor) -> Tensor:
+        """Which weights are kept, as bools."""
+        self._check_weight(weight)
+        return self._mask(weight.to(compute_dtype(weight)), hard=True) != 0
+
+    def _mask(self, wide: Tensor, hard: bool) -> Tensor:
+        scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
+        mask = self.mask_of(self._groups(scores), self.number("n"), -1, hard=hard)
+        return mask.reshape(self._moved_shape(scores)).movedim(-1, self.dim)
+
+    def _groups(self, weight: Tensor) -> Tensor:
+        return weight.movedim(self.dim, -1).unflatten(-1, (-1, self.m))
+
+    def _moved_shape(self, weight: Tensor) -> torch.Size:
+        return weight.movedim(self.dim, -1).shape
+
+    def _check_weight(self, weight: Tensor) -> None:
         check_strided("weight", weight)
-        if weight.dim() == 0 or weight.shape[-1] % self.m:
-            raise ValueError(f"`m` must divide the last axis, but got m={self.m} for a weight {tuple(weight.shape)}")
+        if not -weight.dim() <= self.dim < weight.dim():
+            raise ValueError(f"`dim` must be an axis of the weight, but got dim={self.dim} for {tuple(weight.shape)}")
+        if weight.shape[self.dim] % self.m:
+            axis = "the last axis" if self.dim == -1 else f"axis {self.dim}"
+            raise ValueError(f"`m` must divide {axis}, but got m={self.m} for a weight {tuple(weight.shape)}")
         if self.scores is not None and self.scores.shape != weight.shape:
             raise ValueError(
                 f"`scores` must have the shape {tuple(weight.shape)} of the weight, but have {tuple(self.scores.shape)}"
             )
-        wide = weight.to(compute_dtype(weight))
-        scores = wide.abs() if self.scores is None else self.scores.to(wide.dtype)
-        groups = (*weight.shape[:-1], weight.shape[-1] // self.m, self.m)
-        is_hard = not (self.training or self.straight_through)
-        mask = self.mask_of(scores.reshape(groups), self.number("n"), -1, hard=is_hard)
-        return (wide * mask.reshape(weight.shape)).to(weight.dtype)
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        """The dense weight to start from: what is assigned."""
-        return weight
 
     def extra_repr(self) -> str:
-        return f"n={self.n}, m={self.m}{self.shown_softness()}" + (", scores" if self.scores is not None else "")
+        scores = ", scores" if self.scores is not None else ""
+        dim = "" if self.dim == -1 else f", dim={self.dim}"
+        return f"n={self.n}, m={self.m}{self.shown_softness()}{scores}{dim}{self.shown_pattern()}"
+
+
+class MagnitudeSparsity(Pattern):
+    r"""Keeps the largest entries of a whole weight, in absolute value: a parametrisation that prunes in training.
+
+    ``torch.nn.utils.parametrize.register_parametrization(layer, "weight", MagnitudeSparsity(0.1))`` keeps a tenth of
+    the weights of a layer, at every use, from the dense ones that are trained. Without a strength a weight that is not
+    kept gets no gradient. With one, training has the relaxed :func:`~khot.sparse_topk_magnitude` of the whole weight,
+    in which weights near the threshold shrink rather than jump [1]; evaluation keeps the exact share of these.
+
+    ``density`` and ``strength`` may be assigned at any time: :class:`Anneal` lets sparsity rise. :meth:`freeze` fixes
+    the pattern.
+
+    Args:
+        density: Share of the weights that are kept, in [0, 1]; their number is rounded.
+        strength: Strength of the regulariser of the relaxed map, None for the hard one.
+        p: Exponent of the regulariser, ``1 < p <= 2``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    References:
+        [1] Sander et al. (2023), "Fast, differentiable and sparse top-k: a convex analysis perspective", section 5.1.
+
+    Example:
+        >>> MagnitudeSparsity(0.5)(torch.tensor([[0.3, -2.0], [1.0, 0.2]]))
+        tensor([[ 0., -2.],
+                [ 1.,  0.]])
+    """
+
+    numbers = ("density", "strength")
+    density: float
+    strength: float | None
+
+    def __init__(self, density: float, strength: float | None = None, p: float = 2.0) -> None:
+        super().__init__()
+        check_exponent(p)
+        self.density, self.strength, self.p = density, strength, p
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The density, or the strength."""
+        if name == "density":
+            check_share("density", value)
+            return float(value)
+        return None if value is None else checked_positive("strength", value, torch.Size())
+
+    def forward(self, weight: Tensor) -> Tensor:
+        check_strided("weight", weight)
+        kept = self.within_pattern(weight)
+        if kept is not None:
+            return kept
+        strength = self.number("strength")
+        if strength is None:
+            found = keep_largest(weight, self._size(weight), tuple(range(weight.dim())), "magnitude")
+            if found is not None:
+                return found.values
+        wide = weight.to(compute_dtype(weight)).flatten()
+        if strength is not None:
+            wide = sparse_topk_magnitude(wide, self._size(weight), strength, self.p)
+        if strength is None or not self.training:
+            wide = wide * self.pattern_of(weight.detach()).flatten()
+        return wide.view_as(weight).to(weight.dtype)
+
+    def pattern_of(self, weight: Tensor) -> Tensor:
+        """Which weights are kept, as bools."""
+        magnitudes = weight.to(compute_dtype(weight)).abs().flatten()
+        return (topk_mask(magnitudes, self._size(weight)) != 0).view_as(weight)
+
+    def _size(self, weight: Tensor) -> int | Tensor:
+        size: Any = self.number("density") * weight.numel()
+        return size.round().long() if isinstance(size, Tensor) else round(size)
+
+    def extra_repr(self) -> str:
+        relaxed = "" if self.strength is None else f", strength={self.strength:.4g}, p={self.p}"
+        return f"density={self.density:.4g}{relaxed}{self.shown_pattern()}"
 
 
 def _check_learned(scores: Any) -> None:

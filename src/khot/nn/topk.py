@@ -10,6 +10,7 @@ from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
 
+from ._keeping import keep_largest
 from ._masking import Masking, Relaxation, check_axes, keep_masked, places_of_largest
 from .idle_units import DEAD_AFTER, CountsIdleUnits
 
@@ -140,7 +141,8 @@ class TopK(TopKMask, CountsIdleUnits):
         k = self.number("k") if k is None else k
         check_scores(x, self.dim, joint=True)
         self.check_units(x)
-        y, mask = keep_masked(x, lambda entries: self.mask(entries, k))
+        kept = keep_largest(x, k, self.dim, self.by) if self.softness is None else None
+        y, mask = kept[:2] if kept else keep_masked(x, lambda entries: self.mask(entries, k))
         if self.training and self.idle is not None:
             is_hard = self.softness is None or self.straight_through
             self._count(x.detach(), mask.detach() if is_hard else self.mask_of(x.detach(), _whole(k), -1, hard=True))

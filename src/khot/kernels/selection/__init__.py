@@ -4,6 +4,8 @@ y_i = 1 for the k largest x_i and 0 for the others, of equal ones the first: the
 are k entries, :math:`\#\{i : x_i > t\} = k`, or as many as ties allow. Numbers are ordered as the integers that their
 bits are, so that a bracket of t is cut in four by counts at three thresholds, until one of them is k or two
 neighbouring numbers enclose t: then entries are tied at t. That is one pass over the row for two bits of a number.
+
+``topk_mask`` gives the mask, ``keep_largest`` the entries times it, for modules, which then need no pass of their own.
 """
 
 import torch
@@ -14,7 +16,7 @@ from ..registry import Operator, only_if
 from . import exact
 from .exact import check_ranked
 
-__all__ = ["check_ranked", "topk_mask"]
+__all__ = ["check_ranked", "keep_largest", "topk_mask"]
 
 
 def _like(x: Tensor, *_: object) -> Tensor:
@@ -24,6 +26,18 @@ def _like(x: Tensor, *_: object) -> Tensor:
 topk_mask = Operator("topk_mask", exact.topk_mask, fake=_like)
 topk_mask.backend("triton", module=".triton_backend")
 topk_mask.backend(
+    "numba",
+    module=".numba_backend",
+    takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),
+)
+
+
+def _kept_like(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(x), _like(x).bool(), x.new_empty(x.shape[:-1])
+
+
+keep_largest = Operator("keep_largest", exact.keep_largest, fake=_kept_like)
+keep_largest.backend(
     "numba",
     module=".numba_backend",
     takes=only_if(lambda x, *_: x.shape[-1] <= MAX_N, "its loops count the columns of a row in 32 bits"),

@@ -29,6 +29,22 @@ def mask_of_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
     return ((above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= rest))) & (size > 0)).to(x.dtype)
 
 
+def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest entries of each row, zeros for the others; which they are; and the smallest positive one of a row.
+
+    The largest in absolute value ``by_magnitude``, and the smallest of these. Entries of ``-inf``, which exclude, count
+    as smaller than all others, and are never kept. Where a row has none that is positive the smallest one is infinite;
+    it is NaN where the row has NaN or too few entries.
+    """
+    scores = x.abs().masked_fill(x == -torch.inf, -torch.inf) if by_magnitude else x
+    kept = topk_mask(scores, k, False) != 0
+    wrong = (kept & (scores == -torch.inf)).any(-1) | x.isnan().any(-1) | (k < 0) | (k > x.shape[-1])
+    kept &= scores > -torch.inf
+    positive = scores.masked_fill(~kept | ~(scores > 0), torch.inf)
+    smallest = positive.amin(-1) if x.shape[-1] else x.new_full(x.shape[:-1], torch.inf)
+    return x.masked_fill(~kept, 0.0).contiguous(), kept.contiguous(), smallest.masked_fill(wrong, torch.nan)
+
+
 def check_ranked(x: Tensor, k: int | Tensor) -> None:
     """The rows of x (..., n), which may be infinite, have no NaN, and k lies from 0 to n."""
     if x.numel() and bool(x.amax(-1).isnan().any()):

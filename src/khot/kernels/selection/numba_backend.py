@@ -1,4 +1,4 @@
-"""Hard masks on a CPU, row by row."""
+"""Hard masks on a CPU, and the entries that they keep, row by row."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import kernel, over_rows, specialised
+from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised, summed
 from ..cpu.maths import Real
-from ..cpu.rows import REALS_AT, longs_at
+from ..cpu.rows import REALS_AT, bytes_at, longs_at, smaller
 from ..exact.rows import compute_dtype
 from .exact import check_ranked
 from .numba_counting import ANYWHERE, SUSPECT, guesses_of_sample, mark_largest
 
 SAMPLE_SIZE, LONG = 2**10, 2**16  # entries of a sample, and of rows that are worth one
+SHORT = 8  # entries of rows of which every two are compared
 
 
 def topk_mask(x: Tensor, k: Tensor, check: bool) -> Tensor:
@@ -48,6 +49,131 @@ def _loop(real: Real) -> Any:
                 move = 0.75 * move + 0.5 * abs(t - guesses[1])
                 guesses = t - move, t, t + move
         return wrong
+
+    with specialised(real.__name__):
+        return kernel(rows)
+
+
+def keep_largest(x: Tensor, k: Tensor, by_magnitude: bool) -> tuple[Tensor, Tensor, Tensor]:
+    items, n, sizes = x.to(compute_dtype(x)).contiguous(), x.shape[-1], k.reshape(-1)
+    y, kept = torch.empty_like(items), torch.empty_like(items, dtype=torch.bool)
+    smallest, rows = items.new_empty(x.shape[:-1]), items.numel() // n
+    loop = _keeping_loop(np.float64 if items.dtype == torch.float64 else np.float32)
+    results = y.data_ptr(), kept.data_ptr(), smallest.data_ptr()
+    over_rows(loop, rows, rows * n, n, items.data_ptr(), sizes.data_ptr(), sizes.stride(0), *results, by_magnitude)
+    return y.to(x.dtype), kept, smallest.to(x.dtype)
+
+
+@per_row
+def _mark_of_short(x, k, kept):
+    """Marks those of a few entries that fewer than k others come before; returns how many are NaN."""
+    not_numbers = 0
+    for i in range(x.shape[0]):
+        before = 0
+        for j in range(x.shape[0]):
+            before += (x[j] > x[i]) | ((x[j] == x[i]) & (j < i))
+        kept[i] = before < k
+        not_numbers += x[i] != x[i]
+    return not_numbers
+
+
+@inlined
+def _later_first(a, b):
+    """1 if the later one of two entries comes first."""
+    return np.int32(b > a)
+
+
+@inlined
+def _positive(score, is_kept, otherwise):
+    return score if (score > 0) & is_kept else otherwise
+
+
+@per_row
+def _keep_of_four(x, k, by_magnitude, kept, y):
+    """All of a row of four, the usual group of sparse weights.
+
+    Returns the smallest positive score that is kept, and whether this is right: not if an entry is NaN or infinite.
+    """
+    a, b, c, d = x[0], x[1], x[2], x[3]
+    if by_magnitude:
+        a, b, c, d = abs(a), abs(b), abs(c), abs(d)
+    ab, ac, ad = _later_first(a, b), _later_first(a, c), _later_first(a, d)
+    bc, bd, cd = _later_first(b, c), _later_first(b, d), _later_first(c, d)
+    keeps_a, keeps_b = ab + ac + ad < k, 1 - ab + bc + bd < k
+    keeps_c, keeps_d = 2 - ac - bc + cd < k, 3 - ad - bd - cd < k
+    kept[0], kept[1], kept[2], kept[3] = keeps_a, keeps_b, keeps_c, keeps_d
+    zero = x.dtype.type(0)
+    y[0], y[1], y[2], y[3] = x[0] * keeps_a, x[1] * keeps_b, x[2] * keeps_c, x[3] * keeps_d
+    infinity = x.dtype.type(np.inf)
+    least = smaller(_positive(a, keeps_a, infinity), _positive(b, keeps_b, infinity))
+    least = smaller(least, smaller(_positive(c, keeps_c, infinity), _positive(d, keeps_d, infinity)))
+    total = x[0] + x[1] + x[2] + x[3]
+    return least, total - total == zero  # False, too, where the sum overflows
+
+
+@summed
+def _take(x, kept, y):
+    zero = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        y[i] = x[i] if kept[i] != 0 else zero
+
+
+@summed
+def _smallest_positive(scores, kept):
+    infinity = scores.dtype.type(np.inf)
+    smallest = infinity
+    for i in range(scores.shape[0]):
+        smallest = smaller(smallest, scores[i] if (kept[i] != 0) & (scores[i] > 0) else infinity)
+    return smallest
+
+
+@per_row
+def _exclude(scores, kept):
+    """Marks none of the entries that are excluded; returns whether any was marked."""
+    found = False
+    for i in range(scores.shape[0]):
+        if scores[i] == -np.inf:
+            found |= kept[i] != 0
+            kept[i] = 0
+    return found
+
+
+@functools.cache
+def _keeping_loop(real: Real) -> Any:
+    reals_at = REALS_AT[real]
+
+    def rows(first, last, n, x, k, step, y, kept, smallest, by_magnitude):
+        xs, ys, marks = reals_at(x, last, n), reals_at(y, last, n), bytes_at(kept, last, n)
+        sizes, least = longs_at(k, 1, (last - 1) * step + 1)[0], reals_at(smallest, 1, last)[0]
+        sample, room = np.empty(SAMPLE_SIZE if n >= LONG else 0, real), np.empty(n if by_magnitude else 0, real)
+        guesses, move, has_ties = ANYWHERE, 0.0, False
+        for r in range(first, last):
+            row, scores, size = xs[r], xs[r], sizes[r * step]
+            if n == 4:
+                found, is_right = _keep_of_four(row, size, by_magnitude, marks[r], ys[r])
+                if is_right:
+                    least[r] = np.nan if size < 0 or size > n else found
+                    continue
+            if by_magnitude:
+                scores = room
+                for i in range(n):
+                    scores[i] = -np.inf if row[i] == -np.inf else abs(row[i])
+            t = -np.inf
+            if n <= SHORT:
+                not_numbers = _mark_of_short(scores, size, marks[r])
+            else:
+                if n >= LONG:
+                    guesses = guesses_of_sample(scores, size, sample)
+                t, has_ties, not_numbers = mark_largest(scores, size, guesses, 2 if has_ties else SUSPECT, marks[r])
+                if math.isfinite(t):
+                    move = 0.75 * move + 0.5 * abs(t - guesses[1])
+                    guesses = t - move, t, t + move
+            is_wrong = not_numbers > 0 or size < 0 or size > n
+            if t == -np.inf:
+                is_wrong |= _exclude(scores, marks[r])
+            _take(row, marks[r], ys[r])
+            least[r] = np.nan if is_wrong else _smallest_positive(scores, marks[r])
+        return 0
 
     with specialised(real.__name__):
         return kernel(rows)
