@@ -19,8 +19,8 @@ from khot._validation import check_k, check_scores, check_softness, checked_coun
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.transport.derivative import anchors, centred, derivative, scores_and_plan
-from khot.kernels.transport.solver import solve_dual
+from khot.kernels.transport.derivative import anchors, centred, derivative
+from khot.kernels.transport.solver import scores_and_plan, solve_dual
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9

@@ -5,7 +5,7 @@ The plan of some items at a time, a column each, from the decays :math:`d_l = e^
 before j. So an item costs one exponential a threshold, and products of positive numbers lose no digits. Thresholds so
 far out of order that these products underflow are left to others, as are rows that take too many steps.
 
-Forward: Newton's method of :mod:`khot.kernels.transport.solver` from the same start, without its first phase.
+Forward: Newton's method of :mod:`khot.kernels.transport.solver` from the same start.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,8 +19,7 @@ import numpy as np
 from ..cpu.loops import kernel, per_row, specialised, summed
 from ..cpu.maths import EXP, Real
 from ..cpu.rows import REALS_AT, bytes_at, dot, doubles_at, total_of
-from .derivative import FAR
-from .solver import FAR_OFF, OVERSHOOT
+from .solver import FAR, FAR_OFF, OVERSHOOT
 
 Compiled = Any  # a function that numba has compiled
 
