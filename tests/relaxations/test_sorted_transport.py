@@ -145,8 +145,6 @@ def test_dims_dtypes_and_batches():
         error = sorted_transport_topk(low, 2).double() - sorted_transport_topk(low.double(), 2)
         assert sorted_transport_topk(low, 2).dtype == dtype and error.abs().max() <= torch.finfo(dtype).eps
     assert sorted_transport_topk(torch.zeros(0, 5), 2).shape == (0, 5, 2)
-    many = normal(kernel.CACHED // 40, 20)  # more than a chunk of rows
-    torch.testing.assert_close(sorted_transport_topk(many, 3)[-5:], sorted_transport_topk(many[-5:], 3))
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5])

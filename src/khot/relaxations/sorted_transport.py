@@ -28,8 +28,8 @@ from khot._validation import (
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.transport.derivative import anchors, centred, derivative, scores_and_plan
-from khot.kernels.transport.solver import solve_dual
+from khot.kernels.transport.derivative import anchors, centred, derivative
+from khot.kernels.transport.solver import scores_and_plan, solve_dual
 
 from .excluded import filled_below, may_have_excluded
 

@@ -4,17 +4,47 @@ All in float64 but for what they read and write, and for the exponentials of per
 scales is the scale of all rows.
 """
 
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import over_rows
+from ..cpu.loops import over_rows, specialised
+from ..cpu.maths import Real
 from . import RowMap
-from .numba_loops import Compiled, Loops, loops_of
+from .numba_permutation import permutation_derivative_loop, permutation_loop
+from .numba_rows import rank_derivative_loop, rank_loop, sort_derivative_loop, sort_loop
+from .numba_scans import Compiled
 
 READ = torch.float32, torch.float64
+
+
+class Loops(NamedTuple):
+    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`."""
+
+    rank: Compiled
+    rank_derivative: Compiled
+    sort: Compiled
+    sort_derivative: Compiled
+    permutation: Compiled
+    permutation_derivative: Compiled
+
+
+@functools.cache
+def loops_of(real: Real) -> Loops:
+    """The loops for values of this dtype."""
+    with specialised(real.__name__):
+        return Loops(
+            rank_loop(real),
+            rank_derivative_loop(real),
+            sort_loop(real),
+            sort_derivative_loop(real),
+            permutation_loop(real),
+            permutation_derivative_loop(real),
+        )
 
 
 def _soft_rank(values: Tensor, order: Tensor, scale: Tensor | float) -> tuple[Tensor]:

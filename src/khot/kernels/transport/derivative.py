@@ -6,26 +6,6 @@ from torch.nn.functional import pad
 
 from .solver import solve_dual
 
-FAR = 1e6  # clips z for the derivatives: exp(-FAR) is 0, and 0 * FAR is, too
-
-
-def place_scores(z: Tensor) -> Tensor:
-    """s (..., places, n) of z (..., places - 1, n); differentiable."""
-    above = z.relu()
-    below = (z - above).flip(-2).cumsum(-2).flip(-2)
-    return pad(below, (0, 0, 0, 1)) - pad(above.cumsum(-2), (0, 0, 1, 0))
-
-
-def threshold_distances(x: Tensor, t: Tensor, half: Tensor) -> Tensor:
-    """z (..., places - 1, n), clipped where a place is out of reach; differentiable."""
-    return ((x.unsqueeze(-2) - t.unsqueeze(-1)) / half[..., None, None]).clamp(-FAR, FAR)
-
-
-def scores_and_plan(x: Tensor, half: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """s and P (..., places, n) in float64; differentiable."""
-    scores = place_scores(threshold_distances(x.double(), t, half))
-    return scores, torch.softmax(scores, -2)
-
 
 def anchors(plan: Tensor) -> Tensor:
     """How many thresholds lie below each place, ds_ji / dz_i: (places, 1)."""

@@ -1,15 +1,19 @@
 """Sorted transport on a CPU, row by row, for few places; rows that the loops have left go to the torch backend."""
 
+import functools
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu.loops import over_rows
+from ..cpu.loops import over_rows, specialised
+from ..cpu.maths import Real
 from ..exact.rows import compute_dtype
 from . import torch_backend
-from .numba_loops import Loops, loops_of
+from .numba_backward import derivative_loop
+from .numba_forward import forward_loop
 from .reference import places
 from .solver import check_contents
 
@@ -20,8 +24,8 @@ def sorted_transport(x: Tensor, half: Tensor, k: int, tol: float, max_iter: int,
     rows = len(items)
     y, t = items.new_empty(rows, k, n), halves.new_empty(rows, count - 1)
     left = halves.new_empty(rows, dtype=torch.bool)
-    addresses = (v.data_ptr() for v in (items, halves, y, t, left))
-    if over_rows(_loops(items).forward, rows, rows * n * count, n, *addresses, k, count, tol, max_iter):
+    addresses = _addresses(items, halves, y, t, left)
+    if over_rows(_loops(items).forward, rows, rows * n * count, addresses, n, k, count, tol, max_iter):
         if check:  # of all rows, whose numbers the errors tell
             check_contents(items, 2 * halves)
         y[left], t[left] = torch_backend.sorted_transport(items[left], halves[left], k, tol, max_iter, False)
@@ -37,16 +41,35 @@ def sorted_transport_derivative(
     thresholds, cotangents = t.reshape(rows, count - 1).contiguous(), _rows(grad_y, x)
     grad_x, grad_half = torch.empty_like(items), torch.empty_like(halves) if with_half else torch.zeros_like(halves)
     left = halves.new_empty(rows, dtype=torch.bool)
-    addresses = (v.data_ptr() for v in (items, halves, thresholds, cotangents, grad_x))
-    after = grad_half.data_ptr() if with_half else 0, left.data_ptr(), k, count
-    if over_rows(_loops(items).derivative, rows, rows * n * count, n, *addresses, *after):
+    of_half = grad_half if with_half else None
+    addresses = _addresses(items, halves, thresholds, cotangents, grad_x, of_half, left)
+    if over_rows(_loops(items).derivative, rows, rows * n * count, addresses, n, k, count):
         some = items[left], halves[left], thresholds[left], cotangents.view(rows, k, n)[left]
         grad_x[left], grad_half[left] = torch_backend.sorted_transport_derivative(*some, with_half)
     return grad_x.view(x.shape).to(x.dtype), grad_half.view(batch)
 
 
+class Loops(NamedTuple):
+    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`; the first of their arguments has the addresses of tensors."""
+
+    forward: Any
+    derivative: Any
+
+
+@functools.cache
+def loops_of(real: Real) -> Loops:
+    """The loops for scores of this dtype."""
+    with specialised(real.__name__):
+        return Loops(forward_loop(real), derivative_loop(real))
+
+
 def _loops(items: Tensor) -> Loops:
     return loops_of(np.float64 if items.dtype == torch.float64 else np.float32)
+
+
+def _addresses(*tensors: Tensor | None) -> Any:
+    """Of contiguous tensors as an array of NumPy; 0 for what is not there."""
+    return np.array([0 if v is None else v.data_ptr() for v in tensors])
 
 
 def _rows(x: Tensor, like: Tensor) -> Tensor:

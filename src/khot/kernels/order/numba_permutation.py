@@ -1,0 +1,175 @@
+"""The soft permutation of rows and its derivative as loops of numba, see :mod:`khot.kernels.order.torch_slices`.
+
+Arguments are those of :mod:`.numba_rows`; results are matrices.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..cpu.loops import inlined, kernel, per_row, summed
+from ..cpu.maths import EXP, Real
+from ..cpu.rows import REALS_AT, doubles_at, longs_at
+from .numba_points import BETWEEN, find_points, log, offset_of, pull, room_for_points
+from .numba_scans import STRETCH, inverse_scale, scans_for, stretch
+from .torch_sums import FAR
+
+
+class Cuts(NamedTuple):
+    """The cuts between the slices of a row, one entry each.
+
+    Attributes:
+        near: Half of an item near to the cut.
+        offset: Of the cut from there, in scales.
+        below: How many items lie at or below the cut.
+    """
+
+    near: Any
+    offset: Any
+    below: Any
+
+
+@per_row
+def _room_for_cuts(n):
+    return Cuts(np.empty(n - 1), np.empty(n - 1), np.empty(n - 1, np.int64))
+
+
+@per_row
+def _find_cuts(x, inverse, left, right, at, cuts):
+    n, last = x.shape[0], 0
+    for start in range(0, n - 1, STRETCH):
+        stop = min(start + STRETCH, n - 1)
+        last = find_points(left, right, BETWEEN, start, stop, last, at)
+        for i in range(stop - start):
+            excess, anchor, j = at.excess[i], int(at.anchor[i]), start + i
+            if excess == 0:  # however wide the gap is
+                gap = (0.5 * np.float64(x[anchor + 1]) - 0.5 * np.float64(x[anchor])) * inverse
+                cuts.offset[j] = 0.5 * (min(gap, FAR) + log(at.left[i] / at.right[i]))
+            else:
+                cuts.offset[j] = offset_of(excess, at.left[i], at.right[i], at.product[i])
+            cuts.near[j] = 0.5 * np.float64(x[anchor])
+            cuts.below[j] = int(j + BETWEEN - excess)
+
+
+@inlined
+def _distance(near, offset, half, inverse):
+    """Of a cut from an item: t - z."""
+    return (near - half) * inverse + offset
+
+
+@per_row
+def _weigh_slices(cuts, inverse, weight):
+    """Half of 1 - exp(-width)."""
+    for j in range(weight.shape[0]):
+        width = _distance(cuts.near[j + 1], cuts.offset[j + 1], cuts.near[j], inverse) - cuts.offset[j]
+        weight[j] = -0.5 * math.expm1(-width)
+
+
+@per_row
+def _own_slice(half, inverse, cuts, j):
+    """How much of an item's law lies in the slice around it, the one before the cut j."""
+    found, last = 0.0, cuts.near.shape[0]
+    for cut, sign in ((j, 1.0), (j - 1, -1.0)):
+        if 0 <= cut < last:
+            distance = sign * _distance(cuts.near[cut], cuts.offset[cut], half, inverse)
+            found -= 0.5 * math.expm1(-distance)
+        else:
+            found += 0.5
+    return found
+
+
+def permutation_loop(real: Real) -> Any:
+    (left_of, right_of), reals_at, exp = scans_for("count", real), REALS_AT[real], EXP[real]
+
+    @per_row
+    def fill(half, inverse, lower, lower_offset, upper, upper_offset, weight, y):
+        """The slices that have two ends, as products."""
+        for j in range(y.shape[0]):
+            beyond = _distance(lower[j], lower_offset[j], half, inverse)
+            before = -_distance(upper[j], upper_offset[j], half, inverse)
+            y[j] = real(weight[j]) * exp(-real(beyond if beyond > before else before))
+
+    @per_row
+    def fill_rows(x, places, inverse, cuts, weight, ys, top):
+        n, around = x.shape[0], 0
+        near, offset, half_mass = cuts.near, cuts.offset, real(0.5)
+        for i in range(n):
+            half, y = 0.5 * np.float64(x[i]), ys[top + places[i]]
+            if n > 1:
+                y[0] = half_mass * exp(real(_distance(near[0], offset[0], half, inverse)))
+                y[n - 1] = half_mass * exp(real(-_distance(near[n - 2], offset[n - 2], half, inverse)))
+            if n > 2:
+                fill(half, inverse, near[: n - 2], offset[: n - 2], near[1:], offset[1:], weight, y[1 : n - 1])
+            while around < n - 1 and cuts.below[around] <= i:
+                around += 1
+            y[around] = _own_slice(half, inverse, cuts, around)
+
+    def permutation(first, last, n, values, order, scale, one_scale, result):
+        xs, places, ys = reals_at(values, last, n), longs_at(order, last, n), reals_at(result, last * n, n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
+        cuts, weight = _room_for_cuts(n), np.empty(max(n - 2, 0))
+        for r in range(first, last):
+            x, inverse = xs[r], inverse_scale(scale, one_scale, r)
+            left_of(x, x, inverse, decay, left)
+            right_of(x, x, inverse, decay, right)
+            _find_cuts(x, inverse, left, right, points, cuts)
+            _weigh_slices(cuts, inverse, weight)
+            fill_rows(x, places[r], inverse, cuts, weight, ys, r * n)
+        return 0
+
+    return kernel(permutation)
+
+
+def permutation_derivative_loop(real: Real) -> Any:
+    reals_at, exp = REALS_AT[real], EXP[real]
+    (ones_of_left, ones_of_right), (sum_left, sum_right) = scans_for("count", real), scans_for("whole", real)
+
+    @summed
+    def flow_through(half, inverse, near, offset, g, above, of_cuts):
+        """Adds twice what flows through each cut to the derivative in it; the sum is that of the item, but its sign."""
+        total = 0.0
+        for j in range(near.shape[0]):
+            density = exp(-abs(real(_distance(near[j], offset[j], half, inverse))))
+            flow = np.float64((g[j] - above[j]) * density)
+            of_cuts[j] += flow
+            total += flow
+        return total
+
+    @per_row
+    def pull_back(x, places, inverse, cuts, gs, top, of_items, of_cuts):
+        """The direct derivatives in the items and the cuts."""
+        n = x.shape[0]
+        for j in range(n - 1):
+            of_cuts[j] = 0.0
+        for i in range(n):
+            g = gs[top + places[i]]
+            total = flow_through(0.5 * np.float64(x[i]), inverse, cuts.near, cuts.offset, g[: n - 1], g[1:], of_cuts)
+            of_items[i] = -0.5 * total
+        for j in range(n - 1):
+            of_cuts[j] *= 0.5
+
+    def permutation_derivative(first, last, n, values, order, scale, one_scale, grad, grad_x, grad_scale):
+        xs, places = reals_at(values, last, n), longs_at(order, last, n)
+        gs, grads = reals_at(grad, last * n, n), reals_at(grad_x, last, n)
+        decay, left, right, points = np.empty(STRETCH), np.empty(n), np.empty(n), room_for_points()
+        cuts, of_items, of_cuts, nothing = _room_for_cuts(n), np.empty(n), np.empty(n - 1), np.empty(0)
+        for r in range(first, last):
+            x, place, out, inverse = xs[r], places[r], grads[r], inverse_scale(scale, one_scale, r)
+            ones_of_left(x, x, inverse, decay, left)
+            ones_of_right(x, x, inverse, decay, right)
+            _find_cuts(x, inverse, left, right, points, cuts)
+            pull_back(x, place, inverse, cuts, gs, r * n, of_items, of_cuts)
+            pull(left, right, of_cuts, BETWEEN, points, False, nothing)
+            sum_left(x, right, inverse, decay, right)
+            sum_right(x, left, inverse, decay, left)
+            for i in range(n):
+                of_items[i] += left[i] + right[i]
+                out[place[i]] = 0.5 * inverse * of_items[i]
+            if grad_scale != 0:
+                doubles_at(grad_scale, 1, last)[0, r] = 0.5 * inverse * stretch(x, inverse, of_items)
+        return 0
+
+    return kernel(permutation_derivative)
