@@ -74,7 +74,7 @@ def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, lin
     x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
-    _may_have_excluded(x.sort(-1).values, scale)
+    _may_have_excluded(x.sort(-1).values, scale)  # for its checks; sums over all pairs cost more
     return x, scale, descending, link
 
 
