@@ -1,7 +1,7 @@
-"""How long a first call takes in a new process, with an empty folder of machine code and with a full one.
+"""How long the first call of a function takes in a new process: with an empty folder of machine code, and a full one.
 
-Run `python benchmarks/first_call.py [name ...]`. Each call has a process of its own that has imported torch and khot;
-it goes forward and backward on (16, 100) float32 scores, k = 10. Times are of the processor, so that other work on the
+Run `python benchmarks/first_call.py [name ...]`. Each call has a process of its own that has imported torch and khot,
+and goes forward and backward on (16, 100) float32 scores, k = 10. Times are of the processor, so that other work on the
 machine does not count. `loops` is how many loops of numba's were compiled. Targets: 4 s with an empty folder, and 0.7 s
 with a full one.
 """

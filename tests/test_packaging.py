@@ -49,6 +49,15 @@ def test_changelog_has_a_section_for_the_version():
     assert re.search(rf"^## \[{section}\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
 
+def test_the_conda_recipe_asks_for_what_the_project_asks_for():
+    recipe = (ROOT / "recipe" / "meta.yaml").read_text()
+    assert f'version = "{PROJECT["version"]}"' in recipe
+    run = recipe.split("  run:\n")[1].split("\n\n")[0]
+    named = dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run))
+    named["torch"] = named.pop("pytorch")
+    assert named == {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
+
+
 def test_contributing_names_files_that_are_there():
     paths = re.findall(r"`(\w+/[\w/]+(?:\.\w+)?)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(paths) > 5
