@@ -14,6 +14,7 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
 from khot._validation import check_function, check_share, checked_count
+from khot.laws.kept import Kept
 
 from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
 from .sites import (
@@ -25,6 +26,7 @@ from .sites import (
     State,
     Values,
     base_law,
+    keep_laws,
     latent_sites,
     nesting_of,
 )
@@ -131,8 +133,7 @@ class KHotSwap(MCMCKernel):
                 )
             check_function("continuous", continuous, "the model with its k-hot sites given, such as NUTS")
         check_share("uniform_share", uniform_share)
-        self.model = model
-        self.continuous = continuous
+        self.model, self.continuous = model, continuous
         self.uniform_share = float(uniform_share)
         self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)
         self.chains = None if chains is None else checked_count("chains", chains)
@@ -147,6 +148,7 @@ class KHotSwap(MCMCKernel):
         self._state: State | None = None
         self._sites: list[KHotSite] = []
         self._last: Values = {}  # what the step before returned
+        self._kept: dict[str, Kept] = {}  # what is known of the priors
         self._step = 0
         self._acceptance: dict[str, Acceptance] = {}
 
@@ -168,7 +170,7 @@ class KHotSwap(MCMCKernel):
         params = {name: trace.nodes[name]["value"].detach() for name in latents.khot}
         self._sites = [KHotSite.of(trace, name) for name in latents.khot]
         self._acceptance = {name: Acceptance() for name in latents.khot}
-        self._unconstrained, self._summed_out = {}, None
+        self._unconstrained, self._summed_out, self._kept = {}, None, {name: Kept() for name in latents.khot}
         if latents.continuous:
             params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
         if latents.enumerated:
@@ -182,7 +184,6 @@ class KHotSwap(MCMCKernel):
                 name: self._in_chains.by_chain(name, self._unconstrained.get(name), value)
                 for name, value in params.items()
             }
-        self._state = None
 
     def _start(self, given: Values) -> tuple[Any, Latents, Values]:
         """A run of the model, its latent sites, and the given values, in the plate of the chains."""
@@ -376,6 +377,7 @@ class KHotSwap(MCMCKernel):
         leaves = {name: params[name].detach().requires_grad_(self.uniform_share < 1) for name in names}
         with torch.enable_grad(), pyro.validation_enabled(False):
             trace = self._trace({**params, **leaves})
+            keep_laws(trace, self._kept)
             trace.compute_log_prob()
             total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
         slopes: tuple[Tensor | None, ...] = (None,) * len(names)

@@ -19,6 +19,7 @@ from torch.distributions import Independent
 from khot.distributions import PhantomUnit, SamplingDesign
 from khot.distributions.base import is_half
 from khot.estimators.wrapper import in_float32, wide
+from khot.laws.kept import Kept
 
 from .swaps import Point, Sizes
 
@@ -187,6 +188,12 @@ def base_law(fn: Any) -> Any:
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
+
+
+def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
+    """Gives priors, which a model makes anew in each run, what was computed of earlier ones: it serves if equal."""
+    for name, of_site in kept.items():
+        base_law(trace.nodes[name]["fn"]).kept = of_site
 
 
 def is_khot(fn: Any) -> bool:

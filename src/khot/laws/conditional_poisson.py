@@ -193,9 +193,9 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     return (F.logsigmoid(size) - penalty).sum(-1)
 
 
-def log_counts_and_shifts(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+def log_counts_and_shifts(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
     """log P(B = k) of each row, and the c with which that is likely, both ``(*batch,)``."""
-    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k)
+    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept)
     return log_count, shift
 
 

@@ -78,7 +78,7 @@ def log_prob(logits: Tensor, prior: SizePrior, value: Tensor, kept: Kept | None 
     """
     number = value.detach().double().sum(-1).round().long().clamp(prior.low, prior.high) - prior.low
     rows = _by_size(logits, prior)
-    log_count, shift = law.log_counts_and_shifts(rows.logits, rows.size)
+    log_count, shift = law.log_counts_and_shifts(rows.logits, rows.size, kept)
     shape = broadcast_shapes(number.shape, log_count.shape[1:])
 
     def at(of_sizes: Tensor) -> Tensor:
