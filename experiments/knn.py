@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from common import Table, experiment_parser, minibatches, parse, save_figure
 from image_data import Labelled, Split, load_split
-from khot import lapsum_topk, sparse_topk, successive_softmax_topk, transport_topk
+from khot import knn_loss, lapsum_topk, sparse_topk, successive_softmax_topk, transport_topk
 from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
 CLASSES, FEATURES = 10, 32
@@ -83,11 +83,7 @@ def squared_distances(queries: Tensor, candidates: Tensor) -> Tensor:
 
 def neighbour_loss(features: Tensor, labels: Tensor, k: int, relaxation: Callable[..., Tensor]) -> Tensor:
     """-log of the share of true labels among a query's k relaxed neighbours; the first rows are the queries."""
-    scores = -squared_distances(features[:QUERIES], features[QUERIES:])
-    chosen = relaxation(scores, k, SOFTNESS)  # (queries, candidates), sums to k
-    same = labels[:QUERIES, None] == labels[QUERIES:]
-    share = (chosen * same).sum(-1) / k
-    return -share.clamp(min=1e-6).log().mean()
+    return knn_loss(features[:QUERIES], features[QUERIES:], labels[:QUERIES], labels[QUERIES:], k, SOFTNESS, relaxation)
 
 
 class Embedding(nn.Module):

@@ -23,7 +23,7 @@ Protocol: weights, tokens, optimiser and steps are the same in every row. The so
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
 
@@ -35,7 +35,8 @@ from torch.nn.functional import mse_loss, one_hot
 from tqdm import tqdm
 
 from common import Table, each_seed, experiment_parser, parse, save_figure
-from khot import lapsum_topk, sigmoid_topk, sparse_topk, straight_through_topk, topk_mask
+from khot import lapsum_topk, sparse_topk
+from khot.nn import ExpertChoice
 
 KINDS, EXPERTS = 8, 8
 INPUTS, OUTPUTS, HIDDEN = 16, 4, 16
@@ -50,22 +51,14 @@ EXPERTS_RUN, DROPPED = "experts per token", "tokens without expert, %"
 ROUTING = (HARD_ERROR, EXPERTS_RUN, DROPPED)
 
 
-def straight_through(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
-    return straight_through_topk(scores, k, softness, dim, relaxation=sparse_topk)
-
-
-def hard(scores: Tensor, k: int, softness: float, dim: int) -> Tensor:
-    return topk_mask(scores, k, dim)
-
-
-Mask = Callable[..., Tensor]  # (scores, k, softness, dim) to a mask like the scores, of sum k along dim
-MASKS: dict[str, Mask] = {
-    HARD: hard,
-    STRAIGHT_THROUGH: straight_through,
-    SPARSE: sparse_topk,
-    "sparse top-k, p = 4/3": partial(sparse_topk, p=4 / 3),
-    "sigmoid top-k": sigmoid_topk,
-    "LapSum top-k": lapsum_topk,
+relaxed = partial(ExpertChoice, softness=SOFTNESS)
+ROUTERS: dict[str, Callable[[int], ExpertChoice]] = {  # from the capacity of an expert
+    HARD: ExpertChoice,
+    STRAIGHT_THROUGH: partial(relaxed, relaxation=sparse_topk, straight_through=True),
+    SPARSE: partial(relaxed, relaxation=sparse_topk),
+    "sparse top-k, p = 4/3": partial(relaxed, relaxation=partial(sparse_topk, p=4 / 3)),
+    "sigmoid top-k": relaxed,
+    "LapSum top-k": partial(relaxed, relaxation=lapsum_topk),
 }
 
 
@@ -90,16 +83,16 @@ def with_one(x: Tensor) -> Tensor:
 class MixtureOfExperts(nn.Module):
     """A router of linear scores, and the experts; they all run on every token here, a service would skip zeros."""
 
-    def __init__(self, k: int, mask: Mask) -> None:
+    def __init__(self, choice: ExpertChoice) -> None:
         super().__init__()
-        self.k, self.mask = k, mask
+        self.choice = choice
         self.experts = Networks(EXPERTS, HIDDEN)
         self.router = nn.Linear(INPUTS, EXPERTS)
 
     def route(self, tokens: Tensor) -> Tensor:
         """Weights of the experts, (tokens, EXPERTS)."""
         scores = self.router(tokens)
-        return self.mask(scores, self.k, SOFTNESS, dim=0) * scores.softmax(-1)
+        return self.choice.mask(scores) * scores.softmax(-1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.einsum("te,teo->to", self.route(tokens), self.experts(tokens))
@@ -146,8 +139,8 @@ def relative_error(model: nn.Module, batches: list[Batch]) -> float:
 
 def score(model: MixtureOfExperts, batches: list[Batch]) -> dict[str, float]:
     weights = torch.cat([model.route(batch.tokens) for batch in batches])
-    hardened = copy(model)
-    hardened.mask = MASKS[HARD]
+    hardened = deepcopy(model)
+    hardened.choice = ExpertChoice(int(model.choice.capacity))
     return {
         ERROR: relative_error(model, batches),
         HARD_ERROR: relative_error(hardened, batches),
@@ -172,7 +165,7 @@ def run_seed(seed: int, args: Namespace, table: Table, progress: tqdm) -> dict[s
         WIDE: lambda: nn.Sequential(Networks(1, EXPERTS * HIDDEN), nn.Flatten()),
     }
     k = round(args.capacity * TOKENS / EXPERTS)
-    models |= {row: partial(MixtureOfExperts, k, mask) for row, mask in MASKS.items()}
+    models |= {row: lambda make=make: MixtureOfExperts(make(k)) for row, make in ROUTERS.items()}
     taken = {}
     for row, make in models.items():
         pyro.set_rng_seed(seed)
@@ -217,7 +210,7 @@ def main(arguments: list[str] | None = None) -> Table:
     columns = {ERROR: ".1f", HARD_ERROR: ".1f", EXPERTS_RUN: ".2f", DROPPED: ".1f"}
     table = Table(f"{EXPERTS} experts that choose among {TOKENS} tokens of {KINDS} kinds", columns, HARD)
     first = None
-    for seed, progress in each_seed(args, steps=(2 + len(MASKS)) * args.steps):
+    for seed, progress in each_seed(args, steps=(2 + len(ROUTERS)) * args.steps):
         taken = run_seed(seed, args, table, progress)
         first = first or taken
     table.find("sparse top-k routing beats hard top-k", SPARSE, HARD, ERROR, lower=True)

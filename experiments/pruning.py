@@ -9,7 +9,7 @@ weights that the sparsity leaves. The rows differ in the pruning alone:
     dense                       W itself
     hard                        the k largest in absolute value; only these get a gradient
     hard, straight-through      the same, but all weights get the gradient of those that took their place
-    relaxed, p = 2 or 4/3       sparse_topk_magnitude(W, k): near the threshold weights shrink rather than jump
+    relaxed, p = 2 or 4/3       MagnitudeSparsity with a strength: near the threshold weights shrink rather than jump
 
 Sparsity is the final one from the first step on, or, in the rows marked "rising", grows to it over the first half of
 training as 1 - (1 - t)^3. Whatever the row, every network is pruned to exactly k weights per matrix before it is
@@ -39,7 +39,7 @@ from torch.nn.functional import cross_entropy
 
 from common import Table, experiment_parser, minibatches, parse, save_figure
 from image_data import Labelled, Split, load_split
-from khot import sparse_topk_magnitude, topk_mask
+from khot.nn import MagnitudeSparsity
 from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
 CLASSES, HIDDEN, BATCH_SIZE = 10, 128, 128
@@ -51,7 +51,7 @@ TRIED = (
     "rows 88.5, 87.6 and, rising, 90.8 %; the finding about p = 4/3 was stated after that, and before the runs above."
 )
 
-Prune = Callable[[Tensor, int], Tensor]  # (weights, k) -> weights of which about k are not 0
+Prune = Callable[[Tensor, float], Tensor]  # (weights, density) -> weights of which about that share is not 0
 
 
 class Settings(NamedTuple):
@@ -77,29 +77,33 @@ class Method(NamedTuple):
     ramp: float = 0.0
 
 
-def hard(weights: Tensor, k: int) -> Tensor:
-    return weights * topk_mask(weights.abs(), k)
+def hard(weights: Tensor, density: float) -> Tensor:
+    return MagnitudeSparsity(density)(weights)
 
 
-def straight_through(weights: Tensor, k: int) -> Tensor:
-    return weights + (hard(weights, k) - weights).detach()
+def relaxed(weights: Tensor, density: float, strength: float, p: float = 2.0) -> Tensor:
+    return MagnitudeSparsity(density, strength, p)(weights)
+
+
+def straight_through(weights: Tensor, density: float) -> Tensor:
+    return weights + (hard(weights, density) - weights).detach()
 
 
 def methods_of(strengths: Sequence[float]) -> dict[str, Method]:
     of_square, of_four_thirds = strengths
-    relaxed = partial(sparse_topk_magnitude, strength=of_square)
+    square = partial(relaxed, strength=of_square)
     return {
         HARD: Method(hard),
         STRAIGHT: Method(straight_through),
-        RELAXED: Method(relaxed),
-        RELAXED_SMOOTH: Method(partial(sparse_topk_magnitude, strength=of_four_thirds, p=4 / 3)),
+        RELAXED: Method(square),
+        RELAXED_SMOOTH: Method(partial(relaxed, strength=of_four_thirds, p=4 / 3)),
         f"{HARD}, rising": Method(hard, ramp=0.5),
         f"{STRAIGHT}, rising": Method(straight_through, ramp=0.5),
-        f"{RELAXED}, rising": Method(relaxed, ramp=0.5),
+        f"{RELAXED}, rising": Method(square, ramp=0.5),
     }
 
 
-DENSE_METHOD = Method(lambda weights, k: weights)
+DENSE_METHOD = Method(lambda weights, density: weights)
 ROWS = list(methods_of(DIGITS.strengths))
 
 
@@ -119,8 +123,7 @@ def pruned(network: nn.Module, prune: Prune, sparsity: float) -> dict[str, Tenso
     parameters = dict(network.named_parameters())
     for name, weights in parameters.items():
         if weights.dim() == 2:
-            k = round((1 - sparsity) * weights.numel())
-            parameters[name] = prune(weights.flatten(), k).view_as(weights)
+            parameters[name] = prune(weights, 1 - sparsity)
     return parameters
 
 
@@ -144,7 +147,7 @@ def train(
             optimizer.step()
 
     def exactly_pruned() -> dict[str, Tensor]:
-        return pruned(network, lambda weights, k: hard(method.prune(weights, k), k), sparsity)
+        return pruned(network, lambda weights, density: hard(method.prune(weights, density), density), sparsity)
 
     @torch.no_grad()
     def validate() -> float:

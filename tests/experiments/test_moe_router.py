@@ -10,7 +10,7 @@ import moe_router as experiment
 @pytest.mark.slow
 def test_smoke(tmp_path, capsys):
     table = experiment.main(["--smoke", "--out", str(tmp_path)])
-    assert set(table.scores) == {experiment.ONE_EXPERT, experiment.WIDE, *experiment.MASKS}
+    assert set(table.scores) == {experiment.ONE_EXPERT, experiment.WIDE, *experiment.ROUTERS}
     assert (tmp_path / "moe_router.png").stat().st_size > 3_000
     assert "sparse top-k routing beats hard top-k" in capsys.readouterr().out
 
@@ -21,10 +21,10 @@ def test_wrong_capacity(capsys):
     assert "--capacity must be in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("row", experiment.MASKS)
+@pytest.mark.parametrize("row", experiment.ROUTERS)
 def test_every_expert_takes_k_tokens_and_the_router_learns(row):
     scores = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    mask = experiment.MASKS[row](scores, 5, experiment.SOFTNESS, dim=0)
+    mask = experiment.ROUTERS[row](5).mask(scores)
     assert_close(mask.sum(0), torch.full((4,), 5.0))
     (mask * scores.softmax(-1)).square().sum().backward()
     assert scores.grad.abs().sum() > 0

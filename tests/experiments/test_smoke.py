@@ -74,7 +74,7 @@ def test_networks_are_tested_with_exactly_k_weights(method):
 def test_straight_through_gives_all_weights_a_gradient():
     weights = torch.tensor([3.0, -1.0, 2.0], requires_grad=True)
     for prune, gradient in ((pruning.hard, [1.0, 0.0, 1.0]), (pruning.straight_through, [1.0, 1.0, 1.0])):
-        pruned = prune(weights, 2)
+        pruned = prune(weights, 2 / 3)
         assert pruned.tolist() == [3.0, 0.0, 2.0]
         assert torch.autograd.grad(pruned.sum(), weights)[0].tolist() == gradient
 
@@ -96,9 +96,9 @@ def test_sparsity_rises_with_the_steps_of_all_epochs(monkeypatch):
     data = Labelled(torch.rand(256, 1, 8, 8), torch.arange(256) % 10)
     kept = []
 
-    def note(weights, k):
-        kept.append(k / weights.numel())
-        return pruning.hard(weights, k)
+    def note(weights, density):
+        kept.append(density)
+        return pruning.hard(weights, density)
 
     pruning.train(Run("a", 0, {}), Split(data, data, data), pruning.Method(note, ramp=0.5), 0.9, pruning.DIGITS, 4)
     first_matrix = kept[::3]  # of three; each epoch prunes twice in training and, at the end, once in validation

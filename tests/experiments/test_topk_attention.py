@@ -1,11 +1,11 @@
-"""It runs with the smallest settings; its data and its two forms of masked attention are what they claim."""
+"""It runs with the smallest settings; its data and its attention are what they claim."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 import topk_attention as experiment
-from khot import log_sigmoid_topk, sigmoid_topk, topk_mask
+from khot import lapsum_topk, sigmoid_topk, sorted_transport_topk, sparse_topk, topk_mask
 
 
 @pytest.mark.slow
@@ -29,14 +29,17 @@ def test_every_key_stands_k_times_and_sums_are_of_its_values():
     assert sums[2, 7] == values[2][keys[2] == keys[2, 7]].sum()
 
 
-def test_log_mask_added_is_mask_multiplied():
-    scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    added = experiment.add_log(scores, 2, log_sigmoid_topk)
-    assert_close(added, experiment.multiply(scores, 2, sigmoid_topk))
-    assert_close(added.sum(-1), torch.ones(3))
-
-
-def test_hard_attention_is_a_softmax_over_the_k_largest():
-    scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    masked = scores.masked_fill(topk_mask(scores, 2) == 0, -torch.inf)
-    assert_close(experiment.ATTENTION[experiment.HARD](scores, 2), masked.softmax(-1))
+@pytest.mark.parametrize("row", experiment.ATTENTION)
+def test_attention_is_a_softmax_with_the_log_of_the_mask(row):
+    query, key = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    scores = query @ key.T / 2
+    masks = {
+        experiment.FULL: torch.ones_like(scores),
+        experiment.HARD: topk_mask(scores, 2),
+        experiment.SOFT: sigmoid_topk(scores, 2, experiment.SOFTNESS),
+        "LapSum top-k": lapsum_topk(scores, 2, experiment.SOFTNESS),
+        "sparse top-k, p = 2": sparse_topk(scores, 2, experiment.SOFTNESS),
+        "sorted SOFT top-k": sorted_transport_topk(scores, 2, experiment.SOFTNESS).sum(-1),
+    }
+    found = experiment.ATTENTION[row](query, key, torch.eye(8), 2)
+    assert_close(found, (scores + masks[row].log()).softmax(-1))
