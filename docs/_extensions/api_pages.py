@@ -88,8 +88,8 @@ def _write_if_changed(path: Path, text: str) -> None:
 
 def _index(packages: Iterable[str]) -> Iterable[str]:
     yield from ("API reference", "=============", "")
-    yield "You can import most names from ``khot`` itself: ``from khot import sigmoid_topk``. The exceptions are the names"
-    yield "of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and the results of"
+    yield "You can import most names from ``khot`` itself: ``from khot import sigmoid_topk``. The exceptions are the"
+    yield "names of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and the results of"
     yield "``compare_estimators``."
     yield from ("", ".. toctree::", "   :maxdepth: 1", "")
     yield from (*(f"   {package}" for package in packages), "")
