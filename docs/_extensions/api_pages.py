@@ -88,8 +88,9 @@ def _write_if_changed(path: Path, text: str) -> None:
 
 def _index(packages: Iterable[str]) -> Iterable[str]:
     yield from ("API reference", "=============", "")
-    yield "All names but those of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and of"
-    yield "the results of ``compare_estimators``, are names of ``khot`` as well: ``from khot import sigmoid_topk``."
+    yield "You can import most names from ``khot`` itself: ``from khot import sigmoid_topk``. The exceptions are the"
+    yield "names of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and the results of"
+    yield "``compare_estimators``."
     yield from ("", ".. toctree::", "   :maxdepth: 1", "")
     yield from (*(f"   {package}" for package in packages), "")
 
@@ -110,4 +111,4 @@ def _page(package: str, own: list[str], borrowed: Iterable[str]) -> Iterable[str
             yield from (*(f"   {name}" for name in members), "")
     for name in borrowed:
         home = ".".join(_home(getattr(_module(package), name)))
-        yield from (f"``{name}`` is :py:obj:`{home}`, here as well.", "")
+        yield from (f"``{name}`` is an alias of :py:obj:`{home}`.", "")

@@ -1,6 +1,8 @@
 """Words under which users look for a public name that its own text may lack. The search of the site finds them."""
 
-OF = {
+import re
+
+PHRASES = {
     "sigmoid_topk": "top-k mask, soft top-k, differentiable top-k, relaxed top-k, k-hot softmax, LML, SOFT",
     "sparse_topk": "sparse top-k mask, entmax, sparsemax, budget, projection onto the capped simplex, exact zeros",
     "topk_mask": "hard top-k mask, k-hot, argtopk, one-hot of topk, select the k largest",
@@ -32,3 +34,6 @@ OF = {
     "AutoKHot": "autoguide, variational inference, automatic guide",
     "TopKCrossEntropy": "top-k classification loss",
 }
+
+# Sphinx takes what stands between commas for one word, and a query for several.
+OF = {name: ", ".join(dict.fromkeys(re.findall(r"\w+", text.lower()))) for name, text in PHRASES.items()}
