@@ -25,9 +25,9 @@ on five data sets, the last three generated anew for each seed:
                    nearest neighbours
 
 Protocol: of breast_cancer and digits one half, the same for every seed, serves for the table alone; each seed trains on
-60 % of the rows in the other half, every class in proportion. The settings of KHotSelector were chosen on the other
-40 %, and on generated data with other seeds. Those of the other selectors are their libraries' defaults, but for what is
-written here. Seconds are those of one thread on a processor, without what others take of it.
+60 % of the rows in the other half, every class in proportion. The settings of KHotSelector were chosen on that half and
+on generated data with other seeds. Those of the other selectors are their libraries' defaults, but for what is written
+here. Seconds are those of one thread on a processor, without what others take of it.
 """
 
 import importlib.util
