@@ -28,15 +28,15 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
-from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count_draw, forest_roots
 from khot.kernels.count.characteristic import Factors, factors
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.count.tree import ProductTree
-from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
-from khot.kernels.small_numbers import TINY, log_of_small
+from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
+from khot.kernels.exact.small_numbers import TINY, log_of_small
+from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from khot._tracing import broadcast_shapes
+from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson as law
 from .kept import Kept
@@ -175,8 +176,15 @@ def sample(
     weights = probability.expand(*shape, -1).reshape(-1, probability.shape[-1])
     if len(weights) == 0:
         return torch.zeros(*shape, n, dtype=torch.bool, device=logits.device)
-    size = prior.low + weights.multinomial(1, generator=generator).view(shape)
+    size = prior.low + _drawn(weights, generator).view(shape)
     return law.sample(logits.double().expand(*shape, n), size, (), generator)
+
+
+def _drawn(weights: Tensor, generator: torch.Generator | None) -> Tensor:
+    """An index for each row of weights (rows, sizes), never one of weight 0."""
+    upto = weights.double().cumsum(-1)
+    share = uniform((len(weights), 1), upto.dtype, upto.device, generator) * upto[:, -1:]
+    return torch.searchsorted(upto, share, right=True).squeeze(-1)
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:
