@@ -39,7 +39,7 @@ from khot import (
     topk_mask,
     transport_topk,
 )
-from khot.constraints import capped_simplex, k_hot
+from khot.constraints import capped_simplex, k_hot, ranking
 from khot.distributions import (
     Brewer,
     ConditionalPoisson,
@@ -47,6 +47,7 @@ from khot.distributions import (
     ParetoSampling,
     PhantomUnit,
     Pivotal,
+    PlackettLuce,
     RelaxedKHot,
     RelaxedKHotStraightThrough,
     Sampford,
@@ -400,11 +401,18 @@ class ConstraintCase:
         public: The constraint, called as ``public(k)``.
         inside: Rows that it holds for, by their k.
         outside: Rows that it does not hold for, by the same k.
+        form: How it is made of k, if not like this: from the constraint and k.
+        dtype: Of its values.
     """
 
     public: Callable[..., Constraint]
     inside: dict[float, list[float]]
     outside: dict[float, list[float]]
+    form: Callable[..., Constraint] | None = None
+    dtype: torch.dtype = torch.float64
+
+    def make(self, k: Any) -> Constraint:
+        return self.public(k) if self.form is None else self.form(self.public, k)
 
 
 CONSTRAINTS = [
@@ -417,6 +425,13 @@ CONSTRAINTS = [
         capped_simplex,
         {1: [0.2, 0.5, 0.3], 2.5: [1.0, 0.6, 0.9], 0: [0.0, 0.0, 0.0], 3: [1.0, 1.0, 1.0]},
         {1: [0.2, 0.5, 0.4], 2.5: [1.1, 0.5, 0.9], 0: [-0.1, 0.1, 0.0], 3: [1.0, 1.0, math.nan]},
+    ),
+    ConstraintCase(
+        ranking,
+        {1: [2, -1, -1], 2: [0, 2, -1], 0: [-1, -1, -1], 3: [1, 0, 2]},
+        {1: [3, -1, -1], 2: [1, 1, -1], 0: [0, -1, -1], 3: [1, -1, 2]},
+        form=lambda ranking, k: ranking(3, k),
+        dtype=torch.long,
     ),
 ]
 
@@ -588,6 +603,18 @@ def horvitz_thompson_definition(horvitz_thompson: Any) -> None:
     torch.testing.assert_close(share @ variance, share @ (total - y.sum()).square())
 
 
+def plackett_luce_definition(law_class: Any) -> None:
+    """Each choice has the softmax of the logits of those that are left."""
+    logits = normal(2, 5)
+    law = law_class(logits=logits, k=3)
+    for value in law.enumerate_support(expand=False):
+        left, expected = logits.clone(), 0.0
+        for unit in value.squeeze(0):
+            expected = expected + left.log_softmax(-1)[:, unit]
+            left[:, unit] = -torch.inf
+        torch.testing.assert_close(law.log_prob(value), expected)
+
+
 def straight_through_value_definition(straight_through_value: Any) -> None:
     """The one, with the gradient of the other."""
     soft = normal(2, 5).requires_grad_()
@@ -631,7 +658,10 @@ def subset_categorical_definition(subset_categorical: Any) -> None:
 
 TOOLS = {
     "relaxations": [ToolCase(straight_through_value, straight_through_value_definition)],
-    "distributions": [ToolCase(horvitz_thompson, horvitz_thompson_definition)],
+    "distributions": [
+        ToolCase(PlackettLuce, plackett_luce_definition),
+        ToolCase(horvitz_thompson, horvitz_thompson_definition),
+    ],
     "estimators": [
         ToolCase(AdaptiveStep, adaptive_step_definition),
         ToolCase(MovingAverage, moving_average_definition),

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 _BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
 _BY_NAME = ("nn", "sklearn")  # not in `__all__`: `from khot import *` would hide torch's nn, and scikit-learn
-_ELSEWHERE = {"KHotSelector": "sklearn", "capped_simplex": "constraints", "k_hot": "constraints"}
+_ELSEWHERE = {
+    "KHotSelector": "sklearn",
+    "capped_simplex": "constraints",
+    "k_hot": "constraints",
+    "ranking": "constraints",
+}
 
 try:
     __version__ = metadata.version("khot")

@@ -25,7 +25,7 @@ from khot._validation import (
     looks_at_contents,
 )
 from khot.constraints import k_hot
-from khot.kernels.small_numbers import log_odds
+from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.kept import Kept
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions

@@ -17,7 +17,7 @@ from khot._validation import (
     check_strided,
     looks_at_contents,
 )
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk
 
 from .shared import REDUCTIONS, Relaxation, describe

@@ -16,8 +16,8 @@ from khot._validation import (
     check_strided,
     looks_at_contents,
 )
-from khot.kernels.autograd import with_forward_mode
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.operators.autograd import with_forward_mode
 from khot.relaxations import (
     sparse_topk,
     sparse_topk_magnitude,

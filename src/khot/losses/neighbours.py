@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor
 
-from khot._validation import check_choice, check_function, check_strided
-from khot.kernels.rows import compute_dtype
+from khot._validation import (
+    check_choice,
+    check_function,
+    check_positive_contents,
+    check_softness,
+    check_strided,
+    is_finite,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
 from .shared import REDUCTIONS, Relaxation, describe
@@ -62,6 +70,8 @@ def knn_loss(
     _check_labels("key_labels", key_labels, keys)
     dtype = torch.promote_types(compute_dtype(query), compute_dtype(keys))
     scores = -_squared_distances(query.to(dtype), keys.to(dtype))
+    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+    check_positive_contents("softness", softness)
     same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)
     has_neighbour = same.any(-1)
     logarithm = getattr(relaxation, "logarithm", None)
@@ -93,6 +103,8 @@ def _check_features(query: object, keys: object) -> None:
             raise TypeError(f"`{name}` must be a floating-point tensor of features, but is {describe(value)}")
         if value.dim() < 2:
             raise ValueError(f"`{name}` must have shape (..., items, features), but is {describe(value)}")
+        if looks_at_contents(value) and not is_finite(value) and not value.isfinite().all():
+            raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
     assert isinstance(query, Tensor) and isinstance(keys, Tensor)
     if query.shape[:-2] != keys.shape[:-2] or query.shape[-1] != keys.shape[-1]:
         raise ValueError(

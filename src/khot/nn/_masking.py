@@ -25,7 +25,7 @@ from khot._validation import (
     looks_at_contents,
     tensors_among,
 )
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
 from khot.relaxations.hard import positions

@@ -24,7 +24,7 @@ from khot._validation import (
     checked_real,
     looks_at_contents,
 )
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._masking import Relaxation

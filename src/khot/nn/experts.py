@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._torch_internals import is_wrapped
 from khot._validation import check_scores, check_strided, checked_int, expanded, looks_at_contents, tensors_among
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 
 from ._keeping import keep_largest
@@ -95,8 +95,8 @@ class ExpertChoice(TopK):
                 raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
         else:
             capacity = min(self.checked("k", capacity), tokens)
-        if self.softness is None and not looks and not isinstance(capacity, Tensor):
-            return capacity  # a hard mask leaves excluded tokens out by itself
+        if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
+            return capacity  # a hard mask leaves excluded tokens out by itself; parts do not tell how many there are
         if not looks or bool((x == -torch.inf).any()):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):

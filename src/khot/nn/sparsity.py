@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from khot._module import Module
 from khot._validation import check_share, check_strided, checked_count, checked_int, checked_positive
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, sparse_topk_magnitude, topk_mask
 from khot.relaxations.sparse import check_exponent
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot._validation import check_scores, check_strided, checked_int, is_int
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.axes import as_axes, as_rows
 
