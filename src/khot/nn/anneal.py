@@ -15,7 +15,7 @@ class Anneal:
 
     .. math:: v_t = a + (b - a)\, t / T \quad\text{or}\quad v_t = a^{1 - t / T}\, b^{t / T}, \qquad t = 0, 1, \dots, T
 
-    It is used as a scheduler of :mod:`torch.optim.lr_scheduler` is: it assigns the first value when it is made and the
+    It is used as a scheduler of ``torch.optim.lr_scheduler`` is: it assigns the first value when it is made and the
     next one at each :meth:`step`, and keeps the last one after ``steps`` of them. Where the module's number and both
     ends are ints, as for the k of a hard mask, each value is rounded to the nearest int. A compiled module is compiled
     once more at the first change, and not again.

@@ -96,9 +96,7 @@ class ExpertChoice(TopK):
         else:
             capacity = min(self.checked("k", capacity), tokens)
         if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
-            return (
-                capacity  # a hard mask leaves excluded tokens out by itself, and parts alone do not tell their number
-            )
+            return capacity  # a hard mask leaves excluded tokens out by itself; parts do not tell how many there are
         if not looks or bool((x == -torch.inf).any()):
             tokens = (x != -torch.inf).sum(-2)
         if isinstance(tokens, Tensor):
