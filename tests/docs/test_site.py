@@ -36,7 +36,7 @@ def test_every_public_name_has_an_entry(tmp_path):
     index = (tmp_path / "index.rst").read_text()
     assert all(f"   khot.{package}\n" in index for package in MODULES)
     assert pages.home_of("RelaxedKHotStraightThrough") == "khot.distributions"  # which the estimators list, too
-    assert pages.home_of("TopKCrossEntropyLoss") == "khot.losses" and pages.home_of("nothing") is None
+    assert pages.home_of("TopKCrossEntropyLoss") == "khot.nn" and pages.home_of("nothing") is None
 
 
 def test_likelihoods_take_batches_of_vectors():

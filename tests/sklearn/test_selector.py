@@ -1,10 +1,12 @@
 """KHotSelector: scikit-learn's own checks, planted features found, and what it is to Pipeline and GridSearchCV."""
 
+import contextlib
 import copy
 import subprocess
 import sys
 import textwrap
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -34,8 +36,7 @@ def planted(seed, n=FEATURES, number=PLANTED, rows=ROWS):
     return X, X @ (signs * support) + generator.standard_normal(rows), support
 
 
-# Their data have one to three features, all of which the default selector keeps, and says so.
-@pytest.mark.filterwarnings("ignore:`n_features_to_select`=10 is more than the number of features:UserWarning")
+@pytest.mark.filterwarnings("ignore:No features were selected:UserWarning")  # some of their data are noise
 @parametrize_with_checks([KHotSelector()])
 def test_checks_of_scikit_learn(estimator, check):
     check(estimator)
@@ -43,7 +44,7 @@ def test_checks_of_scikit_learn(estimator, check):
 
 OTHERS = [
     KHotSelector(2, max_iter=50, early_stopping=True, validation_fraction=0.3),
-    KHotSelector("learned", max_iter=50),
+    KHotSelector(predictor="hidden", max_iter=50),
 ]
 
 
@@ -132,7 +133,7 @@ def test_training_ends_when_nearly_all_draws_are_the_same():
 
 def training_of(logits, k):
     """A training whose gate has moved from equal logits to these."""
-    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), torch.nn.functional.mse_loss, 0.0)
+    training = Training(KHotGate(len(logits), k), torch.nn.Linear(len(logits), 1), 0.0)
     training.gate.logits.data.copy_(torch.as_tensor(logits))
     return training
 
@@ -263,12 +264,36 @@ def test_in_a_pipeline_and_a_grid_search():
         ({"tol": 0.5}, ValueError, "`tol` must lie in"),
         ({"validation_fraction": np.nan}, ValueError, "`validation_fraction` must lie in"),
         ({"early_stopping": "yes"}, TypeError, "`early_stopping` must be True or False"),
+        ({"n_jobs": 0}, ValueError, "`n_jobs` must be None or an int other than 0, but got 0"),
+        ({"n_jobs": 1.5}, TypeError, "`n_jobs` must be an int, but got 1.5"),
     ],
 )
 def test_bad_arguments(settings, error, message):
     X = np.random.default_rng(0).standard_normal((18, 4))
     with pytest.raises(error, match=message):
         KHotSelector(**{"n_features_to_select": 2, **settings}).fit(X, [0, 1] * 9)
+
+
+@pytest.mark.parametrize(("n_jobs", "surrounding", "threads"), [(None, None, 1), (3, None, 3), (None, 2, 2)])
+def test_threads_of_a_fit(n_jobs, surrounding, threads):
+    class Watched(torch.nn.Linear):
+        seen = set()
+
+        def forward(self, x):
+            self.seen.add(torch.get_num_threads())
+            return super().forward(x)
+
+    X, y, _ = planted(0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        with contextlib.ExitStack() as stack:
+            if surrounding is not None:
+                stack.enter_context(joblib.parallel_config("threading", n_jobs=surrounding))
+            KHotSelector(2, predictor=Watched(X.shape[-1], 1), n_jobs=n_jobs, max_iter=2, task="regression").fit(X, y)
+        assert Watched.seen == {threads} and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bad_data():

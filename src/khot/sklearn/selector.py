@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import effective_n_jobs  # which scikit-learn needs
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.feature_selection import SelectorMixin
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch.nn import Linear, Module, ReLU, Sequential
-from torch.nn.functional import cross_entropy, mse_loss
 from tqdm import tqdm
 from typing_extensions import Self
 
@@ -28,7 +25,9 @@ from khot.distributions import Pivotal, SamplingDesign
 from khot.estimators import ReinMax
 from khot.nn import KHotGate
 
-from .training import LOOK_EVERY, Best, Training
+from .data import Data, prepared
+from .start import least_squares_start
+from .training import HURRY_AFTER, LOOK_EVERY, Best, Training, threads_of_torch
 
 
 class KHotSelector(SelectorMixin, BaseEstimator):
@@ -42,28 +41,45 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     With ``n_features_to_select="learned"`` the number is learned, too: a feature stays where it lowers the loss by more
     than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in nats, or for
     values the mean squared error as a share of their variance, so that ``price=0.01`` asks a feature to explain one
-    percent of it.
+    percent of it. Of several outputs it is the mean of their losses. Without ``y`` the values are the features
+    themselves, as in a concrete autoencoder: those that are selected shall tell the others.
+
+    With a linear predictor, training does not start from equal logits but from where least squares bring them, which
+    need no draws: see :mod:`khot.sklearn.start`. After 100 steps it then hurries to decide between features that are
+    alike. It takes a fraction of a second for some dozens or hundreds of features, where a hidden layer, which starts
+    from equal logits, takes seconds.
+
+    It pays where features are correlated, where they count only together (with ``predictor="hidden"``), and where there
+    are more of them than rows: a univariate test is wrong or blind there, and an L1 penalty spreads over features that
+    are alike. Where each feature tells something of its own, univariate tests are as good and a hundred times as fast.
+
+    A ``sample_weight`` counts a row as often as that many copies: integer weights and repeated rows select the same
+    features with the same ``random_state``, to the last bit, and the order of the rows does not matter. Rows that are
+    equal are one row with one draw for each step.
 
     Features are standardised inside; :meth:`transform` returns columns of what it is given. Training is in single
     precision on the CPU, and leaves torch's random numbers as they were.
 
     Args:
-        n_features_to_select: How many features to select, 10 by default: an int; a fraction of them in (0, 1), rounded
-            down but at least one; or ``"learned"``. All are kept, with a UserWarning, where there are fewer than that.
+        n_features_to_select: How many features to select: ``"learned"``, by default, for those that are worth their
+            ``price``; an int; or a fraction of them in (0, 1), rounded down but at least one. All are kept, with a
+            UserWarning, where there are fewer than an int asks for.
         task: ``"classification"``, ``"regression"``, or ``"auto"``: numbers of a floating-point dtype are values,
-            everything else is a class.
+            everything else is a class. Without ``y`` it is a regression.
         predictor: ``"linear"``, ``"hidden"`` for one hidden layer of ``hidden_units`` ReLUs, or a
-            :class:`torch.nn.Module` that maps rows ``(rows, n_features)`` to one score for each class, or to one value;
-            a copy of it is trained, from its weights on.
+            :class:`torch.nn.Module` that maps rows ``(rows, n_features)`` to one score for each class, or to one value,
+            of each output in turn; a copy of it is trained, from its weights on.
         hidden_units: Width of the hidden layer.
         design: Class of sampling designs, called as ``design(logits=..., k=k)``; for a learned number with ``probs``.
         estimator: What gives draws a gradient, called with the design.
-        price: What a feature must be worth, where their number is learned.
+        price: What a feature must lower the loss by to be selected, where their number is learned: 0.01 nats, or one
+            percent of the variance, by default. A higher price selects fewer features. Without ``y`` it has to be
+            higher than 1 / n_features, since each feature tells at least itself; at a lower price all are selected.
         learning_rate: Adam's, for the predictor. It has to be smaller, such as 0.01, where hundreds of features are
             selected, since a step changes the weights of all of them.
         mask_learning_rate: Adam's, for the logits of the design. A smaller one takes longer, and tells features that
             are correlated better apart.
-        batch_size: Rows of a step; all, where there are fewer.
+        batch_size: Different rows of a step; all, where there are fewer.
         max_iter: Largest number of steps.
         tol: Training ends when nearly all draws are the same: each inclusion probability :math:`\pi_i` is within
             ``tol`` of 0 or 1, and :math:`\sum_i \pi_i (1 - \pi_i)` is at most ``tol`` times its value before training.
@@ -72,6 +88,9 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             ``n_iter_no_change`` steps. The selection, and the predictor, are then those with the least held-out loss.
         validation_fraction: Fraction of the rows that is held out, if ``early_stopping``.
         n_iter_no_change: How many steps to wait for an improvement, if ``early_stopping``.
+        n_jobs: How many threads of torch train; None is 1, also in scikit-learn's meaning of a surrounding
+            ``joblib.parallel_config``, and -1 is all processors. One is faster unless rows or features are many
+            thousands, and leaves the other processors to others. torch's own number is restored afterwards.
         random_state: Seed of draws, mini-batches and first weights: an int, a ``numpy.random.RandomState`` or None.
         verbose: Whether to show a progress bar.
 
@@ -90,6 +109,8 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", feature selection.
+        [2] Balin, Abid, Zou (2019), "Concrete autoencoders: differentiable feature selection and reconstruction",
+            for ``y=None``.
 
     Example:
         >>> from sklearn.datasets import make_regression
@@ -101,7 +122,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_features_to_select: int | float | str = 10,
+        n_features_to_select: int | float | str = "learned",
         *,
         task: str = "auto",
         predictor: str | Module = "linear",
@@ -117,6 +138,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 100,
+        n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
@@ -135,38 +157,53 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Learns which features to select.
 
         Args:
             X: Rows of features, ``(n_samples, n_features)``.
-            y: Classes or values, ``(n_samples,)``.
+            y: Classes or values, ``(n_samples,)`` or, of several outputs, ``(n_samples, n_outputs)``; None to
+                reconstruct all features of X from those that are selected.
+            sample_weight: How much each row counts, ``(n_samples,)``: an integer as often as that many copies of the
+                row, 0 not at all.
 
         Returns:
             The selector itself.
         """
         self._check_parameters()
-        features, labels = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
-        rows, targets = standardised(features, labels, self.task)
+        data = self._data(X, y, sample_weight)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        with torch.random.fork_rng(devices=[]):
+        with threads_of_torch(effective_n_jobs(self.n_jobs)), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            training = self._training(rows.shape[-1], targets)
-            self._train(training, rows, targets, seed)
+            training = self._train(data, seed)
         self.inclusion_probabilities_ = training.inclusion_probabilities().double().numpy()
         self.support_ = training.selected().numpy()
         self.predictor_ = training.predictor.eval()
         self.loss_curve_ = training.curve
         self.n_iter_ = len(training.curve)
         return self
+
+    def _data(self, X: ArrayLike, y: ArrayLike | None, sample_weight: ArrayLike | None) -> Data:
+        dtypes = (np.float64, np.float32)
+        if y is None:
+            if self.task == "classification":
+                raise ValueError("`task` is 'classification', which needs `y`, but `y` is None")
+            features, targets = validate_data(self, X, dtype=dtypes, ensure_min_samples=2), None
+        else:
+            features, targets = validate_data(self, X, y, dtype=dtypes, ensure_min_samples=2, multi_output=True)
+        weights = _check_sample_weight(sample_weight, features, dtype=np.float64)
+        if (weights < 0).any():
+            raise ValueError(f"`sample_weight` must not be negative, but got {weights.min():g}")
+        return prepared(features, targets, weights, self.task)
 
     def _get_support_mask(self) -> NDArray[np.bool_]:
         check_is_fitted(self)
@@ -184,6 +221,10 @@ class KHotSelector(SelectorMixin, BaseEstimator):
         check_number("tol", self.tol, low=0, high=0.5)
         check_number("validation_fraction", self.validation_fraction, low=0, high=1, without_low=True)
         check_flag("early_stopping", self.early_stopping)
+        if self.n_jobs is not None:
+            check_number("n_jobs", self.n_jobs, low=-math.inf, whole=True)
+            if self.n_jobs == 0:
+                raise ValueError("`n_jobs` must be None or an int other than 0, but got 0")
         wanted = self.n_features_to_select
         if isinstance(wanted, str):
             if wanted != "learned":
@@ -206,11 +247,15 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             )
         return min(int(wanted), n)
 
-    def _training(self, n: int, targets: Tensor) -> Training:
-        classifies = not targets.is_floating_point()
+    def _training(self, data: Data) -> Training:
+        """A gate of equal logits and an untrained predictor; if that is linear, least squares give both a start."""
+        n, price = data.x.shape[-1], float(self.price)
         gate = KHotGate(n, self._number_of_features(n), self.design, self.estimator)
-        predictor = self._untrained_predictor(n, int(targets.max()) + 1 if classifies else 1)
-        return Training(gate, predictor, cross_entropy if classifies else mse_loss, float(self.price))
+        training = Training(gate, self._untrained_predictor(n, data.outputs), price)
+        if self.predictor == "linear":
+            logits, weights = least_squares_start(data, gate.k, price)
+            training.start_at(logits, weights)
+        return training
 
     def _untrained_predictor(self, n: int, outputs: int) -> Module:
         if self.predictor == "linear":
@@ -223,44 +268,28 @@ class KHotSelector(SelectorMixin, BaseEstimator):
             raise ValueError(f"`predictor` must make (rows, {outputs}) of (rows, {n}), but makes {shape} of (2, {n})")
         return predictor.train()
 
-    def _train(self, training: Training, rows: Tensor, targets: Tensor, seed: int) -> None:
+    def _train(self, data: Data, seed: int) -> Training:
         """Until the law has settled, the held-out loss no longer improves, or there were ``max_iter`` steps."""
-        best, held_out = Best((training.gate, training.predictor), self.n_iter_no_change), None
+        held_out = None
         if self.early_stopping:
-            classes = None if targets.is_floating_point() else targets
-            split = train_test_split(
-                rows, targets, test_size=self.validation_fraction, random_state=seed, stratify=classes
-            )
-            (rows, targets), held_out = split[::2], split[1::2]
-        rates = (self.learning_rate, self.mask_learning_rate)
-        steps = training.steps(rows, targets, self.batch_size, rates)
+            data, held_out = data.split(self.validation_fraction, seed)
+        training = self._training(data)
+        best = Best((training.gate, training.predictor), self.n_iter_no_change)
+        steps = training.steps(data, self.batch_size, (self.learning_rate, self.mask_learning_rate))
         for step in tqdm(
             itertools.islice(steps, self.max_iter), "KHotSelector", self.max_iter, disable=not self.verbose
         ):
             if step % LOOK_EVERY and step < self.max_iter:
                 continue
-            if held_out and not best.compare(training.held_out_loss(*held_out), step):
+            if held_out and not best.compare(training.held_out_loss(held_out), step):
                 break
             if training.has_settled(self.tol):
                 break
+            if step >= HURRY_AFTER and self.predictor == "linear":
+                training.hurry()
         if held_out:
             best.restore()
-
-
-def standardised(X: NDArray[Any], y: NDArray[Any], task: str) -> tuple[Tensor, Tensor]:
-    """Features of mean 0 and variance 1 in single precision; numbers of classes ``(rows,)``, or values ``(rows, 1)``.
-
-    Raises:
-        ValueError: If there is one class only.
-    """
-    rows = torch.as_tensor(StandardScaler().fit_transform(X), dtype=torch.float32)
-    if task == "regression" or (task == "auto" and np.issubdtype(y.dtype, np.floating)):
-        values = StandardScaler().fit_transform(np.asarray(y, dtype=np.float64)[:, None])
-        return rows, torch.as_tensor(values, dtype=torch.float32)
-    classes, targets = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"`y` must have two or more classes, but got one class, {classes[0]!r}")
-    return rows, torch.as_tensor(targets, dtype=torch.long)
+        return training
 
 
 def check_number(

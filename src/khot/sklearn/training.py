@@ -1,8 +1,9 @@
-"""How a gate and a predictor learn together: mini-batches, a price for what is kept, and when to stop."""
+"""How a gate and a predictor learn together: mini-batches, a price for what is kept, early decisions, when to stop."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,11 @@ from torch.nn import Module
 from khot.nn import KHotGate
 from khot.relaxations import topk_mask
 
+from .data import Data
+
 LOOK_EVERY = 10  # steps from one look at the inclusion probabilities, and at the held-out loss, to the next
+HURRY_AFTER = 100  # steps, after which each look brings the law nearer to a decision
+HURRY = 1.1  # what such a look multiplies the logits by
 
 
 @dataclass
@@ -23,7 +28,6 @@ class Training:
     Attributes:
         gate: Which features the predictor sees.
         predictor: Called with the features that the gate lets through, ``(rows, n)``.
-        loss: Of predictions and targets, a scalar.
         price: What each feature adds to the loss, which matters where their number is learned.
         curve: Training loss of each step, without the price.
         untrained_spread: The :func:`spread` of the draws before training.
@@ -31,7 +35,6 @@ class Training:
 
     gate: KHotGate
     predictor: Module
-    loss: Callable[[Tensor, Tensor], Tensor]
     price: float
     curve: list[float] = field(default_factory=list, init=False)
     untrained_spread: float = field(init=False)
@@ -39,24 +42,23 @@ class Training:
     def __post_init__(self) -> None:
         self.untrained_spread = spread(self.inclusion_probabilities())
 
-    def objective(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(self, data: Data) -> tuple[Tensor, Tensor]:
         """The loss, with a draw for each row, and what the features cost, as many as draws have on average."""
-        loss = self.loss(self.predictor(self.gate(x)), y)
+        loss = data.loss(self.predictor(self.gate(data.x)))
         number = self.gate.k if self.gate.k is not None else torch.sigmoid(self.gate.logits).sum()
         return loss, torch.as_tensor(self.price * number)
 
-    def steps(self, x: Tensor, y: Tensor, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
+    def steps(self, data: Data, batch_size: int, rates: tuple[float, float]) -> Iterator[int]:
         """Takes a step of Adam for each number that it yields; ``rates`` are those of the predictor and of the gate.
 
         Raises:
             ValueError: If the loss is infinite or NaN.
         """
         parts = zip((self.predictor, self.gate), rates, strict=True)
-        optimizer = torch.optim.Adam([{"params": part.parameters(), "lr": rate} for part, rate in parts])
-        batches = shuffled(len(x), batch_size)
-        while True:
-            rows = next(batches)
-            loss, cost = self.objective(x[rows], y[rows])
+        groups = [{"params": part.parameters(), "lr": rate} for part, rate in parts]
+        optimizer = torch.optim.Adam(groups, fused=True)  # one loop over all parameters instead of ten operations each
+        for batch in batches(data, batch_size):
+            loss, cost = self.objective(batch)
             optimizer.zero_grad()
             (loss + cost).backward()
             optimizer.step()
@@ -67,6 +69,12 @@ class Training:
                     "smaller one may help"
                 )
             yield len(self.curve)
+
+    @torch.no_grad()
+    def start_at(self, logits: Tensor, weights: Tensor) -> None:
+        """Gives the gate these logits, and a linear predictor these weights."""
+        self.gate.logits.copy_(logits)
+        self.predictor.load_state_dict({"weight": weights, "bias": torch.zeros(len(weights))})
 
     def inclusion_probabilities(self) -> Tensor:
         return self.gate.law().mean.detach()
@@ -89,12 +97,36 @@ class Training:
         return is_near and spread(probs) <= tol * self.untrained_spread
 
     @torch.no_grad()
-    def held_out_loss(self, x: Tensor, y: Tensor) -> float:
+    def hurry(self) -> None:
+        """Multiplies the distances of the logits from the threshold, so that features that are alike are decided on.
+
+        The threshold lies in the middle between the last logit that is selected and the first that is not.
+        """
+        logits, k = self.gate.logits, self.gate.k
+        if k is None:
+            logits.mul_(HURRY)
+        elif k < len(logits):
+            last, first = logits.topk(k + 1).values[-2:]
+            logits.sub_((last + first) / 2).mul_(HURRY)
+
+    @torch.no_grad()
+    def held_out_loss(self, data: Data) -> float:
         """With the features that are selected, at their price."""
         mask, predictor = self.selected(), self.predictor.eval()
-        loss = self.loss(predictor(x * mask), y) + self.price * mask.sum()
+        loss = data.loss(predictor(data.x * mask)) + self.price * mask.sum()
         predictor.train()
         return loss.item()
+
+
+@contextmanager
+def threads_of_torch(number: int) -> Iterator[None]:
+    """Inside, torch and khot's loops compute on this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spread(probs: Tensor) -> float:
@@ -128,9 +160,12 @@ class Best:
             module.load_state_dict(state)
 
 
-def shuffled(rows: int, size: int) -> Iterator[Tensor]:
-    """Mini-batches of row numbers, each time round in a new order; rows that fill no batch are left out of a round."""
+def batches(data: Data, size: int) -> Iterator[Data]:
+    """Mini-batches, each time round in a new order; rows that fill no batch are left out of a round."""
+    rows = len(data)
+    while rows <= size:
+        yield data
     while True:
         order = torch.randperm(rows)
-        for start in range(0, max(rows - size, 0) + 1, size):
-            yield order[start : start + size]
+        for start in range(0, rows - size + 1, size):
+            yield data.rows(order[start : start + size])

@@ -1,0 +1,126 @@
+r"""What a selector learns from: rows of features, what to predict of them, and how much each row counts.
+
+Rows that are equal, in features and targets, are merged into one row with the sum of their weights. Rows of weight 0
+are left out, and the others are put in an order that does not depend on the one they came in. So integer weights and
+repeated rows give the same training to the last bit, random draws included.
+
+The loss of a row is a mean over outputs: the squared error of standardised values, which is a share of their variance,
+or the cross-entropy in nats of classes. The loss of rows with weights :math:`w` is
+:math:`\sum_i w_i \ell_i / \sum_i w_i`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+
+@dataclass
+class Data:
+    """Rows to learn from.
+
+    Attributes:
+        x: Standardised features ``(rows, n)``, float32.
+        y: Standardised values ``(rows, m)``, float32, or numbers of classes ``(rows, m)``, long.
+        weights: Of the rows, with mean 1, ``(rows,)``.
+        classes: How many classes each column of ``y`` has; empty for values.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    classes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def outputs(self) -> int:
+        """Number of scores that a predictor gives each row: one for each class of each output, or for each value."""
+        return sum(self.classes) or self.y.shape[-1]
+
+    def rows(self, chosen: Tensor | NDArray[Any]) -> "Data":
+        return replace(self, x=self.x[chosen], y=self.y[chosen], weights=self.weights[chosen])
+
+    def loss(self, predictions: Tensor) -> Tensor:
+        """The weighted mean loss of predictions ``(rows, outputs)``, a scalar; the weights have mean 1 in all data."""
+        if self.classes:
+            scores = predictions.split(self.classes, -1)
+            losses = [
+                cross_entropy(score, y, reduction="none") for score, y in zip(scores, self.y.unbind(-1), strict=True)
+            ]
+            each = torch.stack(losses).mean(0) if len(losses) > 1 else losses[0]
+        else:
+            each = (predictions - self.y).square().mean(-1)
+        return (each * self.weights).mean()
+
+    def codes(self) -> Tensor:
+        """The values, or indicators of the classes with mean 0 and variance 1, ``(rows, outputs)``, float64."""
+        if not self.classes:
+            return self.y.double()
+        columns = [one_hot(y, number) for y, number in zip(self.y.unbind(-1), self.classes, strict=True)]
+        indicators = torch.cat(columns, -1).double()
+        shares = (indicators * self.weights[:, None]).mean(0)
+        return (indicators - shares) / (shares * (1 - shares)).sqrt().clamp(min=1e-6)
+
+    def split(self, fraction: float, seed: int) -> tuple["Data", "Data"]:
+        """Rows to train on, and a fraction that is held out; every class in proportion, where there is one output."""
+        labels = self.y if len(self.classes) == 1 else None
+        parts = train_test_split(np.arange(len(self)), test_size=fraction, random_state=seed, stratify=labels)
+        return self.rows(parts[0]), self.rows(parts[1])
+
+
+def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], task: str) -> Data:
+    """Merges equal rows and standardises.
+
+    Args:
+        X: Features ``(rows, n)``.
+        y: Classes or values, ``(rows,)`` or ``(rows, m)``; None for the features themselves.
+        weights: Of the rows, not negative, ``(rows,)``.
+        task: ``"classification"``, ``"regression"``, or ``"auto"``.
+
+    Raises:
+        ValueError: If no output has more than one class, or fewer than two rows have a weight.
+    """
+    counted = weights > 0
+    if counted.sum() < 2:
+        raise ValueError(f"two or more rows must have a positive `sample_weight`, but got {counted.sum()}")
+    X, weights = X[counted], weights[counted]
+    if y is None:
+        X, _, weights = merged(X, np.empty((len(X), 0)), weights)
+        features = standardised(X, weights)
+        return Data(features, features, mean_one(weights), ())
+    y = y[counted].reshape(len(X), -1)
+    if task == "regression" or (task == "auto" and np.issubdtype(y.dtype, np.floating)):
+        X, values, weights = merged(X, y.astype(np.float64), weights)
+        return Data(standardised(X, weights), standardised(values, weights), mean_one(weights), ())
+    names, numbers = zip(*(np.unique(column, return_inverse=True) for column in y.T), strict=True)
+    if max(map(len, names)) < 2:
+        raise ValueError(f"`y` must have two or more classes, but got one class, {names[0][0]!r}")
+    X, classes, weights = merged(X, np.stack(numbers, -1), weights)
+    return Data(standardised(X, weights), torch.as_tensor(classes), mean_one(weights), tuple(map(len, names)))
+
+
+def merged(X: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Each different row once, in the order of its bytes, with the sum of the weights of its copies."""
+    table = np.ascontiguousarray(np.concatenate([X, y], -1, dtype=np.float64)) + 0.0  # no two zeros, 0.0 and -0.0
+    as_bytes = table.view(np.dtype((np.void, table.itemsize * table.shape[-1]))).ravel()
+    _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
+    return X[first], y[first], np.bincount(group.ravel(), weights)
+
+
+def standardised(values: NDArray[Any], weights: NDArray[Any]) -> Tensor:
+    """With mean 0 and variance 1, constant columns 0; float32."""
+    scaler = StandardScaler().fit(values, sample_weight=weights)
+    return torch.as_tensor(scaler.transform(values), dtype=torch.float32)
+
+
+def mean_one(weights: NDArray[Any]) -> Tensor:
+    """The weights as multiples of their mean, float32."""
+    return torch.as_tensor(weights / weights.mean(), dtype=torch.float32)
