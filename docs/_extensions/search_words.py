@@ -32,7 +32,9 @@ PHRASES = {
     "KHotSelector": "feature selection, scikit-learn, SelectKBest",
     "KHotSwap": "MCMC, Gibbs, locally balanced proposals, variable selection, spike and slab",
     "AutoKHot": "autoguide, variational inference, automatic guide",
-    "TopKCrossEntropy": "top-k classification loss",
+    "TopKCrossEntropyLoss": "top-k classification loss",
+    "PlackettLuce": "ranking distribution, ordered sampling without replacement",
+    "topk_attention": "sparse attention, top-k attention",
 }
 
 # Sphinx takes what stands between commas for one word, and a query for several.
