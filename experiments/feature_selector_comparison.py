@@ -41,6 +41,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.base import BaseEstimator
 from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectorMixin, f_classif, f_regression
 from sklearn.linear_model import LassoCV, LogisticRegression, Ridge
@@ -162,11 +163,13 @@ def score(selector: BaseEstimator, name: str, problem: Problem) -> dict[str, flo
     selected = selection.fit_transform(problem.X, problem.y)
     seconds = time.process_time() - start
     kept = selector.get_support()
-    last = {"xor": KNeighborsClassifier(15), "correlated": Ridge(), "wide": Ridge()}.get(
-        name, LogisticRegression(max_iter=1000)
-    )
-    model = make_pipeline(StandardScaler(), last).fit(selected, problem.y) if kept.any() else None
-    right = model.score(selection.transform(problem.test_X), problem.test_y) if model else 0.0
+    if kept.any():
+        last = {"xor": KNeighborsClassifier(15), "correlated": Ridge(), "wide": Ridge()}
+        model = make_pipeline(StandardScaler(), last.get(name, LogisticRegression(max_iter=1000)))
+        right = model.fit(selected, problem.y).score(selection.transform(problem.test_X), problem.test_y)
+    else:  # what can be said without features
+        model = DummyRegressor() if problem.y.dtype == float else DummyClassifier()
+        right = model.fit(problem.X, problem.y).score(problem.test_X, problem.test_y)
     scores = {SCORE: 100 * right, NUMBER: kept.sum(), SECONDS: seconds}
     if problem.truth is not None:
         scores[RECOVERED] = 100 * (kept & problem.truth).sum() / problem.truth.sum()
