@@ -24,7 +24,7 @@ from torch import Tensor
 
 import khot
 from khot.kernels import backend
-from khot.kernels.platforms import HAS_NUMBA
+from khot.kernels.operators.platforms import HAS_NUMBA
 
 Row = dict[str, object]
 Call = Callable[[], object]

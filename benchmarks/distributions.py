@@ -1,12 +1,14 @@
 """Every design: time and memory of its draws, probabilities and inclusion probabilities, and how they grow with n.
 
-Run `python benchmarks/distributions.py [recursion] [samplers] [growth]` (default: all three parts).
+Run `python benchmarks/distributions.py [recursion] [samplers] [ranking] [growth]` (default: all four parts).
 
 recursion   ConditionalPoisson.log_prob with its gradient against the plain O(nk) recursion, compared for correctness
             before they are timed. Targets: at least 5 times faster at (128, 1000, 500), not slower at (1280, 10, 5).
 samplers    one draw against torch.topk on the same tensor, and against torch.rand + torch.topk. Targets at
             (128, 1000, 500): 3 times torch.topk for designs that are noise and a top-k, 20 times for Pivotal; at k = 10
             order sampling within 1.5 times torch.rand + torch.topk.
+ranking     PlackettLuce.log_prob against torch.log_softmax and gather, which is what its terms would take if nothing
+            were removed, and with gradients. Target at (128, 1000, 50): 3 times that.
 growth      all operations over n = 10 ... 10^6, k = 10 and n / 2, batch 1 and 128, as a table and a plot. Target:
             ConditionalPoisson at n = 10^6 within 15 s and 4 GB for each. A series ends where a call takes seconds.
 """
@@ -115,6 +117,39 @@ def samplers(seconds: float) -> list[Row]:
     return rows
 
 
+def softmax_log_prob(logits: Tensor, k: int, value: Tensor) -> Tensor:
+    """As if each unit could be chosen again."""
+    return logits.log_softmax(-1).gather(-1, value).sum(-1)
+
+
+def ranking_log_prob(logits: Tensor, k: int, value: Tensor) -> Tensor:
+    return khot.PlackettLuce(logits, k).log_prob(value)
+
+
+def ranking(seconds: float) -> list[Row]:
+    rows: list[Row] = []
+    for batch, n, k in [(128, 1000, 50), (1024, 1000, 50), (128, 1000, 1000), (1, 10**6, 50)]:
+        logits = torch.randn(batch, n)
+        value = khot.PlackettLuce(torch.zeros(batch, n), k).sample()
+        law, given = khot.PlackettLuce(logits, k), (logits, k, value)
+        calls: dict[str, Callable[[], object]] = {
+            "softmax": lambda a=given: softmax_log_prob(*a),
+            "PlackettLuce": lambda law=law, value=value: law.log_prob(value),
+            "softmax+backward": lambda a=given: with_gradient(softmax_log_prob, *a),
+            "PlackettLuce+backward": lambda a=given: with_gradient(ranking_log_prob, *a),
+        }
+        timings = interleaved(calls, seconds, rounds=9)
+        for part in ("", "+backward"):
+            own, base = timings[f"PlackettLuce{part}"].median, timings[f"softmax{part}"].median
+            name = f"log_prob{part}"
+            print(f"{batch:>6} {n:>8} {k:>7}  {name:<18} {own * 1e3:.3f} ms, {own / base:.2f} times the softmax")
+            rows.append({
+                "batch": batch, "n": n, "k": k, "function": name, "median_ms": f"{own * 1e3:.4f}",
+                "to_softmax": f"{own / base:.2f}",
+            })  # fmt: skip
+    return rows
+
+
 def operations(param: Tensor, make: Callable[[Tensor], khot.SamplingDesign]) -> dict[str, Callable[[], object]]:
     """Those that the design has."""
     value = make(param).sample()
@@ -217,7 +252,8 @@ def plot(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    run_parts(__doc__, "distributions", {"recursion": recursion, "samplers": samplers, "growth": growth})
+    parts = {"recursion": recursion, "samplers": samplers, "ranking": ranking, "growth": growth}
+    run_parts(__doc__, "distributions", parts)
 
 
 if __name__ == "__main__":

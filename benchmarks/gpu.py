@@ -22,9 +22,9 @@ from torch import Tensor
 
 import khot
 import khot.kernels
-from khot.kernels import order_draw
-from khot.kernels.philox import FIRST, draw_seed
-from khot.kernels.tournament import balance, pivotal_draw, tournament
+from khot.kernels.draws import balance, pivotal_draw, tournament
+from khot.kernels.order_sampling import draw_ranks, order_draw, rank_centre, rank_scale
+from khot.kernels.random_numbers.philox import FIRST, draw_seed
 from khot.laws import conditional_poisson
 from khot.laws.order_sampling import LOG_EXPONENTIAL, LOGISTIC, Noise
 
@@ -77,12 +77,12 @@ def sizes(x: Tensor, k: int) -> Tensor:
 
 def order_sampling(x: Tensor, k: int, noise: Noise) -> Tensor:
     """A draw of a design whose positions are x, as the designs make it: here without Pyro."""
-    centre = order_draw.rank_centre(x, k)
-    kernel = order_draw.order_draw.kernel(x, 1)
+    centre = rank_centre(x, k)
+    kernel = order_draw.kernel(x, 1)
     if kernel is not None:
         seed = draw_seed(x.device)
         return kernel(x, sizes(x, k), centre, seed, FIRST, 1, x.dtype, noise.name)[0]
-    return khot.topk_mask(-order_draw.draw_ranks(noise, order_draw.rank_scale(x, centre), x.shape), k).to(x.dtype)
+    return khot.topk_mask(-draw_ranks(noise, rank_scale(x, centre), x.shape), k).to(x.dtype)
 
 
 def pivotal(x: Tensor, k: int) -> Tensor:

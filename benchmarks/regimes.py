@@ -96,6 +96,7 @@ SPARSE = [khot.sparse_topk, khot.sparse_topk_signed, khot.sparse_topk_magnitude]
 WITHOUT_K = [
     khot.soft_rank, khot.soft_sort, khot.soft_permutation, khot.permutahedron_rank, khot.permutahedron_sort
 ]  # fmt: skip
+LEVELS = torch.tensor([0.1, 0.5, 0.9])
 MAPS: dict[str, Operation] = {
     **{function.__name__: function for function in WITH_K},
     "capped_simplex_map StudentT(4)": partial(khot.capped_simplex_map, link=khot.StudentT(4)),
@@ -105,6 +106,8 @@ MAPS: dict[str, Operation] = {
         for p, value in {"2": 2.0, "4/3": 4 / 3, "1.7": 1.7}.items()
     },
     **{function.__name__: without_k(function) for function in WITHOUT_K},
+    "soft_count": without_k(lambda x: khot.soft_count(x, x)),
+    "soft_quantile": without_k(lambda x: khot.soft_quantile(x, LEVELS)),
     "permutahedron_projection": projection,
     "isotonic_l2": descending(khot.isotonic_l2),
     "isotonic_lp": descending(partial(khot.isotonic_lp, p=4 / 3, strength=1.0)),
@@ -120,6 +123,12 @@ def drawn(make: Make, has_log_prob: bool = True) -> Operation:
         return torch.cat((value, design.log_prob(value).unsqueeze(-1)), -1) if has_log_prob else value
 
     return run
+
+
+def ranked(logits: Tensor, k: int | Tensor) -> Tensor:
+    """A ranking of k units that is drawn, and its log_prob."""
+    law = khot.PlackettLuce(logits, k)
+    return law.log_prob(law.sample()).unsqueeze(-1)
 
 
 def phantom_unit(logits: Tensor, k: int | Tensor) -> khot.PhantomUnit:
@@ -139,6 +148,7 @@ DESIGNS: dict[str, Operation] = {
     "ParetoSampling exact": drawn(partial(khot.ParetoSampling, adjust="exact")),
     "SequentialPoisson": drawn(khot.SequentialPoisson),
     "GumbelTopK": drawn(khot.GumbelTopK),
+    "PlackettLuce": ranked,
     "RelaxedKHot": drawn(partial(khot.RelaxedKHot, 0.5)),
     "RelaxedKHotStraightThrough": drawn(partial(khot.RelaxedKHotStraightThrough, 0.5)),
 }

@@ -35,6 +35,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "khot_references",
+    "plain_markdown",
     "mathml",
 ]
 exclude_patterns = ["_build", "_extensions", "inventories", "api/template*"]

@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # write files, open no window
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,46 +56,58 @@ def overview() -> plt.Figure:
     torch.manual_seed(0)
     n, k = 12, 4
     scores = torch.tensor([-0.2, 1.6, 0.3, -1.4, 0.9, -0.7, 2.3, 0.1, -2.0, 1.2, -0.4, 0.5], dtype=torch.float64)
-    figure, (first, second, third, fourth) = plt.subplots(1, 4, figsize=(12, 2.7), layout="constrained")
-    items = torch.arange(1, n + 1).numpy()
-
-    first.bar(items, scores.numpy(), color="0.4")
-    first.set(title="scores")
-
-    for softness, color in ((0.05, "#08306b"), (0.5, "#2171b5"), (2.0, "#9ecae1")):
-        mask = khot.sigmoid_topk(scores, k, softness)
-        second.plot(items, mask.numpy(), ".-", color=color, label=f"temperature {softness:g}")
-    second.set(title=f"mask: in [0, 1], sum {k}", ylim=(-0.05, 1.4))
-    second.legend(fontsize="x-small", frameon=False, loc="upper right")
-
+    weights = scores.flip(0)
     leaf = scores.clone().requires_grad_()
 
     def design() -> khot.ConditionalPoisson:
         return khot.ConditionalPoisson(probs=khot.sigmoid_topk(leaf, k, 0.5))
 
-    draws = design().sample((16,))
-    third.imshow(draws.numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0))
-    third.set(title="draws at temperature 0.5", yticks=[])
-
     def loss(x: Tensor) -> Tensor:
-        return (x @ scores.flip(0) - 1).square()
+        return (x @ weights - 1).square()
 
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
+    items = torch.arange(1, n + 1).numpy()
+    axes[0].bar(items, scores.numpy(), color="0.4")
+    axes[0].set(title="1. scores of twelve items")
+    _draw_masks(axes[1], items, scores, k)
+    axes[2].imshow(
+        design().sample((16,)).numpy(), cmap="Reds", vmin=0, vmax=1.4, aspect="auto", extent=(0.5, n + 0.5, 16, 0)
+    )
+    axes[2].set(title="3. sixteen draws, four ones each", yticks=[], ylabel="one draw per line")
+    _draw_gradients(axes[3], items, leaf, design, loss)
+    for axis in axes:
+        axis.set(xlim=(0.4, n + 0.6), xticks=[1, 4, 8, 12], xlabel="item")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Choose 4 of 12 items x so that the expected loss E[(w·x − 1)²] is small", fontsize="x-large")
+    return figure
+
+
+def _draw_masks(axis: plt.Axes, items: np.ndarray, scores: Tensor, k: int) -> None:
+    for softness, color, width in ((0.05, "#9ecae1", 1), (0.5, "#2171b5", 2.5), (2.0, "#08306b", 1)):
+        mask = khot.sigmoid_topk(scores, k, softness)
+        axis.plot(items, mask.numpy(), ".-", color=color, linewidth=width, label=f"temperature {softness:g}")
+    axis.set(title=f"2. masks: in [0, 1], sum {k}", ylim=(-0.05, 1.5))
+    axis.legend(fontsize="small", frameon=False, loc="upper right")
+
+
+def _draw_gradients(
+    axis: plt.Axes,
+    items: np.ndarray,
+    leaf: Tensor,
+    design: Callable[[], khot.ConditionalPoisson],
+    loss: Callable[[Tensor], Tensor],
+) -> None:
     def gradient(estimator: Callable[..., Tensor], **settings: int) -> Tensor:
-        surrogate = estimator(design(), loss, **settings)
-        return torch.autograd.grad(surrogate, leaf)[0]
+        return torch.autograd.grad(estimator(design(), loss, **settings), leaf)[0]
 
-    fourth.bar(items, gradient(khot.enumerated).numpy(), color="0.8", label="exact")
+    axis.bar(items, gradient(khot.enumerated).numpy(), color="0.8", label="exact")
     for estimator, color, shift in ((khot.straight_through, "tab:blue", -0.15), (khot.score_function, "tab:red", 0.15)):
         estimates = torch.stack([gradient(estimator, num_samples=64) for _ in range(200)]).numpy()
         label = f"{estimator.__name__}, 64 draws"
-        fourth.errorbar(items + shift, estimates.mean(0), estimates.std(0), fmt=".", color=color, label=label)
-    fourth.axhline(0, color="0.4", linewidth=0.5)
-    fourth.set(title="gradient of E[loss] in the scores")
-    fourth.legend(fontsize="x-small", frameon=False)
-    for axis in (first, second, third, fourth):
-        axis.set(xlim=(0.4, n + 0.6), xticks=[], xlabel=f"{n} items")
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure
+        axis.errorbar(items + shift, estimates.mean(0), estimates.std(0), fmt=".", color=color, label=label)
+    axis.axhline(0, color="0.4", linewidth=0.5)
+    axis.set(title="4. gradient in the scores", ylim=(-1, 1.6))
+    axis.legend(fontsize="small", frameon=False, loc="upper left")
 
 
 def against_softness() -> plt.Figure:

@@ -24,6 +24,7 @@ NAMES = {
 K_HOT, SOFT, SANDER, LAPSUM = "the k-hot paper", "Xie et al. (2020)", "Sander et al. (2023)", "LapSum"
 SIMPLE, SFESS = "SIMPLE", "SFESS"
 FRENCH = "translation from English to French"
+GERMAN = "translation from English to German"
 PAPERS = {
     K_HOT: "“Differentiable top-k: from one-hot to k-hot” (2025), https://openreview.net/forum?id=HxLmtJYfBi",
     SOFT: "Xie, Dai, Chen, Dai, Zhao, Zha, Wei, Pfister, “Differentiable top-k with optimal transport”",
@@ -70,7 +71,7 @@ SOURCES = {
     "pruning": Source(f"figure 5 of {SANDER}", ("mnist",)),
     "simple_slopes": Source(f"the code of {SIMPLE}", ("mnist",)),
     "topk_loss": Source(f"figure 6 of {SANDER} and table 1 of {LAPSUM}", ("cifar100",)),
-    "topk_attention": Source(f"figure 6 of {SOFT}", (FRENCH,)),
+    "topk_attention": Source(f"figure 6 of {SOFT}", (GERMAN,)),
     "vae": Source(f"table 4 of {K_HOT}", ("mnist",)),
 }
 

@@ -72,6 +72,11 @@ def weights(x: Tensor) -> Tensor:
     return torch.arange(x.shape[-1], 0, -1, dtype=x.dtype, device=x.device)
 
 
+def levels(x: Tensor) -> Tensor:
+    """Of quantiles, in (0, 1)."""
+    return torch.tensor([0.125, 0.5, 0.75], dtype=x.dtype, device=x.device)
+
+
 def twos(x: Tensor) -> Tensor:
     return torch.full(x.shape[:-1], 2, device=x.device)
 
@@ -99,11 +104,17 @@ MAPS = [
     AnyMap(khot.soft_rank),
     AnyMap(khot.soft_sort, slow=True),
     AnyMap(khot.soft_permutation, lambda f, x, s: f(x, s, descending=True)),
+    AnyMap(khot.soft_rank, lambda f, x, s: f(x, s, link=khot.StudentT(2)), "link", slow=True),
+    AnyMap(khot.soft_sort, lambda f, x, s: f(x, s, link=khot.StudentT(2)), "link", slow=True),
+    AnyMap(khot.soft_permutation, lambda f, x, s: f(x, s, link=khot.Logistic()), "link", slow=True),
+    AnyMap(khot.soft_count, lambda f, x, s: f(x, levels(x), s)),
+    AnyMap(khot.soft_quantile, lambda f, x, s: f(x, levels(x), s)),
     AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x) * column(s))),
     AnyMap(khot.isotonic_l2, lambda f, x, s: f(x, weights(x), "dykstra"), "dykstra", slow=True),
     AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s)),
     AnyMap(khot.isotonic_lp, lambda f, x, s: f(x, weights(x), 1.5, s, "dual", kind="magnitude"), "dual", slow=True),
     AnyMap(khot.permutahedron_projection, lambda f, x, s: f(x, weights(x), s)),
+    AnyMap(khot.permutahedron_projection, lambda f, x, s: f(x, weights(x), s, p=1.5), "any_p", slow=True),
     AnyMap(khot.permutahedron_rank),
     AnyMap(khot.permutahedron_sort, slow=True),
     AnyMap(khot.successive_softmax_topk, with_sum(2)),

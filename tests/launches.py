@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from khot.kernels import backend
 from khot.kernels.count import tree
-from khot.kernels.platforms import PLATFORMS
+from khot.kernels.operators.platforms import PLATFORMS
 from khot.kernels.registry import OPERATORS
 
 FREE = {

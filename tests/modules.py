@@ -17,6 +17,7 @@ from khot.nn import (
     JumpReLU,
     KHotGate,
     NMSparsity,
+    TokenChoice,
     TopK,
     TopKCrossEntropyLoss,
     TopKMask,
@@ -76,6 +77,30 @@ def of_all(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: x * mask(x.flatten()).view_as(x)
 
 
+def weights_of(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The softmax of each row, times a mask, over their sum."""
+
+    def weights(x: Tensor) -> Tensor:
+        kept = x.softmax(-1) * mask(x)
+        return kept / kept.sum(-1, keepdim=True).clamp(min=1e-30)
+
+    return weights
+
+
+def within_capacity(x: Tensor) -> Tensor:
+    """Two experts for a token, and of the tokens of an expert the three with the largest probabilities."""
+    mask, p = largest(x, 2), x.softmax(-1)
+    for expert in range(x.shape[-1]):
+        by_probability = sorted(range(len(x)), key=lambda token: -p[token, expert] * mask[token, expert])
+        mask[by_probability[3:], expert] = 0
+    return mask
+
+
+def at_most_two(x: Tensor) -> Tensor:
+    """The nine largest of what is among the two of its row."""
+    return largest((x - 100 * (1 - largest(x, 2))).flatten(), 9).view_as(x) * x
+
+
 def two_of_four(x: Tensor) -> Tensor:
     return (x.view(-1, 4) * largest(x.abs().view(-1, 4), 2)).view_as(x)
 
@@ -87,6 +112,7 @@ MODULES = [
     ModuleCase("topk_learned", partial(TopK, 2, 0.5, learn_softness=True), lambda x: x * sigmoid_mask(x, 2, 0.5)),
     ModuleCase("topk_straight_through", partial(TopK, 2, 0.5, straight_through=True), lambda x: x * largest(x, 2)),
     ModuleCase("topk_joint", partial(TopK, 9, dim=(-2, -1)), of_all(lambda x: largest(x, 9))),
+    ModuleCase("topk_magnitude", partial(TopK, 3, by="magnitude", n=N), lambda x: x * largest(x.abs(), 3)),
     ModuleCase("mask", partial(TopKMask, 3), lambda x: largest(x, 3), gradient=False),
     ModuleCase("mask_relaxed", partial(TopKMask, 3, 1.0, learn_softness=True), lambda x: sigmoid_mask(x, 3, 1.0)),
     ModuleCase("batch_topk", partial(BatchTopK, 2), of_all(lambda x: largest(x, 12))),
@@ -96,6 +122,12 @@ MODULES = [
         partial(BatchTopK, 1.4, 0.5, learn_softness=True),
         of_all(lambda x: sigmoid_mask(x, 8.4, 0.5)),
     ),
+    ModuleCase(
+        "batch_topk_magnitude",
+        partial(BatchTopK, 2, 0.5, straight_through=True, by="magnitude"),
+        of_all(lambda x: largest(x.abs(), 12)),
+    ),
+    ModuleCase("batch_topk_cap", partial(BatchTopK, 1.5, cap=2, n=N), at_most_two),
     ModuleCase("jump_relu", partial(JumpReLU, 0.3), lambda x: x * (x > 0.3)),
     ModuleCase(
         "jump_relu_learned",
@@ -119,6 +151,17 @@ MODULES = [
         "expert_choice_softmax",
         partial(ExpertChoice, 1, 0.7, capped_softmax, learn_softness=True),
         lambda x: x * (x / 0.7).softmax(0),
+    ),
+    ModuleCase("token_choice", partial(TokenChoice, 3), weights_of(lambda x: largest(x, 3))),
+    ModuleCase(
+        "token_choice_relaxed",
+        partial(TokenChoice, 2.5, 0.5, learn_softness=True),
+        weights_of(lambda x: sigmoid_mask(x, 2.5, 0.5)),
+    ),
+    ModuleCase(
+        "token_choice_capacity",
+        partial(TokenChoice, 2, 0.5, straight_through=True, capacity=3),
+        weights_of(within_capacity),
     ),
     ModuleCase("gate", partial(KHotGate, N, 3), None, random=True),
     ModuleCase("gate_pivotal", partial(KHotGate, N, 3, Pivotal), None, random=True),

@@ -5,6 +5,7 @@ read from it. ``public`` of a case is what it tests: tests/test_public_api.py lo
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,21 +24,22 @@ from torch.distributions.constraints import Constraint
 
 from khot import (
     AutoKHot,
-    FenchelYoungTopKLoss,
     KHotReparam,
     KHotSwap,
-    TopKCrossEntropy,
     compare_estimators,
     fenchel_young_topk_loss,
+    knn_loss,
     sigmoid_topk,
+    sparse_topk,
     straight_through_value,
     subset_categorical,
     subset_index,
     subset_vector,
     topk_cross_entropy,
     topk_mask,
+    transport_topk,
 )
-from khot.constraints import capped_simplex, k_hot
+from khot.constraints import capped_simplex, k_hot, ranking
 from khot.distributions import (
     Brewer,
     ConditionalPoisson,
@@ -45,6 +47,7 @@ from khot.distributions import (
     ParetoSampling,
     PhantomUnit,
     Pivotal,
+    PlackettLuce,
     RelaxedKHot,
     RelaxedKHotStraightThrough,
     Sampford,
@@ -72,6 +75,7 @@ from khot.estimators import (
     unordered_set,
 )
 from khot.estimators.wrapper import wrap_latents
+from khot.nn import Anneal, FenchelYoungTopKLoss, GatherTopK, Selection, TopK, TopKCrossEntropyLoss, topk_attention
 from tests import design_references as reference
 from tests.inputs import normal
 from tests.maps import behind
@@ -376,7 +380,7 @@ LOSSES = [
     ),
     LossCase(
         "topk_cross_entropy",
-        (topk_cross_entropy, TopKCrossEntropy),
+        (topk_cross_entropy, TopKCrossEntropyLoss),
         lambda temperature, reduction: {
             "p_k": [0.5, 0.0, 0.3],
             "relaxation": sigmoid_topk,
@@ -397,11 +401,18 @@ class ConstraintCase:
         public: The constraint, called as ``public(k)``.
         inside: Rows that it holds for, by their k.
         outside: Rows that it does not hold for, by the same k.
+        form: How it is made of k, if not like this: from the constraint and k.
+        dtype: Of its values.
     """
 
     public: Callable[..., Constraint]
     inside: dict[float, list[float]]
     outside: dict[float, list[float]]
+    form: Callable[..., Constraint] | None = None
+    dtype: torch.dtype = torch.float64
+
+    def make(self, k: Any) -> Constraint:
+        return self.public(k) if self.form is None else self.form(self.public, k)
 
 
 CONSTRAINTS = [
@@ -414,6 +425,13 @@ CONSTRAINTS = [
         capped_simplex,
         {1: [0.2, 0.5, 0.3], 2.5: [1.0, 0.6, 0.9], 0: [0.0, 0.0, 0.0], 3: [1.0, 1.0, 1.0]},
         {1: [0.2, 0.5, 0.4], 2.5: [1.1, 0.5, 0.9], 0: [-0.1, 0.1, 0.0], 3: [1.0, 1.0, math.nan]},
+    ),
+    ConstraintCase(
+        ranking,
+        {1: [2, -1, -1], 2: [0, 2, -1], 0: [-1, -1, -1], 3: [1, 0, 2]},
+        {1: [3, -1, -1], 2: [1, 1, -1], 0: [0, -1, -1], 3: [1, -1, 2]},
+        form=lambda ranking, k: ranking(3, k),
+        dtype=torch.long,
     ),
 ]
 
@@ -469,6 +487,22 @@ def surrogate_definition(score_function_surrogate: Any) -> None:
     torch.testing.assert_close(surrogate, losses.mean(0))
 
 
+def knn_definition(knn_loss: Any) -> None:
+    """Per query: the relaxed mask of minus squared distances, entry by entry; queries that no key matches are out."""
+    query, keys = normal(2, 3, 4), normal(2, 6, 4, seed=1)
+    query_labels, key_labels = torch.tensor([[0, 1, 2], [1, 0, 7]]), torch.tensor([[0, 1, 2, 0, 1, 2]]).repeat(2, 1)
+    for relaxation in (sigmoid_topk, transport_topk, sparse_topk):
+        rows = torch.zeros(2, 3, dtype=torch.float64)
+        for b, q in itertools.product(range(2), range(3)):
+            mask = relaxation(-(query[b, q] - keys[b]).square().sum(-1), 2.5, 6.0)
+            share = sum(mask[j] for j in range(6) if key_labels[b, j] == query_labels[b, q]) / 2.5
+            rows[b, q] = -math.log(share) if share > 0 else 0.0
+        arguments = (query, keys, query_labels, key_labels, 2.5, 6.0, relaxation)
+        torch.testing.assert_close(knn_loss(*arguments, reduction="none"), rows)
+        torch.testing.assert_close(knn_loss(*arguments), rows.sum() / 5)
+        torch.testing.assert_close(knn_loss(*arguments, reduction="sum"), rows.sum())
+
+
 def comparison_definition(compare_estimators: Any) -> None:
     """Of constant estimates g: no variance, the bias |g - exact|, the cosine of the two."""
     design = ConditionalPoisson(logits=torch.zeros(3), k=1)
@@ -479,6 +513,43 @@ def comparison_definition(compare_estimators: Any) -> None:
 
     (row,) = compare_estimators(design, lambda x: x[..., 0], {"constant": estimator}, 1, 2, exact=exact).rows
     assert (row.variance, row.bias, row.cosine) == (0.0, pytest.approx(math.sqrt(6)), pytest.approx(0.5))
+
+
+def anneal_definition(anneal: Any) -> None:
+    """The softness goes from one value to another in equal steps."""
+    module = TopK(2, 1.0)
+    schedule, found = anneal(module, "softness", end=0.5, steps=2), [module.softness]
+    for _ in range(3):
+        schedule.step()
+        found.append(module.softness)
+    assert found == [1.0, 0.75, 0.5, 0.5]
+
+
+def gather_definition(gather: Any) -> None:
+    """The tokens with the largest scores, in their order."""
+    scores, tokens = normal(3, 6), normal(3, 6, 2, seed=1)
+    for row, row_tokens, (values, indices) in zip(
+        scores, tokens, zip(*gather(2, 0.5)(scores, tokens), strict=True), strict=True
+    ):
+        best = sorted(sorted(range(6), key=lambda i: -float(row[i]))[:2])
+        assert indices.tolist() == best and torch.equal(values, row_tokens[best])
+
+
+def attention_definition(attention: Any) -> None:
+    """Query by query: softmax(S + log A) over the keys, hard and relaxed."""
+    query, key, value = normal(2, 4, 3), normal(2, 5, 3, seed=1), normal(2, 5, 6, seed=2)
+    for softness, mask in ((None, topk_mask), (0.3, partial(sigmoid_topk, temperature=0.3))):
+        found = attention(query, key, value, 2, softness)
+        for b, i in itertools.product(range(2), range(4)):
+            scores = key[b] @ query[b, i] / math.sqrt(3)
+            torch.testing.assert_close(found[b, i], (scores + mask(scores, 2).log()).softmax(-1) @ value[b])
+
+
+def selection_definition(selection: Any) -> None:
+    """The k largest, in order of place."""
+    found = TopK(2).select(torch.tensor([3.0, 1.0, 2.0]))
+    assert isinstance(found, selection)
+    assert (found.values.tolist(), found.indices.tolist()) == ([3, 2], [0, 2])
 
 
 def reparam_definition(reparam_class: Any) -> None:
@@ -532,6 +603,18 @@ def horvitz_thompson_definition(horvitz_thompson: Any) -> None:
     torch.testing.assert_close(share @ variance, share @ (total - y.sum()).square())
 
 
+def plackett_luce_definition(law_class: Any) -> None:
+    """Each choice has the softmax of the logits of those that are left."""
+    logits = normal(2, 5)
+    law = law_class(logits=logits, k=3)
+    for value in law.enumerate_support(expand=False):
+        left, expected = logits.clone(), 0.0
+        for unit in value.squeeze(0):
+            expected = expected + left.log_softmax(-1)[:, unit]
+            left[:, unit] = -torch.inf
+        torch.testing.assert_close(law.log_prob(value), expected)
+
+
 def straight_through_value_definition(straight_through_value: Any) -> None:
     """The one, with the gradient of the other."""
     soft = normal(2, 5).requires_grad_()
@@ -575,7 +658,10 @@ def subset_categorical_definition(subset_categorical: Any) -> None:
 
 TOOLS = {
     "relaxations": [ToolCase(straight_through_value, straight_through_value_definition)],
-    "distributions": [ToolCase(horvitz_thompson, horvitz_thompson_definition)],
+    "distributions": [
+        ToolCase(PlackettLuce, plackett_luce_definition),
+        ToolCase(horvitz_thompson, horvitz_thompson_definition),
+    ],
     "estimators": [
         ToolCase(AdaptiveStep, adaptive_step_definition),
         ToolCase(MovingAverage, moving_average_definition),
@@ -583,6 +669,13 @@ TOOLS = {
         ToolCase(score_function_surrogate, surrogate_definition),
     ],
     "diagnostics": [ToolCase(compare_estimators, comparison_definition)],
+    "losses": [ToolCase(knn_loss, knn_definition)],
+    "nn": [
+        ToolCase(Anneal, anneal_definition),
+        ToolCase(GatherTopK, gather_definition),
+        ToolCase(Selection, selection_definition),
+        ToolCase(topk_attention, attention_definition),
+    ],
     "infer": [
         ToolCase(AutoKHot, autoguide_definition),
         ToolCase(KHotReparam, reparam_definition),

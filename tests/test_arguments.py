@@ -12,7 +12,7 @@ import torch
 from pyro.infer import NUTS
 
 import khot
-from khot import constraints
+from khot import constraints, nn
 from tests.inputs import normal
 from tests.maps import ODD_MAPS, RELAXATIONS, publics
 from tests.registry import DESIGNS, ESTIMATORS, FUNCTIONS, RELAXED
@@ -29,6 +29,8 @@ WRONG: dict[str, list[Any]] = {
     "values": [*TYPES, 1.5, [1.0], LOGITS[..., :3]],
     "weights": [*TYPES, 1.5, [1.0], LOGITS[..., :3], LOGITS * math.nan],
     "vector": [*TYPES, 1.5, [1.0]],
+    "points": [*NUMBERS, math.nan, math.inf, torch.tensor(1.0), LOGITS.long(), LOGITS[:1], LOGITS * math.nan],
+    "levels": [*NUMBERS, 0.0, 1.0, -0.1, math.nan, torch.tensor(0.5), LOGITS[:1].sigmoid(), LOGITS],
     "probs": [*TYPES, 1.5, [1.0], LOGITS.long(), torch.tensor(1.0), LOGITS, LOGITS * math.nan],
     "logits": [*TYPES, 1.5, [1.0], LOGITS.long(), torch.tensor(1.0), LOGITS * math.nan],
     "softness": [*NUMBERS, *SOFTNESS],
@@ -59,12 +61,16 @@ WRONG: dict[str, list[Any]] = {
     "target": [*TYPES, 1.5, [1.0], TARGET[0], TARGET * math.nan, TARGET * 2],
     "classes": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 5]), torch.tensor([0, 1, 2])],
     "shares": [*TYPES, 1.5, "ab", [], [-1.0, 2.0], [0.0], [math.nan], [None], torch.ones(6), torch.tensor([True])],
+    "features": [*TYPES, 1.5, [1.0], LOGITS.long(), LOGITS[0], LOGITS[..., :3], LOGITS * math.nan],
+    "labels": [*TYPES, 1, [0, 1], torch.tensor([0.0, 1.0]), torch.tensor([0, 1, 2])],
+    "neighbours": [*NUMBERS, -1, 6, math.nan, torch.tensor(-1.0), torch.tensor(6.0), torch.tensor([1, 2, 3])],
     "draws": [*TYPES, 1.5, [1.0], DRAWS[0], DRAWS[..., :4]],
     "losses": [*TYPES, 1.5, [1.0], LOSSES.long(), LOSSES[:, 0]],
     "perturbed": [*TYPES, 1.5, [1.0], LOGITS.long(), LOGITS[0], LOGITS[..., :4]],
     "baseline": [*TYPES, 1, LOSSES],
     "generator": [*TYPES, 1, torch.Generator],
     "estimator": [*TYPES, 1, DESIGN],
+    "estimator_or_none": [*(value for value in TYPES if value is not None), 1, DESIGN],
     "kernel_class": [*TYPES, 1, DESIGN, NUTS(lambda: None)],
     "estimators": [*TYPES, 1, [khot.score_function], {"a": "b"}, khot.score_function],
     "exact": [*TYPES[:4], 1, LOGITS[0], torch.zeros(2, 5, dtype=torch.complex64)],
@@ -173,6 +179,8 @@ CALLS |= {
     "soft_rank": call(khot.soft_rank, X),
     "soft_sort": call(khot.soft_sort, X),
     "soft_permutation": call(khot.soft_permutation, X),
+    "soft_count": call(khot.soft_count, {**X, "points": LOGITS}, points="points"),
+    "soft_quantile": call(khot.soft_quantile, {**X, "q": LOGITS.sigmoid()}, q="levels"),
     "permutahedron_rank": call(khot.permutahedron_rank, X),
     "permutahedron_sort": call(khot.permutahedron_sort, X),
     "permutahedron_projection": call(khot.permutahedron_projection, {**X, "w": LOGITS.abs()}, w="weights"),
@@ -183,11 +191,24 @@ CALLS |= {
     "Logistic": call(khot.Logistic, {}),
     "StudentT": call(khot.StudentT, {"df": 2}),
     "fenchel_young_topk_loss": call(khot.fenchel_young_topk_loss, {**X, "target": TARGET, "k": 2}, target="target"),
-    "FenchelYoungTopKLoss": call(khot.FenchelYoungTopKLoss, {"k": 2}, used(khot.FenchelYoungTopKLoss, LOGITS, TARGET)),
+    "FenchelYoungTopKLoss": call(nn.FenchelYoungTopKLoss, {"k": 2}, used(nn.FenchelYoungTopKLoss, LOGITS, TARGET)),
     "topk_cross_entropy": call(khot.topk_cross_entropy, {**X, "target": CLASSES, "p_k": [0.5, 0.5]}, target="classes"),
-    "TopKCrossEntropy": call(khot.TopKCrossEntropy, {"p_k": [0.5, 0.5]}, used(khot.TopKCrossEntropy, LOGITS, CLASSES)),
+    "TopKCrossEntropyLoss": call(
+        nn.TopKCrossEntropyLoss, {"p_k": [0.5, 0.5]}, used(nn.TopKCrossEntropyLoss, LOGITS, CLASSES)
+    ),
+    "knn_loss": call(
+        khot.knn_loss,
+        {"query": LOGITS, "keys": LOGITS, "query_labels": CLASSES, "key_labels": CLASSES, "k": 1, "softness": 1.0},
+        query="features",
+        keys="features",
+        query_labels="labels",
+        key_labels="labels",
+        k="neighbours",
+    ),
     "k_hot": call(constraints.k_hot, {"k": 2}, k="ones", upper="ones"),
     "capped_simplex": call(constraints.capped_simplex, {"k": 2}, k="any_sum"),
+    "ranking": call(constraints.ranking, {"n": 5, "k": 2}, n="units", k="ones"),
+    "PlackettLuce": call(khot.PlackettLuce, GIVEN, k="size"),
     "SamplingDesign": call(khot.SamplingDesign, GIVEN, k="size"),
     "PhantomUnit": call(khot.PhantomUnit, {"design_class": khot.Pivotal, "logits": LOGITS, "validate_args": True}),
     "RelaxedKHotStraightThrough": call(khot.RelaxedKHotStraightThrough, {**GIVEN, "temperature": 0.5}, k="size"),
@@ -208,7 +229,7 @@ CALLS |= {
         khot.AutoKHot,
         {"model": lambda: None},
         model="function",
-        estimator="estimator",
+        estimator="estimator_or_none",
         init_scale="not_negative",
         create_plates="function",
     ),
@@ -219,6 +240,7 @@ CALLS |= {
         continuous="kernel_class",
         uniform_share="share",
         swaps_per_step="count",
+        chains="count",
     ),
     "KHotReparam": call(khot.KHotReparam, {}, estimator="estimator", temperature="softness_of_any_shape"),
     "subset_categorical": call(khot.subset_categorical, {"design": DESIGN}),

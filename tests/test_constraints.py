@@ -33,17 +33,18 @@ def tensor(values, dtype=float64):
 
 @pytest.mark.parametrize("case", CONSTRAINTS, ids=lambda case: case.public.__name__.strip("_"))
 def test_contract(case):
-    inside, outside, k = tensor([*case.inside.values()]), tensor([*case.outside.values()]), [*case.inside]
+    inside, outside = (tensor([*rows.values()], case.dtype) for rows in (case.inside, case.outside))
+    k = [*case.inside]
     for i, size in enumerate(k):
-        constraint = case.public(size)
+        constraint = case.make(size)
         assert constraint.check(inside[i]) and not constraint.check(outside[i])
         assert constraint.check(inside[i].expand(2, 4, 3)).shape == (2, 4) and constraint.event_dim == 1
-        assert repr(constraint).endswith(f"({size})")
+        assert repr(constraint).endswith(f"{size})")
         twin = pickle.loads(pickle.dumps(constraint))
         assert twin.check(inside[i]) and not twin.check(outside[i])
     if case.public.is_discrete:
         k = [int(size) for size in k]
-    rows = case.public(torch.tensor(k))  # one k for each row
+    rows = case.make(torch.tensor(k))  # one k for each row
     assert rows.check(inside).all() and not rows.check(outside).any()
 
 

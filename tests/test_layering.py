@@ -39,10 +39,13 @@ LEVELS = {
     "warmup": 7,
     "sklearn": 8,
 }
-SHARED_BY_OPERATIONS = ("kernels", "kernels.links")
-# Compiled functions that an operation offers to others.
-FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting", "khot.kernels.tournament.triton_backend"}
+SHARED_BY_OPERATIONS = {
+    "kernels",
+    *(f"kernels.{shared}" for shared in ("cpu", "cpu.pool", "exact", "gpu", "links", "operators", "random_numbers")),
+}
+FOR_OTHER_LOOPS = {"khot.kernels.selection.numba_counting"}  # compiled functions that an operation offers to others
 BACKEND_LIBRARIES = ("triton", "numba")
+DEVICES = {"khot.kernels.cpu": "numba", "khot.kernels.gpu": "triton"}  # rooms for what all files of a library share
 # Private names of other libraries that are read from their objects, and why there is no other way.
 FOREIGN = {
     "_replace": "of NamedTuple: documented, and underscored only to leave field names alone",
@@ -97,7 +100,10 @@ def package(module: str) -> str:
 
 
 def library_of(module: str) -> str | None:
-    """The library that a backend's file is for, as its name says: ``triton_forward``, ``tails_triton``."""
+    """The library that a backend's file is for, as its room or its name says: ``triton_forward``, ``tails_triton``."""
+    for device, library in DEVICES.items():
+        if f"{module}.".startswith(f"{device}."):
+            return library
     name = module.split(".")[-1]
     return next(
         (library for library in BACKEND_LIBRARIES if library in (name.split("_")[0], name.split("_")[-1])), None
@@ -298,12 +304,14 @@ def test_what_counts_as_reaching(module, source, found):
         ("khot.distributions.a", "def f():\n    from khot.relaxations import sigmoid_topk"),
         ("khot.kernels.a", "import triton"),
         ("khot.kernels.a", "import numba"),
+        ("khot.kernels.a", "from .cpu.loops import kernel"),
+        ("khot.kernels.gpu.a", "import numba"),
         ("khot.kernels.order.numba_backend", "import triton"),
         ("khot.kernels.a", "from .a_triton import launch"),
         ("khot.kernels.order.a", "from .triton_backend import launch"),
         ("khot.kernels.order.a", "from ..isotonic.torch_backend import block_sums"),
-        ("khot.kernels.order.a", "from ..rows import _private"),
-        ("khot.kernels.rows", "from .isotonic import isotonic"),
+        ("khot.kernels.order.a", "from ..exact.rows import _private"),
+        ("khot.kernels.exact.rows", "from ..isotonic import isotonic"),
         ("khot.kernels.links.base", "from ..isotonic import isotonic"),
     ],
 )
@@ -319,7 +327,8 @@ def test_violations_are_found(module, source):
         ("khot.distributions.a", "from khot.laws.subsets import k_hot_vectors"),
         ("khot.kernels.a", "def f():\n    from .a_triton import launch"),
         ("khot.kernels.a_triton", "import triton"),
-        ("khot.kernels.order.triton_forward", "import triton\nfrom ..triton_tools import launch"),
+        ("khot.kernels.cpu.a", "import numba"),
+        ("khot.kernels.order.triton_forward", "import triton\nfrom ..gpu.tools import launch"),
         ("khot.kernels.order.a", "from ..isotonic import isotonic\nfrom ..links.base import Link\nfrom .b import _c"),
     ],
 )
@@ -441,6 +450,6 @@ def test_first_calls_on_a_cpu_import_nothing_large(imported, calls):
         assert not packages & {"pyro", "triton", "matplotlib", "sympy"}
         assert "scipy" not in packages or "numba" in packages  # which imports SciPy
         compiler = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
-        assert not [name for name in loaded if name.startswith(compiler) or name.endswith("_triton")]
+        assert not [name for name in loaded if name.startswith(compiler) or name.endswith("_triton") or ".gpu." in name]
     """
     run_python(setup + calls + textwrap.dedent(check))

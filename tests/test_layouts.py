@@ -8,10 +8,13 @@ from khot import (
     ConditionalPoisson,
     KHotReparam,
     Pivotal,
+    PlackettLuce,
     constraints,
     horvitz_thompson,
     isotonic_l2,
     permutahedron_projection,
+    soft_count,
+    soft_quantile,
     straight_through_value,
     subset_index,
     subset_vector,
@@ -57,9 +60,12 @@ OTHERS |= {("value", law.__name__): lambda z, law=law: law(0.5, logits=X, k=2).l
 OTHERS |= {("k", law.__name__): lambda z, law=law: law(0.5, logits=X, k=z) for law in RELAXED_LAWS}
 OTHERS |= {("temperature", law.__name__): lambda z, law=law: law(z, logits=X, k=2) for law in RELAXED_LAWS}
 OTHERS |= {("target", case.name): lambda z, case=case: case.function(X, z) for case in LOSSES}
-OTHERS |= {("k", case.public.__name__): lambda z, case=case: case.public(z) for case in CONSTRAINTS}
-OTHERS |= {("value", case.public.__name__): lambda z, case=case: case.public(2).check(z) for case in CONSTRAINTS}
+OTHERS |= {("k", case.public.__name__): lambda z, case=case: case.make(z) for case in CONSTRAINTS}
+OTHERS |= {("value", case.public.__name__): lambda z, case=case: case.make(2).check(z) for case in CONSTRAINTS}
 OTHERS |= {
+    ("k", "PlackettLuce"): lambda z: PlackettLuce(X, z),
+    ("value", "PlackettLuce"): lambda z: PlackettLuce(X, 2).log_prob(z),
+    ("logits", "PlackettLuce"): lambda z: PlackettLuce(z, 2),
     ("upper", "k_hot"): lambda z: constraints.k_hot(1, z),
     ("x", "transform_to"): transform_to(constraints.capped_simplex(2)),
     ("u", "biject_to"): biject_to(constraints.capped_simplex(2)),
@@ -68,6 +74,7 @@ OTHERS |= {
     ("probs", "design"): lambda z: Pivotal(probs=z),
     ("temperature", "design"): lambda z: Pivotal(logits=X, k=2, temperature=z),
     (r"k\[0\]", "range"): lambda z: ConditionalPoisson(logits=X, k=(z, 3)),
+    (r"k\[2\]", "prior"): lambda z: ConditionalPoisson(logits=X, k=(1, 8, z)),
     ("value", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, z, torch.ones(8)),
     ("y", "horvitz_thompson"): lambda z: horvitz_thompson(DESIGN, HOT, z),
     ("temperature", "KHotReparam"): lambda z: KHotReparam(temperature=z),
@@ -77,6 +84,8 @@ OTHERS |= {
     ("s", "isotonic"): isotonic_l2,
     ("w", "isotonic"): lambda z: isotonic_l2(X, z),
     ("w", "permutahedron"): lambda z: permutahedron_projection(X, z),
+    ("points", "soft_count"): lambda z: soft_count(X, z),
+    ("q", "soft_quantile"): lambda z: soft_quantile(X, z),
     ("hard", "straight_through_value"): lambda z: straight_through_value(z, X),
     ("soft", "straight_through_value"): lambda z: straight_through_value(X, z),
     ("p_k", "topk_cross_entropy"): lambda z: topk_cross_entropy(X, torch.zeros(4, dtype=torch.long), z),

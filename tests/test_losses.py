@@ -9,10 +9,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
+import khot
 from khot import (
-    FenchelYoungTopKLoss,
-    TopKCrossEntropy,
     fenchel_young_topk_loss,
+    knn_loss,
     lapsum_topk,
     normal_topk,
     sigmoid_topk,
@@ -24,6 +24,7 @@ from khot import (
     topk_mask,
     transport_topk,
 )
+from khot.nn import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from tests.inputs import normal
 from tests.oracle import cases, tensor
 
@@ -276,7 +277,7 @@ class TestTopKCrossEntropy:
         for weights in (p_k, torch.tensor(p_k, dtype=torch.float64)):
             for reduction, value in (("none", expected), ("mean", expected.mean()), ("sum", expected.sum())):
                 torch.testing.assert_close(topk_cross_entropy(x, target, weights, relaxation, 2.0, reduction), value)
-                module = TopKCrossEntropy(weights, relaxation, 2.0, reduction)
+                module = TopKCrossEntropyLoss(weights, relaxation, 2.0, reduction)
                 torch.testing.assert_close(module(x, target), value)
         softness = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
         per_row = topk_cross_entropy(x, target, p_k, relaxation, softness, "none")
@@ -368,12 +369,12 @@ class TestTopKCrossEntropy:
         optimiser = torch.optim.SGD([x], lr=1.0)
         for _ in range(50):
             optimiser.zero_grad()
-            TopKCrossEntropy([0.0, 0.0, 1.0], softness=0.2)(x, torch.tensor(4)).backward()
+            TopKCrossEntropyLoss([0.0, 0.0, 1.0], softness=0.2)(x, torch.tensor(4)).backward()
             optimiser.step()
         assert 4 in x.topk(3).indices and log_softmax(x, -1)[4] < -0.1
 
     def test_module_learns_its_softness(self):
-        module = TopKCrossEntropy([0.5, 0.5], softness=torch.nn.Parameter(torch.tensor(1.0)))
+        module = TopKCrossEntropyLoss([0.5, 0.5], softness=torch.nn.Parameter(torch.tensor(1.0)))
         module(normal(3, 5, dtype=torch.float32), torch.tensor([0, 1, 2])).backward()
         (parameter,) = module.parameters()
         assert parameter.grad.isfinite() and parameter.grad != 0
@@ -402,3 +403,56 @@ class TestTopKCrossEntropy:
         good = {"x": torch.zeros(2, 4), "target": torch.tensor([0, 1]), "p_k": [1.0]}
         with pytest.raises(error, match=match):
             topk_cross_entropy(**{**good, **kwargs})
+
+
+class TestKnnLoss:
+    ARGUMENTS = (normal(3, 4), normal(5, 4, seed=1), torch.tensor([0, 1, 9]), torch.tensor([0, 1, 0, 1, 1]))
+
+    @pytest.mark.parametrize("relaxation", [transport_topk, lapsum_topk, sparse_topk])
+    def test_derivatives(self, relaxation):
+        query, keys, *labels = self.ARGUMENTS
+        softness, k = torch.tensor(7.0).double().requires_grad_(), torch.tensor([1.5, 2.0, 3.0]).double()
+        leaves = (query.clone().requires_grad_(), keys.clone().requires_grad_(), softness, k.requires_grad_())
+        loss = lambda q, x, s, k: knn_loss(q, x, *labels, k, s, relaxation, "none")  # noqa: E731
+        assert gradcheck(loss, leaves) and gradgradcheck(loss, leaves)
+
+    def test_far_neighbours_keep_their_gradient(self):
+        """The only key of the label is a thousand softnesses beyond the threshold."""
+        keys = torch.tensor([[0.0], [0.1], [100.0]], requires_grad=True)
+        loss = knn_loss(torch.zeros(1, 1), keys, torch.tensor([1]), torch.tensor([0, 0, 1]), 1, 1.0)
+        assert loss > 1000 and loss.isfinite()
+        assert torch.autograd.grad(loss, keys)[0][2] > 100
+
+    def test_features_far_from_the_origin(self):
+        query, keys, *labels = (x.float() if x.is_floating_point() else x for x in self.ARGUMENTS)
+        near = knn_loss(query, keys, *labels, 2, 1.0)
+        torch.testing.assert_close(knn_loss(query + 1000, keys + 1000, *labels, 2, 1.0), near, rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision(self, dtype):
+        query, keys, *labels = (x.to(dtype) if x.is_floating_point() else x for x in self.ARGUMENTS)
+        loss = knn_loss(query, keys, *labels, 2, 1.0)
+        assert torch.equal(loss, knn_loss(query.float(), keys.float(), *labels, 2, 1.0).to(dtype))
+
+    def test_compiles_and_maps(self):
+        torch.compiler.reset()
+        call = partial(knn_loss, k=2, softness=1.0)
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(*self.ARGUMENTS), call(*self.ARGUMENTS))
+        batch = tuple(torch.stack((x, x.flip(0))) for x in self.ARGUMENTS)
+        found = vmap(partial(call, reduction="none"))(*batch)
+        torch.testing.assert_close(found, call(*batch, reduction="none"))
+
+    def test_no_query_with_a_neighbour(self):
+        query, keys, labels, others = self.ARGUMENTS
+        query = query.clone().requires_grad_()
+        loss = knn_loss(query, keys, labels + 100, others, 2, 1.0)
+        assert loss == 0 and not torch.autograd.grad(loss, query)[0].any()
+
+
+@pytest.mark.parametrize(("package", "name"), [(p, n) for p in (khot, khot.losses) for n in khot.losses.MOVED])
+def test_modules_under_their_former_names(package, name):
+    with pytest.warns(FutureWarning, match=rf"{package.__name__}.{name} is now khot.nn.\w+; .* version 0.4") as caught:
+        found = getattr(package, name)
+    assert found is getattr(khot.nn, khot.losses.MOVED[name])
+    assert caught[0].filename == __file__

@@ -100,11 +100,11 @@ REGISTRIES = {
     "relaxations": [*publics(RELAXATIONS, ODD_MAPS, MAPS, TOOLS["relaxations"]), *LINKS],
     "distributions": publics([*DESIGNS, PHANTOM], RELAXED, TOOLS["distributions"]),
     "estimators": publics(ESTIMATORS, PERTURBED, FUNCTIONS, RELAXED, TOOLS["estimators"]),
-    "losses": publics(LOSSES),
+    "losses": publics(LOSSES, TOOLS["losses"]),
     "constraints": publics(CONSTRAINTS),
     "diagnostics": publics(TOOLS["diagnostics"]),
     "infer": publics(TOOLS["infer"]),
-    "nn": publics(NN_MODULES),
+    "nn": publics(NN_MODULES, TOOLS["nn"], LOSSES),
     "sklearn": [MODULES["sklearn"].KHotSelector],  # scikit-learn's own checks are its contract
 }
 # To derive from: what they promise is tested of the classes below them.

@@ -54,7 +54,7 @@ COSTS = {  # label to file, line, columns
 
 
 def test_every_block_is_run():
-    assert {language for language, _ in BLOCKS} == {"sh", "python"}
+    assert {language for language, _ in BLOCKS} == {"sh", "python", "bibtex"}
     assert len(SESSIONS) == 1 and len(SCRIPTS) == len(ARRIVES)
 
 
@@ -118,7 +118,17 @@ def test_costs():
             assert cell == f"{float(row[column]):.{digits}f}", (label, column)
 
 
+def test_times_of_other_libraries():
+    section = README.split("<!-- peers -->")[1].split("<!-- end -->")[0]
+    with (ROOT / "benchmarks" / "results" / "peer_times.csv").open(newline="", encoding="utf-8") as lines:
+        measured = {row["function"]: row["of softmax"] for row in csv.DictReader(lines)}
+    quoted = re.findall(r"([\d.]+) \(`(.+?)`\)", section)
+    assert len(quoted) == 8
+    assert [name for time, name in quoted if measured[name] != time] == []
+
+
 def test_links_and_length():
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
-    assert len(README.split()) <= 700
+    prose = re.sub(r"^```.*?^```$|^\|.*?$|<!--.*?-->", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 800

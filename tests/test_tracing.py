@@ -93,6 +93,8 @@ MAPS |= {
     "soft_rank": khot.soft_rank,
     "soft_sort": khot.soft_sort,
     "soft_permutation": khot.soft_permutation,
+    "soft_count": lambda x, s: khot.soft_count(x, x.detach(), s),
+    "soft_quantile": lambda x, s: khot.soft_quantile(x, 0.3, s),
     "permutahedron_rank": khot.permutahedron_rank,
     "permutahedron_sort": khot.permutahedron_sort,
     "permutahedron_projection": lambda x, s: khot.permutahedron_projection(x, descending(x.detach()), s),

@@ -43,14 +43,6 @@ def draw(results: Path, folder: Path) -> None:
         lambda row: (row["function"],),
         lambda row: f"{float(row['median_ms']):.3g}",
     )
-    _shape_table(
-        _read(results / "estimator_steps.csv"),
-        folder / "steps.csv",
-        ["a step, ms (of one-hot)"],
-        lambda row: (row["estimator"],),
-        lambda row: f"{float(row['median_ms']):.3g} ({float(row['of one-hot']):.3g})",
-    )
-    _chain_table(_read(results / "khot_swap.csv"), folder / "chains.csv")
     over_n = [row for row in _read(results / "estimators_cpu.csv") if row["table"] == "over n"]
     _lines(over_n, "median_ms", lambda row: row["function"], "inclusion probabilities, 16 rows").savefig(
         folder / "inclusion.png", dpi=110
@@ -104,21 +96,6 @@ def _shape_table(
         writer.writerow([*heading, *shapes])
         for names in dict.fromkeys(map(line, rows)):
             writer.writerow([*names, *(cells.get((names, shape), "") for shape in shapes)])
-
-
-def _chain_table(rows: list[Row], path: Path) -> None:
-    columns = {
-        "steps per second": "steps_per_second",
-        "seconds to within 1 % of the truth": "seconds_to_truth",
-        "effective samples per second, log joint": "ess_per_second_log_joint",
-        "…, uncertain inclusions": "ess_per_second_inclusions",
-    }
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["proposals, start", *columns])
-        for row in rows:
-            shown = [f"{float(row[name]):.2g}" if row[name] else "–" for name in columns.values()]
-            writer.writerow([f"{row['kernel']}, {row['start']}", *shown])
 
 
 def _growth_plot(rows: list[Row]) -> plt.Figure:

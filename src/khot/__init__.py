@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 _BUILT_ON_PYRO = ("diagnostics", "distributions", "estimators", "infer")
 _BY_NAME = ("nn", "sklearn")  # not in `__all__`: `from khot import *` would hide torch's nn, and scikit-learn
-_ELSEWHERE = {"KHotSelector": "sklearn", "capped_simplex": "constraints", "k_hot": "constraints"}
+_ELSEWHERE = {
+    "KHotSelector": "sklearn",
+    "capped_simplex": "constraints",
+    "k_hot": "constraints",
+    "ranking": "constraints",
+}
 
 try:
     __version__ = metadata.version("khot")
@@ -59,6 +64,8 @@ if not TYPE_CHECKING:  # to a type checker every name would be one of khot's
             return _load(name, wanted=name)
         if name == "__all__":
             return _names(*_BUILT_ON_PYRO)
+        if name in losses.MOVED:
+            return losses.moved(name, "khot", stacklevel=2)
         if not name.startswith("_"):
             home = "nn" if name in import_module("khot.nn").__all__ else _ELSEWHERE.get(name)
             if home is not None:

@@ -21,12 +21,12 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look, check_strided, checked_int
-from khot.kernels.rows import compute_dtype
+from khot._validation import can_look, check_strided, checked_count, checked_int
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive
 
-__all__ = ["capped_simplex", "k_hot"]
+__all__ = ["capped_simplex", "k_hot", "ranking"]
 
 
 def __dir__() -> list[str]:
@@ -158,6 +158,63 @@ def _rounding_of_sum(k: Any, dtype: torch.dtype, n: int) -> Any:
     return torch.finfo(dtype).eps / 2 * k + n * smallest_positive(dtype)
 
 
+class _Ranking(constraints.Constraint):
+    """Vectors of ``k`` different indices below ``n``, of an integer dtype.
+
+    Where rows differ in ``k``, vectors are wider than the ``k`` of some rows: what is beyond it is -1.
+
+    Args:
+        n: Number of units to choose from.
+        k: Number of indices, an int or an integer tensor that broadcasts with the batch shape.
+
+    Raises:
+        TypeError: If ``n`` is no int, or ``k`` neither an int nor an integer tensor.
+        ValueError: If ``n`` is less than 1, or ``k`` negative or greater than ``n``.
+
+    Example:
+        >>> ranking(5, 3).check(torch.tensor([[4, 0, 2], [4, 0, 4], [4, 0, 5]]))
+        tensor([ True, False, False])
+    """
+
+    is_discrete = True
+    event_dim = 1
+
+    def __init__(self, n: int, k: int | Tensor) -> None:
+        self.n, self.k = checked_count("n", n), _checked_size("k", k)
+        if not isinstance(self.k, Tensor) and not self.k <= self.n:
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k={self.k} with n={self.n}")
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        check_strided("value", value)
+        shape, width = value.shape[:-1], value.shape[-1]
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            return torch.zeros(shape, dtype=torch.bool, device=value.device)
+        k = torch.as_tensor(self.k, device=value.device).unsqueeze(-1)
+        place = torch.arange(width, device=value.device)
+        is_choice = place < k
+        fits = torch.where(is_choice, (value >= 0) & (value < self.n), value == -1).all(-1) & (k <= width).squeeze(-1)
+        unit = torch.where(is_choice, value.clamp(0, max(self.n - 1, 0)).long(), self.n + place)
+        ordered = unit.sort(-1).values
+        return fits & (ordered[..., 1:] > ordered[..., :-1]).all(-1)
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether :meth:`check` is true of all values, which here takes no sorting."""
+        if value.numel() == 0 or value.dtype != torch.long or isinstance(self.k, Tensor) or value.shape[-1] != self.k:
+            return bool(self.check(value).all())
+        lowest, highest = value.aminmax()
+        if not (lowest.item() >= 0 and highest.item() < self.n):
+            return False
+        short = torch.short if self.k <= torch.iinfo(torch.short).max else torch.long  # fewer bytes to read and write
+        place = torch.arange(self.k, dtype=short, device=value.device).expand(value.shape)
+        # Each index is given its place; of equal ones, some find that of another.
+        given = place.new_empty(*value.shape[:-1], self.n).scatter_(-1, value, place)
+        return torch.equal(given.gather(-1, value), place)
+
+    def __repr__(self) -> str:
+        return f"ranking({self.n}, {self.k})"
+
+
 def _checked_size(name: str, size: Any) -> int | Tensor:
     if isinstance(size, Tensor):
         check_strided(name, size)
@@ -172,6 +229,7 @@ def _checked_size(name: str, size: Any) -> int | Tensor:
 
 k_hot = _KHot
 capped_simplex = _CappedSimplex
+ranking = _Ranking
 
 
 class _CappedSimplexTransform(Transform):

@@ -130,7 +130,7 @@ def draws_of(member, logits, placements, seed=7):
 
 @case
 def draws_of_kernels_are_those_of_plain_tensors():
-    if not khot.kernels.platforms.HAS_NUMBA:
+    if not khot.kernels.operators.platforms.HAS_NUMBA:
         return
     logits = normal(*SHAPE)
     for design_class in (ConditionalPoisson, Pivotal, khot.GumbelTopK, khot.ParetoSampling):

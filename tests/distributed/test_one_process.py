@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import khot
-from khot.kernels.platforms import HAS_NUMBA
+from khot.kernels.operators.platforms import HAS_NUMBA
 from tests.every_map import MAPS
 from tests.inputs import normal
 

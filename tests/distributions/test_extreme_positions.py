@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from khot import GumbelTopK, sigmoid_topk
-from khot.kernels import noises
+from khot.kernels.order_sampling import noises
 from khot.laws import order_sampling
 from tests.registry import DESIGNS
 

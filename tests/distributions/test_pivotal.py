@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from khot.distributions import Pivotal
-from khot.kernels.tournament import balance, missing_share, tournament
+from khot.kernels.draws import balance, missing_share, tournament
 from tests import gof
 from tests.kernels.device import mark_interpreted
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from khot import Systematic
-from khot.kernels.tournament import balance
+from khot.kernels.draws import balance
 from khot.laws import systematic
 from khot.laws.systematic import ONE, choose, line
 from tests import gof

@@ -36,7 +36,7 @@ def test_every_public_name_has_an_entry(tmp_path):
     index = (tmp_path / "index.rst").read_text()
     assert all(f"   khot.{package}\n" in index for package in MODULES)
     assert pages.home_of("RelaxedKHotStraightThrough") == "khot.distributions"  # which the estimators list, too
-    assert pages.home_of("TopKCrossEntropyLoss") == "khot.losses" and pages.home_of("nothing") is None
+    assert pages.home_of("TopKCrossEntropyLoss") == "khot.nn" and pages.home_of("nothing") is None
 
 
 def test_likelihoods_take_batches_of_vectors():
@@ -63,3 +63,50 @@ def test_broken_links_are_found(tmp_path):
         "a.html: c.png",
         "2 broken links in 2 pages",
     ]
+
+
+@pytest.mark.parametrize("page", ["coming_from.md", "guide/costs.md", "guide/mcmc.md"])
+def test_tables_of_measurements(page):
+    tables = load("result_tables")
+    assert page in {home for home, _ in tables.TABLES.values()}
+    assert (DOCS / page).read_text(encoding="utf-8") == tables.filled(DOCS / page), (
+        "run docs/_extensions/result_tables.py"
+    )
+
+
+def test_pages_are_plain_markdown():
+    """A repository page shows roles and directives as they are written; Sphinx gets them from `plain_markdown`."""
+    pages = [DOCS.parent / "README.md", DOCS / "coming_from.md", *DOCS.glob("guide/*.md")]
+    assert len(pages) > 8
+    assert [
+        page.name for page in pages if re.search(r"\{[\w:-]+\}`|^ *```\{", page.read_text("utf-8"), re.MULTILINE)
+    ] == []
+
+
+def test_references_and_doctests_are_put_in(monkeypatch):
+    monkeypatch.setitem(sys.modules, "api_pages", load("api_pages"))
+    for_sphinx = load("plain_markdown").for_sphinx
+    page = "`sigmoid_topk`, `khot.nn`, `k`, [`TopK`](x.md)\n```python\n>>> `sigmoid_topk`\n```\n"
+    assert for_sphinx(page, "../examples").splitlines() == [
+        "{py:obj}`sigmoid_topk <khot.relaxations.sigmoid_topk>`, {py:mod}`khot.nn`, `k`, [`TopK`](x.md)",
+        "```{doctest}",
+        ">>> `sigmoid_topk`",
+        "```",
+    ]
+    assert for_sphinx("[a](../../examples/a.py)", "../examples") == "[a](../examples/a)"
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guide/*.md")], ids=lambda p: p.name
+)
+def test_links_lead_to_files_and_headings(page):
+    """As a repository page resolves them: relative to the file, with the anchors that headings have there."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for address, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
+        target = (page.parent / address).resolve() if address else page
+        assert target.exists() or address in ("examples/index.rst", "api/index.rst"), f"{page.name}: {address}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            headings = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page.name}: {anchor}"

@@ -37,9 +37,9 @@ def test_runs(tmp_path, capsys):
 def test_the_problem_is_that_of_the_readme():
     (script,) = re.findall(r"^```python\n(import pyro.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
     names: dict[str, Any] = {}
-    exec(script.split("svi =")[0], names)
+    exec(script.split("guide =")[0], names)
     problem = experiment.make_problem(0)
-    assert (names["inputs"] == problem.inputs).all() and (names["seen"] == problem.seen).all()
+    assert (names["inputs"] == problem.inputs).all() and (names["output"] == problem.seen).all()
     vectors, log_joint = problem.log_joint()
     assert len(vectors) == 56
     for x, expected in zip(vectors, log_joint, strict=True):

@@ -213,6 +213,16 @@ def test_starts_at_the_prior(model, shape):
     assert not torch.equal(logits_of(started(model)), logits_of(guide))
 
 
+def test_a_prior_over_the_size_starts_at_its_expected_size():
+    log_prior = torch.tensor([0.0, 1.0, 3.0, 0.0]).double()
+    prior = ConditionalPoisson(logits=normal(6) + 5, k=(0, 3, log_prior))
+    guide = started(lambda: pyro.sample("x", prior), init_scale=0)
+    design = guide.designs()["x"]
+    assert design.size == (0, 3) and design.log_prior is None
+    assert (design.mean.sum() - prior.mean.sum()).abs() < 0.6
+    assert torch.equal(design.mean.argsort(), prior.mean.argsort())
+
+
 def test_certain_units_stay_certain():
     prior = ConditionalPoisson(logits=torch.tensor([torch.inf, 0.0, 0.0, -torch.inf]), k=2)
 

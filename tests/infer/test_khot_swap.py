@@ -104,6 +104,7 @@ DESIGNS = {
     "pareto": lambda: ParetoSampling(logits=normal(5), k=2),
     "pivotal_fixed": lambda: Pivotal(logits=normal(5), k=2, order="fixed"),
     "at_most_three": lambda: ConditionalPoisson(logits=normal(5), k=(0, 3)),
+    "prior_over_size": lambda: ConditionalPoisson(logits=normal(5), k=(0, 4, 2 * normal(5, seed=4))),
 }
 
 
@@ -125,6 +126,7 @@ def quadratic(design, chains):
         ("pivotal_fixed", 0.1, 2000),
         ("at_most_three", 0.1, 5000),
         ("at_most_three", 1.0, 2000),
+        ("prior_over_size", 0.1, 1000),
     ],
 )
 def test_law_stays(name, share, chains):

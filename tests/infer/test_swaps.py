@@ -119,13 +119,16 @@ def test_draws_follow_the_probabilities(sizes, share):
 
 def test_where_there_is_nothing_to_swap():
     rows = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0]])
-    fixed = Sizes(rows.sum(-1), rows.sum(-1))
-    by_row, zero = Sizes(*(end[:, None] for end in fixed)), torch.zeros_like(rows)
-    assert Proposals.of(rows[:, None], zero[:, None], by_row).possible.tolist() == [False, False, True]
-    assert Proposals.of(rows[None], zero[None], fixed).possible.tolist() == [True]
+    fixed = Sizes(rows.sum(-1)[None], rows.sum(-1)[None])
+    by_row, zero = Sizes(*(end.mT for end in fixed)), torch.zeros_like(rows)
+    assert by_row.possible(3).tolist() == [False, False, True] and fixed.possible(3).tolist() == [True]
+    total = Proposals.of(rows[:, None], zero[:, None], by_row).total[0]
+    assert (total > -torch.inf).tolist() == [False, False, True]
     assert Proposals.of(rows[None], zero[None], fixed).draw(0.5).row.tolist() == [2]
     ranges = Sizes(torch.tensor([[2], [0], [1]]), torch.tensor([[3], [0], [1]]))
-    assert Proposals.of(rows[:, None], zero[:, None], ranges).possible[0]
+    assert ranges.possible(3).tolist() == [True, False, True]
+    total = Proposals.of(rows[:, None], zero[:, None], ranges).total[0]
+    assert (total > -torch.inf).tolist() == [True, False, True]
 
 
 def test_ratios_of_what_has_no_probability():

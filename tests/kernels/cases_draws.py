@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 
 from khot import sigmoid_topk
-from khot.kernels.brewer import brewer_draw
-from khot.kernels.brewer import triton_backend as triton_brewer
-from khot.kernels.noises import NOISES
-from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.order_draw import triton_backend as triton_order
-from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.ordered_duels import triton_backend as triton_duels
-from khot.kernels.philox import FIRST
-from khot.kernels.tournament import pivotal_draw
-from khot.kernels.tournament import triton_backend as triton_tournament
+from khot.kernels.draws import (
+    brewer_draw,
+    kinds,
+    ordered_duels_draw,
+    pivotal_draw,
+    triton_brewer,
+    triton_duels,
+    triton_tournament,
+)
+from khot.kernels.order_sampling import order_draw, rank_centre
+from khot.kernels.order_sampling import triton_draw as triton_order
+from khot.kernels.order_sampling.noises import NOISES
+from khot.kernels.random_numbers.philox import FIRST
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SEED, DRAWS = 0x123456789ABCDEF, 2

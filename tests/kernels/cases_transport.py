@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from khot.kernels import backend
-from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.sorted_transport.triton_backward import launch_backward
-from khot.kernels.sorted_transport.triton_forward import launch_forward
+from khot.kernels.transport import sorted_transport, sorted_transport_derivative
+from khot.kernels.transport.triton_backward import launch_backward
+from khot.kernels.transport.triton_forward import launch_forward
 from tests.kernels.kernel_case import DOUBLE, SINGLE, Inputs, KernelCase, Outputs
 
 SINGLES = [((64, n), SINGLE) for n in (64, 1000)]

@@ -12,8 +12,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 
-from khot.kernels import triton_tools
 from khot.kernels.count import triton_forest
+from khot.kernels.gpu import tools
 from khot.kernels.order import triton_points as points_triton
 from khot.kernels.order import triton_scans as lapsum_triton
 from khot.kernels.threshold import triton_flagged, triton_gaps, triton_rows
@@ -47,7 +47,7 @@ def pytest_runtest_call(item):
 triton_rows.PROGRAMS = 8
 triton_forest.FOREST = ((32, 16, 1024, 1, 2), (1024, 1, 1024, 1, 2), (1024, 1, 1024, 1, 2))
 
-SUMS = [triton_tools.add2, triton_tools.add3, triton_tools.add4]
+SUMS = [tools.add2, tools.add3, tools.add4]
 EACH = {
     triton_gaps._larger_smaller_sum: (np.max, np.min, np.sum),
     triton_flagged._ends_of: (np.min, np.max),

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from khot.kernels.exact.rows import Threshold
 from khot.kernels.links.base import Link
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.rows import Threshold
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.kinds import KINDS
 from khot.kernels.threshold.triton_backward import launch_backward

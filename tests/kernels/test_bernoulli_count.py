@@ -16,7 +16,7 @@ from khot.kernels.count import (
     marked_count,
     marked_count_draw,
 )
-from khot.kernels.philox import FIRST
+from khot.kernels.random_numbers.philox import FIRST
 from khot.laws import conditional_poisson, sampford, unit_by_unit
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal

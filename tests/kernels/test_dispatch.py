@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from khot import sigmoid_topk
-from khot.kernels import backend, platforms, registry, threshold, tiles
+from khot.kernels import backend, registry, threshold
 from khot.kernels.call import call_of
+from khot.kernels.gpu import plans
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
 from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC, Logistic
 from khot.kernels.links.normal import NORMAL
-from khot.kernels.sorted_transport import sorted_transport
+from khot.kernels.operators import platforms
 from khot.kernels.threshold.kinds import LOG_MASK, MASK
+from khot.kernels.transport import sorted_transport
 from khot.relaxations.engine import ThresholdMap
 from tests.backends import USUAL
 
@@ -66,14 +68,15 @@ def test_backends_are_asked_in_turn_and_imported_when_they_take_a_call(monkeypat
     choices = registry.Backends("khot.kernels", "f")
 
     def takes(name):
-        return registry.only_if(lambda x: taken.append(name) or name != "scipy", "it has no loop")
+        return registry.only_if(lambda x: taken.append(name) or name != "numba", "it has no loop")
 
-    for name in ("triton", "scipy", "torch"):
+    monkeypatch.setitem(registry.PLATFORMS, "numba", registry.PLATFORMS["numba"]._replace(devices=("cpu",)))
+    for name in ("triton", "numba", "torch"):
         choices.backend(name, module=f".{name}", takes=takes(name))
     monkeypatch.setattr(registry.importlib, "import_module", lambda module, package: loaded.append(module))
     monkeypatch.setattr(registry, "getattr", lambda module, attribute: loaded[-1], raising=False)
     assert choices.find(torch.zeros(3)) == ".torch"
-    assert taken == ["scipy", "torch"] and loaded == [".torch"]  # Triton is not for a CPU
+    assert taken == ["numba", "torch"] and loaded == [".torch"]  # Triton is not for a CPU
     assert choices.choose(torch.zeros(3)).name == "torch"
     with backend("triton"):
         assert choices.fuses(torch.zeros(3)) and not choices.fuses(torch.zeros(0))
@@ -109,10 +112,10 @@ def test_unknown_backends_in_the_environment_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_plans_cover_every_row(dtype):
-    table = {torch.float32: ((512, 1), (16_384, 16)), torch.float64: tiles.DOUBLE}
+    table = {torch.float32: ((512, 1), (16_384, 16)), torch.float64: plans.DOUBLE}
     for rows in (1, 7, 100, 10**5):
         for n in (1, 2, 32, 33, 1000, 1024, 1025, 16_384, 16_385, 10**5, 10**7):
-            plan = tiles.plan(rows, n, dtype, table)
+            plan = plans.plan(rows, n, dtype, table)
             assert plan.block & (plan.block - 1) == 0 and plan.warps in (1, 2, 4, 8, 16)
             if plan.resident:
                 assert n <= plan.block < 2 * max(n, 32) and plan.splits == 1
@@ -120,7 +123,7 @@ def test_plans_cover_every_row(dtype):
             assert n > plan.block  # so that a sample of a block can be taken
             parts, length = plan.chunks(n)
             assert length % plan.block == 0 and (parts - 1) * length < n <= parts * length
-            assert rows * parts <= 2 * tiles.PROGRAMS or plan.splits == 1
+            assert rows * parts <= 2 * plans.PROGRAMS or plan.splits == 1
 
 
 def test_which_transports_have_kernels():

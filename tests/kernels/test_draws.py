@@ -8,11 +8,10 @@ import torch
 from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels import registry as dispatch
-from khot.kernels.noises import NOISES
-from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.philox import FIRST, draw_seed, random_words
-from khot.kernels.tournament import pivotal_draw
+from khot.kernels.draws import kinds, ordered_duels_draw, pivotal_draw
+from khot.kernels.order_sampling import order_draw, rank_centre
+from khot.kernels.order_sampling.noises import NOISES
+from khot.kernels.random_numbers.philox import FIRST, draw_seed, random_words
 from khot.laws import order_sampling
 from tests import gof
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import khot
-from khot.kernels import backend, explain, platforms, registry, threshold
+from khot.kernels import backend, explain, registry, threshold
 from khot.kernels.isotonic import isotonic
+from khot.kernels.operators import platforms
+from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.kernels.order import soft_rank
-from khot.kernels.order_draw import order_draw
-from khot.kernels.philox import Place
-from khot.kernels.platforms import HAS_NUMBA
-from khot.kernels.sorted_transport import sorted_transport
+from khot.kernels.order_sampling import order_draw
+from khot.kernels.random_numbers.philox import Place
 from khot.kernels.threshold import exact
+from khot.kernels.transport import sorted_transport
 from khot.relaxations import Link
 from tests.backends import USUAL
 from tests.maps import Cauchy

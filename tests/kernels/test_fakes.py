@@ -39,6 +39,7 @@ def calls_of(case, x):
     return recorder.calls
 
 
+@pytest.mark.slow
 def test_the_calls_are_seen():
     seen = {func.name() for case in MAPS for func, _ in calls_of(case, normal(3, 6))}
     thresholds = {"threshold", "threshold_mask", "isotonic", "sorted_transport"}

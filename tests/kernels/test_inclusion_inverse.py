@@ -8,7 +8,7 @@ from khot import sigmoid_topk
 from khot.kernels import backend
 from khot.kernels.count import covariance_inverse, inclusion_inverse, reference_inverse
 from khot.kernels.count.characteristic import factors
-from khot.kernels.platforms import HAS_NUMBA
+from khot.kernels.operators.platforms import HAS_NUMBA
 from khot.kernels.threshold import solve_threshold
 from khot.laws import conditional_poisson as law
 from khot.laws.inverse import solve_logits

@@ -4,10 +4,7 @@ import pytest
 import torch
 from scipy.optimize import isotonic_regression
 
-from khot import isotonic_l2, permutahedron_rank
-from khot.kernels import backend, registry
 from khot.kernels.isotonic import isotonic as kernel
-from khot.kernels.isotonic import scipy_backend
 from khot.kernels.isotonic import torch_backend as isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_minimiser, dual_ascent, pool_by_halves
 from tests.inputs import normal
@@ -15,10 +12,6 @@ from tests.inputs import normal
 
 def objective(s, w, p=2.0, strength=1.0, magnitude=False):
     return Objective(s, w, torch.full((len(s), 1), strength, dtype=torch.float64), p, magnitude)
-
-
-def without_numba(monkeypatch):
-    monkeypatch.setitem(registry.PLATFORMS, "numba", registry.PLATFORMS["numba"]._replace(devices=()))
 
 
 def hard_rows(n):
@@ -38,10 +31,6 @@ def test_pooling_is_isotonic_regression(n):
     expected = torch.stack([torch.from_numpy(isotonic_regression(row, increasing=False).x.copy()) for row in s.numpy()])
     blocks = pool_by_halves(problem)
     torch.testing.assert_close(block_minimiser(problem, blocks), expected, rtol=1e-13, atol=1e-13)
-    compiled = scipy_backend.pool_row_by_row(problem)
-    torch.testing.assert_close(block_minimiser(problem, compiled), expected, rtol=1e-13, atol=1e-13)
-    distinct = [0, 2, 3, 4, 5]  # row 1 has ties, which both keep apart where nothing pools them
-    assert torch.equal(blocks[distinct], compiled[distinct])
 
 
 @pytest.mark.usefixtures("cpu_backend")
@@ -73,19 +62,8 @@ def test_contents():
 
 def test_ties_are_not_pooled():
     s = torch.tensor([[2.0] * 20 + [1.0] * 20, [1.0] * 20 + [2.0] * 20], dtype=torch.float64)
-    for pool in (pool_by_halves, scipy_backend.pool_row_by_row):
-        blocks = pool(objective(s, torch.zeros_like(s)))
-        assert torch.equal(blocks[0], torch.arange(40)) and (blocks[1] == 0).all()
-
-
-def test_works_without_scipy(monkeypatch):
-    without_numba(monkeypatch)
-    x = normal(2, 50)
-    expected = isotonic_l2(x)
-    without = registry.PLATFORMS["scipy"]._replace(obstacle=lambda device: "SciPy is not installed")
-    monkeypatch.setitem(registry.PLATFORMS, "scipy", without)
-    monkeypatch.setattr(scipy_backend, "isotonic_regression", None)
-    torch.testing.assert_close(isotonic_l2(x), expected)
+    blocks = pool_by_halves(objective(s, torch.zeros_like(s)))
+    assert torch.equal(blocks[0], torch.arange(40)) and (blocks[1] == 0).all()
 
 
 @pytest.mark.parametrize("magnitude", [False, True])
@@ -125,20 +103,3 @@ def test_operator():
     s, w = normal(2, 6), normal(2, 6, seed=1)
     args = (s, w, torch.ones(2, dtype=torch.float64), 2.0, False, False, 0, "s,w")
     torch.library.opcheck(torch.ops.khot.isotonic.default, args)
-
-
-@pytest.mark.parametrize(("name", "calls"), [("auto", 4), ("torch", 0), ("triton", 0)])
-def test_the_backend_decides_about_scipy(name, calls, monkeypatch):
-    """One call for each long row, and plain torch where that is forced, with the same result."""
-    x, seen = normal(2, 40), []
-
-    def counted(*args, **kwargs):
-        seen.append(args)
-        return isotonic_regression(*args, **kwargs)
-
-    expected = isotonic_l2(x), permutahedron_rank(x)
-    monkeypatch.setattr(scipy_backend, "isotonic_regression", counted)
-    without_numba(monkeypatch)
-    with backend(name):
-        torch.testing.assert_close((isotonic_l2(x), permutahedron_rank(x)), expected)
-    assert len(seen) == calls

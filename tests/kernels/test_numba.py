@@ -16,17 +16,18 @@ import torch
 
 import khot
 from khot.kernels import backend
-from khot.kernels.order_draw import order_draw
-from khot.kernels.philox import FIRST
-from khot.kernels.tournament import pivotal_draw
+from khot.kernels.draws import pivotal_draw
+from khot.kernels.order_sampling import order_draw
+from khot.kernels.random_numbers.philox import FIRST
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels import numba_cache, numba_math, numba_tools  # noqa: E402 - skipped before it imports numba
-from khot.kernels.order_draw.numba_backend import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
-from khot.kernels.tournament.numba_backend import _tournaments  # noqa: E402 - skipped before it imports numba
+from khot.kernels.cpu import cache, maths  # noqa: E402 - skipped before it imports numba
+from khot.kernels.cpu import loops as cpu_loops  # noqa: E402 - skipped before it imports numba
+from khot.kernels.draws.numba_tournament import _tournaments  # noqa: E402 - skipped before it imports numba
+from khot.kernels.order_sampling.numba_draw import _loop as order_draw_loop  # noqa: E402 - skipped before it imports numba
 
 SOURCE = Path(khot.__file__).parent
 
@@ -171,14 +172,14 @@ def test_workers_of_a_data_loader():
 
 REPORTED = """
     import logging, sys, torch, khot
-    from khot.kernels import numba_cache
+    from khot.kernels.cpu import cache
     found = []
-    load = numba_cache._Cache.load_overload
+    load = cache._Cache.load_overload
     def report(self, *arguments):
         result = load(self, *arguments)
         found.append(result is not None)
         return result
-    numba_cache._Cache.load_overload = report
+    cache._Cache.load_overload = report
     x = torch.randn(3, 5, requires_grad=True)
     khot.sigmoid_topk(x, 2).sum().backward()
     print(sum(found), len(found))
@@ -196,13 +197,13 @@ def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
     """Its file is not that of the loop that is kept, where numba's own cache looks."""
     copy = tmp_path / "kernels"
     shutil.copytree(SOURCE / "kernels", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(numba_cache, "PACKAGE", copy)
+    monkeypatch.setattr(cache, "PACKAGE", copy)
     monkeypatch.setenv("KHOT_CACHE_DIR", str(tmp_path / "cache"))
 
     def folder():
-        for cached in (numba_cache.source_stamp, numba_cache._folder):
+        for cached in (cache.source_stamp, cache._folder):
             cached.cache_clear()
-        return numba_cache._folder()
+        return cache._folder()
 
     try:
         before = folder()
@@ -211,7 +212,7 @@ def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
         link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
         assert folder() != before and not before.exists()
     finally:
-        for cached in (numba_cache.source_stamp, numba_cache._folder):
+        for cached in (cache.source_stamp, cache._folder):
             cached.cache_clear()
 
 
@@ -220,24 +221,24 @@ def test_the_folder_is_none_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for relative in ("", "cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
-        assert numba_cache._base().is_absolute()
+        assert cache._base().is_absolute()
 
 
 def test_without_a_folder_that_can_be_written_there_is_one_warning(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("KHOT_CACHE_DIR", str(blocked))
-    for cached in (numba_cache._folder, numba_cache._warn_of):
+    for cached in (cache._folder, cache._warn_of):
         cached.cache_clear()
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            kernels = [numba_tools.kernel(_count), numba_tools.kernel(_count)]
+            kernels = [cpu_loops.kernel(_count), cpu_loops.kernel(_count)]
             assert [kernel(0, 3) for kernel in kernels] == [3, 3]
         assert len(caught) == 1 and caught[0].category is RuntimeWarning
         assert str(caught[0].message).endswith("set KHOT_CACHE_DIR to a folder that can be written")
     finally:
-        for cached in (numba_cache._folder, numba_cache._warn_of):
+        for cached in (cache._folder, cache._warn_of):
             cached.cache_clear()
 
 
@@ -246,11 +247,11 @@ def _count(first, last):
 
 
 def test_a_folder_that_fills_up_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba_cache._Cache, "_save_overload", _no_space)
-    numba_cache._warn_of.cache_clear()
+    monkeypatch.setattr(cache._Cache, "_save_overload", _no_space)
+    cache._warn_of.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"anew in every process.*OSError: No space left on device"):
-        assert numba_tools.kernel(_twice)(0, 3) == 6
-    numba_cache._warn_of.cache_clear()
+        assert cpu_loops.kernel(_twice)(0, 3) == 6
+    cache._warn_of.cache_clear()
 
 
 def _no_space(*arguments):
@@ -268,13 +269,13 @@ def test_functions_of_a_factory_have_names_of_their_own():
         def add(first, last):
             return first + last + number
 
-        return numba_tools.kernel(add)
+        return cpu_loops.kernel(add)
 
     with pytest.raises(RuntimeError, match="comes from a factory: compile it inside `specialised`"):
         factory(1)
     found = []
     for number in (1, 2):
-        with numba_tools.specialised(f"number {number}"):
+        with cpu_loops.specialised(f"number {number}"):
             found.append(factory(number))
     assert [add(0, 0) for add in found] == [1, 2]
     assert len({add.py_func.__qualname__ for add in found}) == 2
@@ -284,7 +285,7 @@ def test_functions_of_a_factory_have_names_of_their_own():
 
 
 def test_where_numba_cannot_run_torch_does(monkeypatch):
-    from khot.kernels import platforms
+    from khot.kernels.operators import platforms
 
     obstacle = platforms._numba_obstacle
     obstacle.cache_clear()
@@ -323,9 +324,9 @@ def test_expanded_sizes_need_no_other_machine_code():
 @pytest.mark.parametrize(
     ("functions", "exact", "low", "high"),
     [
-        (numba_math.EXP, np.exp, -80.0, 80.0),
-        (numba_math.LOG, lambda x: np.log(np.exp(x, dtype=np.longdouble)), None, None),
-        (numba_math.LOG1P, np.log1p, -0.9, 1.0),
+        (maths.EXP, np.exp, -80.0, 80.0),
+        (maths.LOG, lambda x: np.log(np.exp(x, dtype=np.longdouble)), None, None),
+        (maths.LOG1P, np.log1p, -0.9, 1.0),
     ],
     ids=["exp", "log", "log1p"],
 )
@@ -347,7 +348,7 @@ def test_functions_are_right_to_two_units_in_the_last_place(real, functions, exa
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 def test_functions_underflow_gradually_and_end_where_they_should(real):
-    inner_exp, inner_log = numba_math.EXP[real], numba_math.LOG[real]
+    inner_exp, inner_log = maths.EXP[real], maths.LOG[real]
     exp, log = numba.njit(lambda x: inner_exp(x)), numba.njit(lambda x: inner_log(x))
     limits = np.finfo(real)
     assert exp(real(-np.inf)) == 0 and exp(real(0)) == 1 and log(real(0)) == -np.inf

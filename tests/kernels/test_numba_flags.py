@@ -10,7 +10,7 @@ from khot.kernels.links.laplace import LAPLACE
 from khot.kernels.links.logistic import LOGISTIC
 from khot.kernels.links.normal import NORMAL
 from khot.kernels.links.student_t import StudentT
-from khot.kernels.platforms import HAS_NUMBA
+from khot.kernels.operators.platforms import HAS_NUMBA
 from tests.inputs import normal
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")

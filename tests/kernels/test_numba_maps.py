@@ -11,8 +11,8 @@ from tests.inputs import normal
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from khot.kernels.sorted_transport import numba_backend as transport
 from khot.kernels.threshold import numba_backend as magnitude
+from khot.kernels.transport import numba_backend as transport
 
 pytestmark = pytest.mark.slow  # loops that few tests share, each a second or more to compile
 

@@ -18,8 +18,8 @@ from tests.kernels.kernel_links import LINKS
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
+from khot.kernels.cpu.loops import kernel, specialised  # noqa: E402 - skipped before it imports numba
 from khot.kernels.links.base_numba import numba_link, variant_of  # noqa: E402 - skipped before it imports numba
-from khot.kernels.numba_tools import kernel, specialised  # noqa: E402 - skipped before it imports numba
 from khot.kernels.threshold import numba_backend  # noqa: E402 - skipped before it imports numba
 
 REALS = {np.float32: torch.float32, np.float64: torch.float64}

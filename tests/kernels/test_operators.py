@@ -14,13 +14,13 @@ from torch import Tensor
 import khot.kernels
 import khot.laws
 from khot.kernels import backend, registry
+from khot.kernels.draws import kinds
 from khot.kernels.links.clipped_power import clipped_power
 from khot.kernels.links.logistic import LOGISTIC
-from khot.kernels.noises import NOISES
 from khot.kernels.order import reference as order
-from khot.kernels.order_draw import rank_centre
-from khot.kernels.ordered_duels import kinds
-from khot.kernels.philox import FIRST
+from khot.kernels.order_sampling import rank_centre
+from khot.kernels.order_sampling.noises import NOISES
+from khot.kernels.random_numbers.philox import FIRST
 from khot.kernels.registry import OPERATORS
 from khot.kernels.threshold import reference as simplex
 from khot.kernels.threshold import solve_threshold

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from khot.kernels import noises, order_draw
-from khot.kernels.order_sampling import EXACT, SINGLE
+from khot.kernels import order_sampling
+from khot.kernels.order_sampling import EXACT, SINGLE, noises
 from khot.laws import order_sampling as kernel
 from khot.relaxations import sigmoid_topk
 
@@ -251,11 +251,11 @@ def test_solved_positions_to_second_order():
 def test_ranks_are_positive_finite_and_distinct(noise):
     torch.manual_seed(0)
     theta = torch.cat((random_positions(500, scale=200.0), torch.tensor([math.inf, -math.inf], dtype=torch.float64)))
-    scale = order_draw.rank_scale(theta, order_draw.rank_centre(theta, 50))
-    ranks = order_draw.draw_ranks(noise, scale, torch.Size((200, 502)))
+    scale = order_sampling.rank_scale(theta, order_sampling.rank_centre(theta, 50))
+    ranks = order_sampling.draw_ranks(noise, scale, torch.Size((200, 502)))
     assert (ranks > 0).all() and ranks.isfinite().all() and (ranks.sort(-1).values.diff(dim=-1)[:, 1:-1] > 0).any()
     assert (ranks[:, 500:501] < ranks[:, :500]).all() and (ranks[:, 501:] > ranks[:, :500]).all()
-    equal = order_draw.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
+    equal = order_sampling.draw_ranks(noise, torch.ones(10**6).double(), torch.Size((10**6,)))
     assert len(equal.unique()) == 10**6
 
 

@@ -6,7 +6,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from khot.kernels.count import FOREST_LEVELS
 from khot.kernels.count.triton_forest import forest_plan
-from khot.kernels.sorted_transport.triton_tile import transport_plan
+from khot.kernels.transport.triton_tile import transport_plan
 
 
 def test_transport_plans():

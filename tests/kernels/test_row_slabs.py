@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from khot import ConditionalPoisson, Sampford
-from khot.kernels.row_slabs import by_rows, in_slabs, slab_size
+from khot.kernels.exact.row_slabs import by_rows, in_slabs, slab_size
 from khot.laws import conditional_poisson
 from tests.inputs import normal
 

@@ -10,11 +10,11 @@ pytestmark = kernel_marks()
 import triton
 import triton.language as tl
 
-from khot.kernels.order_draw import order_draw, rank_centre
-from khot.kernels.order_draw.triton_backend import NOISES
-from khot.kernels.philox import FIRST, draw_seed, uniform
-from khot.kernels.philox_triton import uniform_and_rest, uniform_double
-from khot.kernels.tournament import pivotal_draw
+from khot.kernels.draws import pivotal_draw
+from khot.kernels.gpu.random_numbers import uniform_and_rest, uniform_double
+from khot.kernels.order_sampling import order_draw, rank_centre
+from khot.kernels.order_sampling.triton_draw import NOISES
+from khot.kernels.random_numbers.philox import FIRST, draw_seed, uniform
 from khot.laws import conditional_poisson, order_sampling
 
 

@@ -23,6 +23,8 @@ MAPS |= {
     "rescaled_sigmoid_topk": lambda x, dim: khot.rescaled_sigmoid_topk(x, 0.7, dim=dim),
     "soft_rank": lambda x, dim: khot.soft_rank(x, dim=dim),
     "soft_sort": lambda x, dim: khot.soft_sort(x, descending=True, dim=dim),
+    "soft_count": lambda x, dim: khot.soft_count(x, torch.tensor([-0.3, 0.9], dtype=x.dtype), dim=dim),
+    "soft_quantile": lambda x, dim: khot.soft_quantile(x, torch.tensor([0.2, 0.7], dtype=x.dtype), dim=dim),
     "permutahedron_rank": lambda x, dim: khot.permutahedron_rank(x, dim=dim),
     "permutahedron_sort": lambda x, dim: khot.permutahedron_sort(x, dim=dim),
     "permutahedron_projection": lambda x, dim: khot.permutahedron_projection(x, 0.3 * x.flip(dim).detach(), 2.0, dim),

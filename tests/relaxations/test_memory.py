@@ -42,7 +42,7 @@ MAPS = {
     "normal_topk": (lambda x: khot.normal_topk(x, SIZE, 0.1), 8),
     "sparse_topk": (lambda x: khot.sparse_topk(x, SIZE, 0.1, 1.5), 8),
     "capped_softmax": (lambda x: khot.capped_softmax(x, SIZE, 0.1), 8),
-    "permutahedron_rank": (lambda x: khot.permutahedron_rank(x, 0.1), 26),
+    "permutahedron_rank": (lambda x: khot.permutahedron_rank(x, 0.1), 26.01),
     "permutahedron_sort": (lambda x: khot.permutahedron_sort(x, 0.1), 26),
     "sorted_transport_topk": (lambda x: khot.sorted_transport_topk(x, 3, 0.1), 48),
 }

@@ -209,12 +209,13 @@ def test_largest_numbers(order_map):
         torch.testing.assert_close(y, torch.eye(6)[x.argsort().argsort()])
 
 
-def test_saves_numbers_per_item():
+def test_saves_numbers_per_item(cpu_backend):
     x, saved = normal(5, 300, dtype=torch.float32).requires_grad_(), []
     for order_map in MAPS:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
             order_map(x, torch.tensor(0.3, requires_grad=True))
-    assert saved and max(saved) <= x.numel() and sum(saved) <= 30 * x.numel()
+    most = 45 if cpu_backend == "torch" else 30  # without a loop for a map each of its operations saves what it needs
+    assert saved and max(saved) <= x.numel() and sum(saved) <= most * x.numel()
 
 
 @every_map
@@ -223,7 +224,7 @@ def test_errors(order_map):
     for error, match, args in [
         (TypeError, "`x` must be a torch.Tensor", ([1.0],)),
         (TypeError, "`x` must have a floating-point dtype", (torch.arange(3),)),
-        (ValueError, "`x` must be finite.*inf", (torch.tensor([1.0, -torch.inf]),)),
+        (ValueError, "`x` must be finite or -inf.*contains inf", (torch.tensor([1.0, torch.inf]),)),
         (ValueError, "`x` must be finite.*nan", (torch.tensor([1.0, torch.nan]),)),
         (ValueError, "`scale` must be positive and finite, but got 0", (x, 0.0)),
         (ValueError, "`scale` must be positive and finite, but got -1", (x, torch.tensor([1.0, -1, 1]))),

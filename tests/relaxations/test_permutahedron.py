@@ -8,7 +8,14 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacrev, vmap
 
-from khot import isotonic_l2, permutahedron_projection, permutahedron_rank, permutahedron_sort
+from khot import (
+    isotonic_l2,
+    permutahedron_projection,
+    permutahedron_rank,
+    permutahedron_sort,
+    sparse_topk,
+    topk_mask,
+)
 from tests.inputs import normal
 from tests.oracle import EPS, cases, tensor
 
@@ -136,3 +143,48 @@ def test_a_common_offset_changes_nothing(offset):
         rank = permutahedron_rank(moved, strength)
         torch.testing.assert_close(rank, permutahedron_rank(moved - offset, strength), rtol=1e-14, atol=0)
         assert rank.sum().item() == pytest.approx(10.0, rel=1e-15)
+
+
+EXPONENTS = [1.2, 4 / 3, 1.5, 1.9]
+WEIGHTS = {"ranks": [4.0, 3.0, 2.0, 1.0], "signs": [1.5, 0.3, -0.4, -2.0], "zeros": [1.0, 1.0, 0.0, 0.0]}
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+@pytest.mark.parametrize("w", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("strength", [0.05, 0.5, 3.0])
+def test_other_norms_by_their_optimality(p, w, strength):
+    """y is in the permutahedron, and its objective has no gradient towards any vertex."""
+    x, w = normal(5, 4), torch.tensor(w, dtype=torch.float64)
+    y = permutahedron_projection(x, w, strength, p=p)
+    sums = y.sort(-1, descending=True).values.cumsum(-1)
+    most = w.sort(descending=True).values.cumsum(-1)
+    assert (sums <= most + 1e-12).all()
+    torch.testing.assert_close(sums[:, -1], most[-1].expand(5))
+    gradient = x - strength * y.abs().pow(p - 1).copysign(y)
+    vertices = torch.tensor(list(itertools.permutations(w.tolist())), dtype=torch.float64)
+    gain = gradient @ vertices.mT - (gradient * y).sum(-1, keepdim=True)
+    assert (gain <= 1e-6).all()
+
+
+def test_other_norms_of_masks():
+    x = normal(3, 8)
+    w = torch.tensor([1.0] * 3 + [0.0] * 5, dtype=torch.float64)
+    for p in EXPONENTS:
+        expected = sparse_topk(x, 3, 0.8, p=p)
+        torch.testing.assert_close(permutahedron_projection(x, w, 0.8, p=p), expected, rtol=1e-10, atol=1e-12)
+    ordered = permutahedron_projection(x, w, 1e-9, p=1.5)
+    assert torch.equal(ordered, topk_mask(x, 3))
+    torch.testing.assert_close(permutahedron_projection(x, w, 0.8, p=2.0), permutahedron_projection(x, w, 0.8))
+
+
+@pytest.mark.parametrize("p", [4 / 3, 1.5])
+def test_derivatives_of_other_norms(p):
+    x, w = normal(2, 5).requires_grad_(), torch.tensor([2.0, 1.0, 0.5, 0.1, -1.0], dtype=torch.float64).requires_grad_()
+    strength = torch.tensor([0.9, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def projection(*arguments):
+        return permutahedron_projection(*arguments, p=p)
+
+    assert gradcheck(projection, (x, w, strength), check_forward_ad=True)
+    assert gradgradcheck(projection, (x, w, strength))
+    torch.testing.assert_close(vmap(lambda x, s: projection(x, w, s))(x, strength), projection(x, w, strength))

@@ -8,6 +8,7 @@ from .gumbel_topk import GumbelTopK
 from .pareto import ParetoSampling
 from .phantom_unit import PhantomUnit
 from .pivotal import Pivotal
+from .plackett_luce import PlackettLuce
 from .relaxed_khot import RelaxedKHot, RelaxedKHotStraightThrough
 from .sampford import Sampford
 from .sequential_poisson import SequentialPoisson
@@ -21,6 +22,7 @@ __all__ = [
     "ParetoSampling",
     "PhantomUnit",
     "Pivotal",
+    "PlackettLuce",
     "RelaxedKHot",
     "RelaxedKHotStraightThrough",
     "Sampford",

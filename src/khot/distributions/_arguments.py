@@ -10,6 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
 from khot._validation import can_look, check_choice, check_strided
 
@@ -94,7 +95,7 @@ def _check_integers(name: str, k: Any) -> None:
 def checked_range(k: tuple[Any, ...], n: int) -> tuple[int | Tensor, int | Tensor]:
     """The smallest and the largest of a range of sizes; of ints ``0 <= low <= high <= n`` holds."""
     if len(k) != 2:
-        raise ValueError(f"a range of sizes must be k=(low, high), but got k={k!r}")
+        raise ValueError(f"a range of sizes must be k=(low, high) or k=(low, high, log_prior), but got k={k!r}")
     for i, end in enumerate(k):
         _check_integers(f"k[{i}]", end)
     low, high = (end if isinstance(end, Tensor) else operator.index(end) for end in k)
@@ -117,6 +118,32 @@ def broadcast_with_k(name: str, param: Tensor, k: Tensor) -> tuple[Tensor, Tenso
     if batch_shape != own_shape:
         param = param.expand(*batch_shape, -1)
     return param, k.expand(batch_shape)
+
+
+def broadcast_with_prior(param: Tensor, k: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Logits ``(*batch, n)`` and the log-prior of ``k = (low, high, log_prior)``, with the batch shape of both."""
+    low, high, log_prior = k
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        raise TypeError(f"a prior over the size needs ints as the ends of its range, but got k={k!r}")
+    if not isinstance(log_prior, Tensor) or not log_prior.is_floating_point():
+        got = f"a tensor of dtype {log_prior.dtype}" if isinstance(log_prior, Tensor) else repr(log_prior)
+        raise TypeError(f"`k[2]`, the log-probabilities of the sizes, must be a floating-point tensor, but got {got}")
+    check_strided("k[2]", log_prior)
+    if is_dtensor(log_prior):
+        raise NotImplementedError("`k[2]`, the log-probabilities of the sizes, must not be a DTensor")
+    shape, own_shape = shape_of(log_prior), shape_of(param)[:-1]
+    number = high - low + 1
+    try:
+        batch_shape = broadcast_shapes(own_shape, shape[:-1])
+    except RuntimeError:
+        batch_shape = None
+    if batch_shape is None or shape[-1:] != (number,):
+        raise ValueError(
+            f"`k[2]`, the log-probabilities of the sizes, must have shape (..., {number}) for k from {low} to {high} "
+            f"and broadcast with the batch shape {tuple(own_shape)}, but got shape {tuple(shape)}"
+        )
+    param = param.expand(*batch_shape, -1) if batch_shape != own_shape else param
+    return param, log_prior.to(param.device).expand(*batch_shape, -1)
 
 
 def shapes_of(param: SizeLike, others: dict[str, Size]) -> tuple[Size, Size]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator, checked_shape
-from khot.kernels.tournament import balance
+from khot.kernels.draws import balance
 from khot.laws import brewer as law
 
 from .design import SamplingDesign

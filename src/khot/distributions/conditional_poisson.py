@@ -18,12 +18,14 @@ from khot._validation import can_look, check_generator, checked_shape, is_finite
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws import conditional_poisson_parts as law_of_parts
+from khot.laws import size_prior
 from khot.laws.inverse import largest_entropy, solve_logits
+from khot.laws.size_prior import SizePrior
 from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors
 from khot.relaxations import topk_mask
 
-from ._arguments import broadcast_with_k, checked_range, checked_size, without_relaxation
+from ._arguments import broadcast_with_k, broadcast_with_prior, checked_range, checked_size, without_relaxation
 from .design import SamplingDesign
 from .enumeration import MAX_SUPPORT, TOO_MANY_ADVICE
 
@@ -55,11 +57,20 @@ class ConditionalPoisson(SamplingDesign):
     with the law ``size_probs``, and a constant added to the logits shifts it; ``k`` and ``largest_k`` are its ends.
     ``enumerate_support`` lists the vectors by size, then in lexicographic order, and ``sample_indices`` needs one size.
 
+    **A prior over the size**, ``k=(low, high, log_prior)``: the size m has the probability ``exp(log_prior[..., m -
+    low])``, whatever the logits, and given its size x is conditional Poisson. A constant added to the logits changes
+    nothing then. ``log_prior`` is normalised if it is not, may be ``-inf``, and has a gradient. Everything is exact,
+    and takes as long as one law for each size::
+
+        log_prior = -0.5 * torch.arange(11.0)  # of 0 to 10 ones: each one more costs half a nat
+        ConditionalPoisson(logits=torch.zeros(100), k=(0, 10, log_prior))
+
     Args:
         probs: Inclusion probabilities ``(..., n)`` in [0, 1], each row with an integer sum; 0 and 1 are legal.
         logits: Natural parameters ``(..., n)``; ``-inf`` excludes a unit, ``inf`` includes it.
         k: Number of ones, an int or an integer tensor that broadcasts with the batch shape. Required with ``logits``,
-            with which it may be a range ``(low, high)`` of such.
+            with which it may be a range ``(low, high)`` of such, or a range of ints with a prior over the size,
+            ``(low, high, log_prior)``: log-probabilities ``(..., high - low + 1)`` that broadcast with the batch shape.
         validate_args: Whether to check the contents of tensors.
 
     Raises:
@@ -80,17 +91,21 @@ class ConditionalPoisson(SamplingDesign):
         >>> at_most_two = ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=(0, 2))
         >>> at_most_two.size_probs
         tensor([0.0823, 0.3882, 0.5295, 0.0000])
+        >>> prior = torch.tensor([0.5, 0.25, 0.25]).log()
+        >>> ConditionalPoisson(logits=torch.tensor([0.0, 0.0, 1.0]), k=(0, 2, prior)).mean
+        tensor([0.1974, 0.1974, 0.3552])
     """
 
     _knows_parts = True
     _shared_ends: tuple[int, int] | None = None  # the range of all rows, if it is given by ints
+    log_prior: Tensor | None = None  # that of the size as it was given, with the batch shape, `(..., high - low + 1)`
 
     @without_relaxation
     def __init__(
         self,
         probs: Tensor | None = None,
         logits: Tensor | None = None,
-        k: int | Tensor | tuple[int | Tensor, int | Tensor] | None = None,
+        k: int | Tensor | tuple[int | Tensor, int | Tensor] | tuple[int, int, Tensor] | None = None,
         *,
         validate_args: bool | None = None,
     ) -> None:
@@ -106,7 +121,9 @@ class ConditionalPoisson(SamplingDesign):
             raise ValueError(f"a range of sizes needs `logits`, but got `probs` with k={k!r}")
         if self.spread is not None:
             raise NotImplementedError(f"`logits` that are a DTensor need one `k`, but got the range k={k!r}")
-        low, high = checked_range(k, shape_of(param)[-1])
+        low, high = checked_range(k[:2] if len(k) == 3 else k, shape_of(param)[-1])
+        if len(k) == 3:
+            param, self.log_prior = broadcast_with_prior(param, k)
         if isinstance(low, int) and isinstance(high, int):
             self._shared_ends = low, high
         self.size_varies = True
@@ -119,9 +136,23 @@ class ConditionalPoisson(SamplingDesign):
         """``k`` as an int where it is known to be the same in all rows, else as a tensor; a range as a pair of such."""
         if not self.size_varies:  # without super(), of which torch.compile has no properties
             return self.k if self._shared_k is None else self._shared_k
-        return SizeRange(self.k, self.largest_k) if self._shared_ends is None else SizeRange(*self._shared_ends)
+        if self._shared_ends is None:
+            return SizeRange(self.k, self.largest_k)
+        if self.log_prior is None:
+            return SizeRange(*self._shared_ends)
+        return SizePrior(*self._shared_ends, self.log_prior)
+
+    @property
+    def _law(self) -> Any:
+        """The module with the law of this kind of size."""
+        return law if self.log_prior is None else size_prior
+
+    def _sources(self) -> list[Any]:
+        return super()._sources() + ([] if self.log_prior is None else [self.log_prior])
 
     def _fits(self) -> bool:
+        if self.log_prior is not None and not is_finite(self.log_prior):
+            return False
         return super()._fits() or (self._shared_ends is not None and is_finite(self.parameter))
 
     def _validate_contents(self) -> None:
@@ -133,10 +164,15 @@ class ConditionalPoisson(SamplingDesign):
             )
         super()._validate_contents()
         self._validate_infinite_logits()
+        if self.log_prior is not None and not (size_prior.log_size_law(self.logits, self.size) <= 0).any(-1).all():
+            raise ValueError(
+                "each row of `k[2]`, the log-probabilities of the sizes, must hold numbers below inf and give a size "
+                f"that the logits allow a probability, but got {self.log_prior}"
+            )
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return k_hot(*self.size) if self.size_varies else k_hot(self.size)
+        return k_hot(*self.size[:2]) if self.size_varies else k_hot(self.size)
 
     @lazy_property
     def logits(self) -> Tensor:
@@ -153,7 +189,7 @@ class ConditionalPoisson(SamplingDesign):
     @lazy_property
     def _inclusion(self) -> Tensor:
         """``probs`` in float64, from ``logits``; nobody else's, so that other results can be made of it."""
-        return law.inclusion_probabilities(self.logits, self.size, self.kept)
+        return cast(Tensor, self._law.inclusion_probabilities(self.logits, self.size, self.kept))
 
     def works_on_parts(self, member: str) -> bool:
         if self.spread is None or not self.spread.is_cut:
@@ -188,12 +224,12 @@ class ConditionalPoisson(SamplingDesign):
         for each unit with such entries.
         """
         mean = self.probs.double() if self.parameter_name == "probs" else self._inclusion
-        return law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
+        return self._law.pairwise_inclusion(self.logits, self.size, mean).to(self.logits.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
         """Matrix ``(..., n, n)`` of the covariances of the x_i; O(n²) time, or as ``pairwise_inclusion``."""
-        return law.covariance(self.logits, self.size).to(self.logits.dtype)
+        return self._law.covariance(self.logits, self.size).to(self.logits.dtype)
 
     @property
     def size_probs(self) -> Tensor:
@@ -201,13 +237,15 @@ class ConditionalPoisson(SamplingDesign):
         if not self.size_varies:
             size = torch.arange(self.event_shape[0] + 1, device=self.k.device)
             return (size == self.k.unsqueeze(-1)).to(self.parameter.dtype)
-        return law.size_probabilities(self.logits, self.size).to(self.parameter.dtype)
+        return self._law.size_probabilities(self.logits, self.size).to(self.parameter.dtype)
 
     @property
     def mode(self) -> Tensor:
         """The k-hot vector of the k largest logits; of a range k is the number of positive ones, or the nearest end."""
         if not self.size_varies:
             return topk_mask(self.parameter, self.size)
+        if self.log_prior is not None:
+            return topk_mask(self.parameter, size_prior.mode(self.logits, self.size))
         positive = (self.parameter.detach() > 0).sum(-1)
         return topk_mask(self.parameter, positive.maximum(self.k).minimum(self.largest_k))
 
@@ -260,10 +298,10 @@ class ConditionalPoisson(SamplingDesign):
     def sample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         check_generator(generator, self.parameter.device)
         shape = checked_shape("sample_shape", sample_shape)
-        return law.sample(self.logits, self.size, shape, generator, self.kept).to(self.parameter.dtype)
+        return self._law.sample(self.logits, self.size, shape, generator, self.kept).to(self.parameter.dtype)
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        return law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
+        return self._law.log_prob(self.logits, self.size, value, self.kept).to(self.parameter.dtype)
 
     def entropy(self) -> Tensor:
         if not torch.compiler.is_compiling() and (shards := shards_of_rows()) is not None:
@@ -271,4 +309,4 @@ class ConditionalPoisson(SamplingDesign):
         if self.parameter_name == "probs":
             return largest_entropy(self.probs, self.logits, self.size, self.kept).to(self.parameter.dtype)
         inclusion = self._found("_inclusion")
-        return law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)
+        return self._law.entropy(self.logits, self.size, self.kept, inclusion).to(self.parameter.dtype)

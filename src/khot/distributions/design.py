@@ -19,16 +19,16 @@ from khot._distributed.placements import is_dtensor
 from khot._torch_internals import is_tracing
 from khot._tracing import overrides_functions, shape_of
 from khot._validation import (
-    can_look,
     check_flag,
     check_function,
     checked_positive,
     looks_at_contents,
 )
 from khot.constraints import k_hot
-from khot.kernels.small_numbers import log_odds
+from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.kept import Kept
 from khot.relaxations import sigmoid_topk
+from khot.relaxations.hard import positions
 from khot.relaxations.mask_log_odds import mask_log_odds
 
 from ._arguments import broadcast_with_k, checked_param, checked_size, in_short, shapes_of
@@ -255,10 +255,3 @@ class SamplingDesign(CheckedDesign):
         some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
         value = torch.where(inside.unsqueeze(-1), value, some_value)
         return self._log_prob(value).masked_fill(~inside, -torch.inf)
-
-
-def positions(value: Tensor, k: int) -> Tensor:
-    """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
-    if can_look(value):
-        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
-    return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds

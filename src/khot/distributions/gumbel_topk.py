@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot.kernels.noises import LOG_EXPONENTIAL
+from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL
 from khot.laws import order_sampling as law
 
 from ._arguments import without_relaxation

@@ -21,6 +21,7 @@ from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
 from khot._tracing import broadcast_shapes, one_operation
 from khot._validation import can_look
+from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
 
 from .base import is_half
@@ -57,12 +58,33 @@ def _kl_to_conditional_poisson(p: SamplingDesign, q: ConditionalPoisson) -> Tens
         entropy = p.entropy()
     except NotImplementedError:
         return _enumerated(p, q)
+    if q.log_prior is not None:
+        return _enumerated(p, q) if isinstance(p, PhantomUnit) else -entropy - _expected_log_prob(p, q)
     cross_entropy = -log_prob(q.logits, q.size, p.mean, q.kept).to(entropy.dtype)
+    if isinstance(p, ConditionalPoisson) and p.log_prior is not None:
+        size = torch.arange(p.event_shape[0] + 1, device=p.k.device)
+        outside = (size < q.k.unsqueeze(-1)) | (size > q.largest_k.unsqueeze(-1))
+        return torch.where((outside & (p.size_probs > 0)).any(-1), torch.inf, cross_entropy - entropy)
     smallest, largest = p.k, p.largest_k
     if isinstance(p, ConditionalPoisson) and p.size_varies:  # infinite logits may leave it fewer sizes
         smallest = smallest.maximum((p.logits == torch.inf).sum(-1))
         largest = largest.minimum((p.logits > -torch.inf).sum(-1))
     return torch.where((smallest >= q.k) & (largest <= q.largest_k), cross_entropy - entropy, torch.inf)
+
+
+def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
+    """E_p log q of a q with a prior over its size: size by size, in which log q is linear."""
+    batch_shape = broadcast_shapes(p.batch_shape, q.batch_shape)
+    q = q.expand(batch_shape)
+    prior = q.size
+    if isinstance(p, ConditionalPoisson) and p.size_varies:
+        sizes, means = p.size_probs, size_prior.means_by_size(p.logits, prior)
+    else:
+        sizes = torch.nn.functional.one_hot(p.k, operator.index(q.event_shape[0]) + 1)
+        means = p.mean.expand(prior.high - prior.low + 1, *p.mean.shape)
+    means = means.view(len(means), *(1,) * (len(batch_shape) - len(p.batch_shape)), *means.shape[1:])
+    found = size_prior.expected_log_prob(q.logits, prior, sizes.double(), means.double())
+    return found.to(p.dtype)
 
 
 @register_kl(PhantomUnit, PhantomUnit)

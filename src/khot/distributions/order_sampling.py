@@ -13,11 +13,11 @@ from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_tracing
 from khot._validation import check_generator, checked_shape
-from khot.kernels import order_draw
-from khot.kernels.noises import LOGISTIC, Noise
+from khot.kernels import order_sampling
+from khot.kernels.exact.small_numbers import constant_if_tiny
 from khot.kernels.order_sampling import depth_for
-from khot.kernels.philox import draw_seed, first_place
-from khot.kernels.small_numbers import constant_if_tiny
+from khot.kernels.order_sampling.noises import LOGISTIC, Noise
+from khot.kernels.random_numbers.philox import draw_seed, first_place
 from khot.laws import order_sampling as law
 from khot.laws import order_sampling_parts as law_of_parts
 from khot.laws.conditional_poisson_parts import centre, has_spread, open_centre
@@ -66,11 +66,11 @@ class OrderSampling(SamplingDesign):
     def _centre(self) -> Tensor:
         if (shards := _shards()) is not None:
             return centre(self._positions.detach(), self.k, shards)
-        return order_draw.rank_centre(self._positions.detach(), self.size)
+        return order_sampling.rank_centre(self._positions.detach(), self.size)
 
     @lazy_property
     def _rank_scale(self) -> Tensor:
-        return order_draw.rank_scale(self._positions.detach(), self._centre)
+        return order_sampling.rank_scale(self._positions.detach(), self._centre)
 
     @lazy_property
     def _inclusion(self) -> Tensor:
@@ -128,7 +128,7 @@ class OrderSampling(SamplingDesign):
 
     def _kernel(self, sample_shape: SizeLike) -> Callable[..., Tensor] | None:
         draws = math.prod(checked_shape("sample_shape", sample_shape))
-        return order_draw.order_draw.kernel(self._positions, draws)
+        return order_sampling.order_draw.kernel(self._positions, draws)
 
     def _draw_with(
         self, kernel: Callable[..., Tensor], sample_shape: SizeLike, generator: torch.Generator | None
@@ -139,7 +139,7 @@ class OrderSampling(SamplingDesign):
         return drawn.view(self._extended_shape(sample_shape))
 
     def _ranks(self, sample_shape: SizeLike, generator: torch.Generator | None) -> Tensor:
-        return order_draw.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
+        return order_sampling.draw_ranks(self._noise, self._rank_scale, self._extended_shape(sample_shape), generator)
 
     def works_on_parts(self, member: str) -> bool:
         if self.spread is None or not self.spread.is_cut or not self._positions_of_parts():
@@ -172,7 +172,7 @@ class OrderSampling(SamplingDesign):
         """The units that are here of draws of which others have the rest: each process offers its k first ones."""
         theta, draws = self._positions.detach(), math.prod(checked_shape("sample_shape", sample_shape))
         seed = draw_seed(theta.device)
-        ranks = order_draw.ranks_of_parts(theta, self._centre, seed, first_place(), draws, self._noise.name)
+        ranks = order_sampling.ranks_of_parts(theta, self._centre, seed, first_place(), draws, self._noise.name)
         drawn = topk_mask_of_parts(ranks.neg_(), self.size, shards)
         return drawn.view(self._extended_shape(sample_shape)).to(self.parameter.dtype)
 

@@ -8,8 +8,8 @@ from torch.distributions.utils import lazy_property
 
 from khot._distributed.differentiable import sum_seen_by_items
 from khot._validation import check_choice
-from khot.kernels import order_draw
-from khot.kernels.noises import LOGISTIC
+from khot.kernels import order_sampling
+from khot.kernels.order_sampling.noises import LOGISTIC
 from khot.laws import order_sampling as law
 from khot.relaxations import sigmoid_topk
 
@@ -100,7 +100,7 @@ class ParetoSampling(OrderSampling):
     @lazy_property
     def _centre(self) -> Tensor:
         if self.adjust == "exact":
-            return order_draw.rank_centre(self._positions.detach(), self.size)
+            return order_sampling.rank_centre(self._positions.detach(), self.size)
         # Positions are near log-odds whose probabilities sum to k.
         return self._positions.new_zeros(self.batch_shape, dtype=torch.float64)
 

@@ -10,8 +10,8 @@ from torch.types import _size as SizeLike
 
 from khot._validation import can_look, check_generator
 from khot.constraints import k_hot
-from khot.kernels.autograd import with_derivatives_of
-from khot.kernels.small_numbers import log_odds, sigmoid
+from khot.kernels.exact.small_numbers import log_odds, sigmoid
+from khot.kernels.operators.autograd import with_derivatives_of
 
 from .base import draw
 from .design import POSTERIOR_ADVICE, SamplingDesign

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.types import _size as SizeLike
 
 from khot._validation import check_generator, checked_shape
-from khot.kernels.philox import draw_seed, first_place
-from khot.kernels.tournament import pivotal_draw
+from khot.kernels.draws import pivotal_draw
+from khot.kernels.random_numbers.philox import draw_seed, first_place
 from khot.laws import pivotal as law
 from khot.relaxations import sigmoid_topk
 

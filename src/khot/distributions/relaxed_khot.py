@@ -34,7 +34,7 @@ from khot._validation import (
     is_finite,
 )
 from khot.constraints import capped_simplex
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.random_numbers import log_exponential
 from khot.relaxations import sigmoid_topk, topk_mask
 from khot.relaxations.log_odds import inside, is_interior, log_odds, log_slope, remember_scores

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from khot._distributed.batch import SpreadBatch
 from khot._tracing import shape_of
 from khot._validation import checked_expansion
-from khot.kernels.row_slabs import MOST_SLABS, by_rows
+from khot.kernels.exact.row_slabs import MOST_SLABS, by_rows
 from khot.laws.kept import Kept
 
 from .members import DesignMembers

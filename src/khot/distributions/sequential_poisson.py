@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from khot.kernels.noises import LOG_UNIFORM
+from khot.kernels.order_sampling.noises import LOG_UNIFORM
 
 from .order_sampling import OrderSampling, interior_of, with_certain
 

@@ -22,7 +22,7 @@ from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards, spread_over
 from khot._tracing import broadcast_shapes
 from khot._validation import check_generator, checked_shape
-from khot.kernels.philox import draw_seed
+from khot.kernels.random_numbers.philox import draw_seed
 
 
 def by_rows_here(name: str, axes: int, member: Callable[..., Any]) -> Callable[..., Any]:

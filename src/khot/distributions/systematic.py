@@ -7,10 +7,11 @@ from torch.types import _size as SizeLike
 from khot._validation import can_look, check_generator
 from khot.laws import systematic as law
 from khot.relaxations import sigmoid_topk
+from khot.relaxations.hard import positions
 
 from ._arguments import checked_order
 from ._in_order import DesignInOrder
-from .design import Relaxation, positions
+from .design import Relaxation
 
 
 class Systematic(DesignInOrder):

@@ -74,9 +74,9 @@ class ReinMax(DesignWrapper):
         TypeError: If an argument has the wrong type.
         ValueError: If ``temperature`` is out of range, a shape does not fit, or with validation on the two designs
             differ in size or inclusion probabilities.
-        NotImplementedError: If the design knows no relaxation and none is given, or its slope at given probabilities is
-            not known: that takes a :class:`~khot.Link`. The links of the sparse maps do not qualify, because their
-            slope vanishes at the cap.
+        NotImplementedError: If the design has a prior over its size, if it knows no relaxation and none is given, or if
+            its slope at given probabilities is not known: that takes a :class:`~khot.Link`. The links of the sparse
+            maps do not qualify, because their slope vanishes at the cap.
 
     References:
         [1] "Differentiable top-k: from one-hot to k-hot", algorithm 5.
@@ -107,6 +107,11 @@ class ReinMax(DesignWrapper):
                 relaxation = sigmoid_topk  # its logits are the log-odds
             design = design.wrapped
         self.relaxation = relaxation
+        if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
+            raise NotImplementedError(
+                "ReinMax needs the covariance at other inclusion probabilities, which is not known under a prior over "
+                "the size: take khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
+            )
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
             _link_for(design, relaxation)  # whose errors are due now
 

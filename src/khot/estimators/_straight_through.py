@@ -7,7 +7,7 @@ from torch.types import _size as SizeLike
 from khot._notes import feels_between_vertices
 from khot._validation import check_draw
 from khot.distributions.base import draw
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.operators.autograd import with_derivatives_of
 
 from .wrapper import DesignWrapper, wide
 

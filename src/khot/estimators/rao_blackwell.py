@@ -8,7 +8,7 @@ from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import check_draw, check_function, check_generator, checked_count
 from khot.distributions.design import Relaxation
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.random_numbers import exponential
 from khot.relaxations import sigmoid_topk
 

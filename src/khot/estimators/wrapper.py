@@ -22,7 +22,7 @@ from khot._validation import (
 )
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 
 # How far inclusion probabilities of two laws may be apart for rounding, relative to their size: in units of eps; never
 # less, as what comes of float32 is also compared in float64; and never more, as half precision has no digits to lose.

@@ -21,6 +21,7 @@ from khot._validation import can_look, check_function, checked_real
 from khot.distributions import ConditionalPoisson, SamplingDesign
 from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide
+from khot.kernels.threshold import solve_threshold
 
 from .sites import base_law, is_khot
 
@@ -190,15 +191,25 @@ def _no_order(wanted: str) -> NotImplementedError:
 @torch.no_grad()
 def _start(design: Any) -> Tensor:
     """Logits of the conditional Poisson law with the inclusion probabilities of a design, float32 at least."""
+    if isinstance(design, ConditionalPoisson) and design.log_prior is not None:
+        return _start_of_prior(design)
     if not isinstance(design, ConditionalPoisson):
         design = ConditionalPoisson(probs=wide(design.mean), k=design.size)
     return wide(design.logits.detach()).clone()
 
 
+def _start_of_prior(design: ConditionalPoisson) -> Tensor:
+    """The logits, shifted such that the expected size under the range alone, without its prior, is about the same."""
+    logits = wide(design.logits.detach())
+    expected = design.mean.detach().sum(-1).clamp(min=0.5, max=design.event_shape[0] - 0.5)
+    shift = solve_threshold(logits, expected)
+    return logits - shift.unsqueeze(-1).to(logits.dtype).nan_to_num(0.0, 0.0, 0.0)
+
+
 def _ends(design: Any) -> tuple[Any, ...]:
     """The size of the rows, or the two ends of its range: ints where they are the same in all rows."""
     size = design.size
-    ends = size if isinstance(size, tuple) else (size,)
+    ends = size[:2] if isinstance(size, tuple) else (size,)
     return tuple(_number(end) if isinstance(end, Tensor) else end for end in ends)
 
 

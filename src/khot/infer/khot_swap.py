@@ -3,7 +3,6 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
@@ -16,8 +15,21 @@ from torch import Tensor
 
 from khot._validation import check_function, check_share, checked_count
 
-from .sites import GivenKHot, KHotSite, Start, Values, latent_sites
-from .swaps import Point, Proposals, log_ratio
+from .chains import ADVICE, PLATE, Acceptance, InChains, values_of_chain
+from .sites import (
+    SIZE_ADVICE,
+    GivenKHot,
+    KHotSite,
+    Latents,
+    Start,
+    State,
+    Values,
+    base_law,
+    latent_sites,
+    nesting_of,
+)
+from .summed_out import SummedOut
+from .swaps import Proposals, log_ratio
 
 MAX_TRIES = 100  # draws of the prior until one has a finite log joint density, as in Pyro's HMC
 TRIALS = 4  # swaps that look whether the rows of a plate are independent, as it promises
@@ -42,10 +54,24 @@ class KHotSwap(MCMCKernel):
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
 
+    **Discrete sites beside them**, such as an indicator of outliers, are summed out if the model marks them by
+    ``infer={"enumerate": "parallel"}``; their posterior is that of ``infer_discrete`` given the samples.
+
     **Plates.** Where the log joint density factorises over the rows of a plate, each row has a swap of its own,
     accepted by itself: all sites of the model from the k-hot site on must be in this plate, so sites of no plate, such
     as priors of scales, belong before it. Otherwise, and over batch dimensions that ``to_event`` makes one event, a
     step swaps units of one row, which the same weights choose.
+
+    **Chains in a batch.** ``KHotSwap(model, chains=64)`` moves 64 chains at once, each with a start of its own, in one
+    evaluation of the log joint density. The model has to be written as for ``vectorize_particles=True``: values get one
+    more batch dimension on the left, so that ``(inputs * x).sum(-1)`` works and ``inputs @ x`` does not. ``MCMC`` then
+    has ``chains`` times its ``num_chains``: in ``get_samples(group_by_chain=True)``, ``diagnostics`` and ``summary``.
+    ``initial_params`` start with the chain. A continuous kernel moves the continuous sites of all chains together, with
+    one step size, and accepts for all of them at once, so that long trajectories of many chains are slow::
+
+        mcmc = MCMC(KHotSwap(model, chains=64), num_samples=2000, warmup_steps=500)
+        mcmc.run(data)
+        mcmc.get_samples(group_by_chain=True)["x"]  # (64, 2000, n)
 
     **Which gradient.** The log joint density is differentiated at the k-hot vector as a float one. A wrong gradient
     costs acceptance, never exactness; without one (a model that looks at ``x > 0``, a design whose ``log_prob`` has
@@ -62,14 +88,15 @@ class KHotSwap(MCMCKernel):
             with its k-hot sites given. Not with ``jit_compile``, which would hold on to the first k-hot values.
         uniform_share: Share u of uniform swaps among the proposals, in [0, 1]; with 1 no gradient is computed.
         swaps_per_step: How often a step goes over the k-hot sites.
+        chains: How many chains to run in a batch; None for one chain, of a model that takes no further dimension.
 
     Raises:
         TypeError: If an argument has the wrong type, or, in ``setup``, ``continuous`` makes no HMC or NUTS kernel, or a
-            discrete site is no design of a fixed size.
+            discrete site is neither a design of a fixed size nor marked for enumeration.
         ValueError: If an argument is out of range, or, in ``setup``, the model has no k-hot site, has continuous ones
-            without ``continuous``, or no start of positive density is found.
-        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob``, or ``continuous`` is
-            compiled.
+            without ``continuous``, no start of positive density is found, or it is not written for ``chains``.
+        NotImplementedError: In ``setup``, if the model subsamples, a design has no ``log_prob`` or a size that
+            depends on an enumerated site, or ``continuous`` is compiled.
 
     References:
         [1] Zanella (2020), "Informed proposals for local MCMC in discrete spaces", JASA 115(530).
@@ -94,6 +121,7 @@ class KHotSwap(MCMCKernel):
         *,
         uniform_share: float = 0.1,
         swaps_per_step: int = 1,
+        chains: int | None = None,
     ) -> None:
         check_function("model", model, "the arguments of MCMC.run")
         if continuous is not None:
@@ -107,17 +135,20 @@ class KHotSwap(MCMCKernel):
         self.continuous = continuous
         self.uniform_share = float(uniform_share)
         self.swaps_per_step = checked_count("swaps_per_step", swaps_per_step)
-        self.transforms: dict[str, Any] | None = None  # of the continuous sites; a k-hot value is its own
+        self.chains = None if chains is None else checked_count("chains", chains)
+        self.transforms: dict[str, Any] | None = None  # of samples: of the continuous sites, and what groups by chain
         self._reset()
 
     def _reset(self) -> None:
         self._initial_params: Values | None = None
         self._inner: HMC | None = None
-        self._state: _State | None = None
+        self._unconstrained: dict[str, Any] = {}  # the transforms of the continuous sites
+        self._summed_out: SummedOut | None = None
+        self._state: State | None = None
         self._sites: list[KHotSite] = []
         self._last: Values = {}  # what the step before returned
         self._step = 0
-        self._acceptance: dict[str, _Mean] = {}
+        self._acceptance: dict[str, Acceptance] = {}
 
     @property
     def initial_params(self) -> Values | None:
@@ -131,20 +162,45 @@ class KHotSwap(MCMCKernel):
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         self._warmup_steps, self._args, self._kwargs = warmup_steps, args, kwargs
         self._state, self._step, self._inner, self._last = None, 0, None, {}
-        self._given = GivenKHot(self.model)
-        given = dict(self._initial_params or {})
-        trace = self._first_trace(given)
-        names, rest = latent_sites(trace)
-        self._check_sites(names, rest, given)
-        params = {name: trace.nodes[name]["value"].detach() for name in names}
-        self._sites = [KHotSite.of(trace, name) for name in names]
-        self._acceptance = {name: _Mean() for name in names}
-        self.transforms = {}
-        if rest:
-            params |= self._setup_inner(params, {name: given[name] for name in rest if name in given})
+        self._in_chains = None if self.chains is None else InChains(self.model, self.chains)
+        self._given = GivenKHot(self._in_chains or self.model)
+        trace, latents, given = self._start(dict(self._initial_params or {}))
+        params = {name: trace.nodes[name]["value"].detach() for name in latents.khot}
+        self._sites = [KHotSite.of(trace, name) for name in latents.khot]
+        self._acceptance = {name: Acceptance() for name in latents.khot}
+        self._unconstrained, self._summed_out = {}, None
+        if latents.continuous:
+            params |= self._setup_inner(params, {name: given[name] for name in latents.continuous if name in given})
+        if latents.enumerated:
+            self._summed_out = SummedOut(self._given.model, nesting_of(trace))
+            self._check_sizes(params)
         self._initial_params = params
-        self._sites = [site if self._factorises(site, params) else site.whole() for site in self._sites]
+        self._sites = [self._in_blocks(site, params) for site in self._sites]
+        self.transforms = self._unconstrained
+        if self._in_chains is not None:
+            self.transforms = {
+                name: self._in_chains.by_chain(name, self._unconstrained.get(name), value)
+                for name, value in params.items()
+            }
         self._state = None
+
+    def _start(self, given: Values) -> tuple[Any, Latents, Values]:
+        """A run of the model, its latent sites, and the given values, in the plate of the chains."""
+        if self._in_chains is None:
+            trace = self._first_trace(given)
+            latents = latent_sites(trace)
+            self._check_sites(latents, given)
+            return trace, latents, given
+        wrong = {name: tuple(x.shape) for name, x in given.items() if x.shape[:1] != (self.chains,)}
+        if wrong:
+            raise ValueError(f"`initial_params` must start with the dimension of {self.chains} chains, but got {wrong}")
+        traces = [self._first_trace(values_of_chain(given, chain)) for chain in range(self._in_chains.number)]
+        latents = latent_sites(traces[0])
+        self._check_sites(latents, given)
+        self._in_chains.learn(traces[0])
+        names = [*latents.sampled, *latents.enumerated]
+        trace = self._in_chains.trace_of(traces, names, *self._args, **self._kwargs)
+        return trace, latents, {name: self._in_chains.inside(name, value) for name, value in given.items()}
 
     def _first_trace(self, given: Values) -> Any:
         """A run of the model from its prior, at the given values, where its log joint density is finite."""
@@ -160,19 +216,32 @@ class KHotSwap(MCMCKernel):
             f"none of {MAX_TRIES} draws of the prior has a finite log joint density: give `initial_params` to MCMC"
         )
 
-    def _check_sites(self, names: list[str], rest: list[str], given: Values) -> None:
-        if not names:
+    def _check_sites(self, latents: Latents, given: Values) -> None:
+        rest = latents.continuous
+        if not latents.khot:
             raise ValueError("`model` must have a latent k-hot site, a sampling design that is not observed")
         if rest and self.continuous is None:
             raise ValueError(f"`continuous` must be given, such as NUTS, for the sites {rest} which are not k-hot")
-        unknown = sorted({*given} - {*names, *rest})
+        unknown = sorted({*given} - {*latents.sampled})
         if unknown:
-            raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {[*names, *rest]}")
+            raise ValueError(f"`initial_params` has values for {unknown}, but the latent sites are {latents.sampled}")
         missing = sorted({*rest} - {*given})
         if missing and len(missing) < len(rest):
             raise ValueError(
                 f"`initial_params` must have values of all continuous sites or none, but has none of {missing}"
             )
+
+    def _check_sizes(self, params: Values) -> None:
+        """That no size of a k-hot site depends on a site that is summed out."""
+        trace = self._trace(params)
+        for site in self._sites:
+            design = base_law(trace.nodes[site.name]["fn"])
+            sizes = ((design.k, site.smallest), (design.largest_k, site.largest))
+            if not all(bool((found == at_start).all()) for found, at_start in sizes):
+                raise NotImplementedError(
+                    f"KHotSwap needs a size of {site.name!r} that depends on no other site, but its `k` depends on one "
+                    f"that is enumerated. {SIZE_ADVICE}"
+                )
 
     def _setup_inner(self, params: Values, given: Values) -> Values:
         """Makes the kernel of the continuous sites, and returns their unconstrained values."""
@@ -186,8 +255,17 @@ class KHotSwap(MCMCKernel):
         if given:
             inner.initial_params = given
         inner.setup(self._warmup_steps, *self._args, **self._kwargs)
-        self._inner, self.transforms = inner, inner.transforms
+        self._inner, self._unconstrained = inner, inner.transforms
         return dict(inner.initial_params)
+
+    def _in_blocks(self, site: KHotSite, params: Values) -> KHotSite:
+        """The site in as many blocks as are independent of each other, of each chain at least one."""
+        if self._factorises(site, params):
+            return site
+        site = site.in_plates({PLATE} if self._in_chains else set())
+        if self._in_chains and not (site.plates and self._factorises(site, params)):
+            raise ValueError(f"{ADVICE}; the terms from {site.name!r} on mix the chains")
+        return site
 
     def _factorises(self, site: KHotSite, params: Values) -> bool:
         """Whether swaps in some blocks change the log joint density of these, and of no other: a few random cases."""
@@ -196,7 +274,7 @@ class KHotSwap(MCMCKernel):
 
     def _swaps_stay_apart(self, site: KHotSite, params: Values, value: Tensor) -> bool:
         proposals = Proposals.of(value, torch.zeros_like(value), site.sizes)
-        swapped = torch.where(proposals.possible[:, None, None], proposals.draw(1.0).of(value), value)
+        swapped = torch.where(site.possible[:, None, None], proposals.draw(1.0).of(value), value)
         half = torch.rand(len(value), device=value.device) < 0.5
         mixed = torch.where(half[:, None, None], swapped, value)
         here, there, found = (
@@ -216,19 +294,22 @@ class KHotSwap(MCMCKernel):
             self._inner.end_warmup()
 
     def logging(self) -> "OrderedDict[str, str]":
-        means = [mean.value for mean in self._acceptance.values()]
-        shown = OrderedDict([("acc. swaps", f"{sum(means) / len(means):.3f}")])
+        means = [mean.value() for mean in self._acceptance.values()]
+        shown = OrderedDict([("acc. swaps", f"{torch.cat(means).mean():.3f}")])
         if self._inner is not None:
             shown |= self._inner.logging()
         return shown
 
     def diagnostics(self) -> dict[str, Any]:
         inner = {} if self._inner is None else self._inner.diagnostics()
-        return {**inner, "acceptance rate of swaps": {name: mean.value for name, mean in self._acceptance.items()}}
+        rates = {name: mean.value().tolist() for name, mean in self._acceptance.items()}
+        if self.chains is None:
+            rates = {name: rate[0] for name, rate in rates.items()}
+        return {**inner, "acceptance rate of swaps": rates}
 
     def sample(self, params: Values) -> Values:
         if self._step == self._warmup_steps:
-            self._acceptance = {name: _Mean() for name in self._acceptance}
+            self._acceptance = {name: Acceptance() for name in self._acceptance}
         self._step += 1
         for _ in range(self.swaps_per_step):
             for site in self._sites:
@@ -246,19 +327,20 @@ class KHotSwap(MCMCKernel):
 
     def _swap(self, site: KHotSite, params: Values) -> Values:
         """Proposes a swap in each block of a site."""
-        here = self._at(params).point(site)
-        possible = here.proposals.possible
-        if not possible.any():
+        possible = site.possible
+        if not site.moves:
             return params
+        here = self._at(params).point(site)
         swap = here.proposals.draw(self.uniform_share)
         value = swap.of(here.value)
-        if not possible.all():
+        if not site.moves_everywhere:
             value = torch.where(possible[:, None, None], value, here.value)
         proposed = self._evaluate({**params, site.name: site.unblocked(value)})
-        log_probability = log_ratio(swap, here, proposed.point(site), self.uniform_share).clamp(max=0)
-        probability = log_probability.exp() * possible
+        probability = log_ratio(swap, here, proposed.point(site), self.uniform_share).clamp(max=0).exp()
+        if not site.moves_everywhere:
+            probability = probability * possible
         accepted = torch.rand_like(probability) < probability
-        self._acceptance[site.name].add(probability.sum().item() / int(possible.sum()))
+        self._acceptance[site.name].add(probability, possible, self.chains or 1)
         if not accepted.any():
             return params
         if len(accepted) > 1:
@@ -266,39 +348,36 @@ class KHotSwap(MCMCKernel):
         self._state = proposed
         return proposed.params
 
-    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "_State") -> "_State":
+    def _mixed(self, site: KHotSite, accepted: Tensor, proposed: "State") -> "State":
         """The state in which only some blocks have swapped."""
         old = self._at_hand()
-        chosen, name = accepted[:, None, None], site.name
-        value = torch.where(chosen, site.blocks(proposed.params[name]), site.blocks(old.params[name]))
-        params = {**old.params, name: site.unblocked(value)}
-        if len(self._sites) > 1:  # slopes of other sites may depend on several blocks
-            return self._evaluate(params)
-        slope = torch.where(chosen, site.blocks(proposed.slope[name]), site.blocks(old.slope[name]))
-        log_joint = torch.where(accepted, proposed.log_joint[name], old.log_joint[name])
-        return _State(params, {name: site.unblocked(slope)}, {name: log_joint})
+        mixed = proposed.point(site).mixed(accepted, old.point(site))
+        params = {**old.params, site.name: site.unblocked(mixed.value)}
+        if len(self._sites) == 1:
+            return State.of({site.name: (site, mixed)}, params)
+        if any(other.plate_names != {PLATE} for other in self._sites):
+            return self._evaluate(params)  # slopes of other sites may depend on several blocks
+        points = {other.name: (other, proposed.point(other).mixed(accepted, old.point(other))) for other in self._sites}
+        return State.of(points, params)
 
-    def _at_hand(self) -> "_State":
+    def _at_hand(self) -> "State":
         assert self._state is not None
         return self._state
 
-    def _at(self, params: Values) -> "_State":
+    def _at(self, params: Values) -> "State":
         """The log joint density and its slopes there, computed anew if anything has changed."""
         state = self._state
         if state is None or any(params[name] is not value for name, value in state.params.items()):
             state = self._state = self._evaluate(params)
         return state
 
-    def _evaluate(self, params: Values) -> "_State":
+    def _evaluate(self, params: Values) -> "State":
         names = [site.name for site in self._sites]
         leaves = {name: params[name].detach().requires_grad_(self.uniform_share < 1) for name in names}
-        transforms = self.transforms or {}
-        values = {name: transforms[name].inv(params[name]) for name in params if name not in leaves}
         with torch.enable_grad(), pyro.validation_enabled(False):
-            given = poutine.condition(self.model, data={**values, **leaves})
-            trace = poutine.trace(given).get_trace(*self._args, **self._kwargs)
+            trace = self._trace({**params, **leaves})
             trace.compute_log_prob()
-            total: Any = trace.log_prob_sum()
+            total: Any = trace.log_prob_sum() if self._summed_out is None else self._summed_out.total(trace)
         slopes: tuple[Tensor | None, ...] = (None,) * len(names)
         if self.uniform_share < 1 and total.requires_grad:
             slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -307,34 +386,13 @@ class KHotSwap(MCMCKernel):
             name: torch.zeros_like(params[name]) if d is None else d.nan_to_num(0, 0, 0)
             for name, d in zip(names, slopes, strict=True)
         }
-        log_joint = {site.name: site.log_joint(trace).detach() for site in self._sites}
-        return _State(params, slope, log_joint)
+        of_blocks = KHotSite.log_joint if self._summed_out is None else self._summed_out.of_blocks
+        log_joint = {site.name: of_blocks(site, trace).detach() for site in self._sites}
+        return State(params, slope, log_joint)
 
-
-@dataclass(frozen=True)
-class _State:
-    """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
-
-    params: Values
-    slope: Values
-    log_joint: Values
-    points: dict[str, Point] = field(default_factory=dict)  # what was asked for
-
-    def point(self, site: KHotSite) -> Point:
-        name = site.name
-        if name not in self.points:
-            value, slope = (site.blocks(values[name]) for values in (self.params, self.slope))
-            self.points[name] = Point(value, slope, self.log_joint[name], site.sizes)
-        return self.points[name]
-
-
-@dataclass
-class _Mean:
-    """A running mean, 0 of nothing."""
-
-    value: float = 0.0
-    count: int = 0
-
-    def add(self, x: float) -> None:
-        self.count += 1
-        self.value += (x - self.value) / self.count
+    def _trace(self, params: Values) -> Any:
+        """A run of the model at these values, with its other sites enumerated."""
+        transforms = self._unconstrained
+        values = {name: transforms[name].inv(x) if name in transforms else x for name, x in params.items()}
+        given = poutine.condition(self._summed_out or self._given.model, data=values)
+        return poutine.trace(given).get_trace(*self._args, **self._kwargs)

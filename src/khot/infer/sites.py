@@ -4,9 +4,9 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyro import poutine
 from pyro.distributions import MaskedDistribution
@@ -20,9 +20,14 @@ from khot.distributions import PhantomUnit, SamplingDesign
 from khot.distributions.base import is_half
 from khot.estimators.wrapper import in_float32, wide
 
-from .swaps import Sizes
+from .swaps import Point, Sizes
 
 Values = dict[str, Tensor]
+
+SIZE_ADVICE = (
+    "If it is the size of a k-hot site, give that site a prior over its size instead: "
+    "ConditionalPoisson(logits=logits, k=(low, high, log_prior))"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class KHotSite:
     def of(cls, trace: Any, name: str) -> "KHotSite":
         """With those of its plates that all terms are in which can depend on it: itself, and what comes after it."""
         node: Any = trace.nodes[name]
-        later = _from(trace, name)
+        later = terms_from(trace, name)
         plates = [
             (frame.dim, frame.name)
             for frame in node["cond_indep_stack"]
@@ -59,9 +64,13 @@ class KHotSite:
         ends = (end.expand(shape[:-1]) for end in (design.k, design.largest_k))
         return cls(name, shape, node["fn"].event_dim, tuple(sorted(plates)), *ends)
 
-    def whole(self) -> "KHotSite":
-        """All of it as one block."""
-        return replace(self, plates=())
+    def in_plates(self, names: set[str]) -> "KHotSite":
+        """Its value in the blocks of these plates only; without any all of it is one block."""
+        return replace(self, plates=tuple(plate for plate in self.plates if plate[1] in names))
+
+    @property
+    def plate_names(self) -> set[str]:
+        return {name for _, name in self.plates}
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -72,6 +81,20 @@ class KHotSite:
         return Sizes(smallest, largest)
 
     @cached_property
+    def possible(self) -> Tensor:
+        """Whether there is any swap in each block."""
+        return self.sizes.possible(self.shape[-1])
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether there is a swap in any block."""
+        return bool(self.possible.any())
+
+    @cached_property
+    def moves_everywhere(self) -> bool:
+        return bool(self.possible.all())
+
+    @cached_property
     def _order(self) -> list[int]:
         """The axes of the value with those of the plates first."""
         first = [len(self.shape) - self.event_dim + dim for dim, _ in self.plates]
@@ -79,26 +102,53 @@ class KHotSite:
 
     def blocks(self, value: Tensor) -> Tensor:
         """A value as ``(blocks, rows, n)``."""
+        if not self.plates:
+            return value.reshape(1, -1, self.shape[-1])
         number = math.prod(self.shape[axis] for axis in self._order[: len(self.plates)])
         rows = math.prod(self.shape[axis] for axis in self._order[len(self.plates) : -1])
         return value.permute(self._order).reshape(number, rows, self.shape[-1])
 
     def unblocked(self, value: Tensor) -> Tensor:
         """The inverse of :meth:`blocks`."""
+        if not self.plates:
+            return value.reshape(self.shape)
         order = self._order
         back = sorted(range(len(order)), key=order.__getitem__)
         return value.reshape([self.shape[axis] for axis in order]).permute(back).contiguous()
 
     def log_joint(self, trace: Any) -> Tensor:
         """For each block the sum of the terms that can depend on it: those from the site on, in all of its plates."""
-        dims, names = [dim for dim, _ in self.plates], {name for _, name in self.plates}
+        dims, names = [dim for dim, _ in self.plates], self.plate_names
         parts = []
-        for term in _from(trace, self.name):
+        for term in terms_from(trace, self.name):
             if names <= {frame.name for frame in term["cond_indep_stack"]}:
                 log_prob = _log_prob(term)
                 others = [axis for axis in range(log_prob.dim()) if axis - log_prob.dim() not in dims]
                 parts.append((log_prob.sum(others) if others else log_prob).reshape(-1))
         return functools.reduce(operator.add, parts)
+
+
+@dataclass(frozen=True)
+class State:
+    """Values of all latent sites, and of each k-hot site its slope and the log joint density of its blocks."""
+
+    params: Values
+    slope: Values
+    log_joint: Values
+    points: dict[str, Point] = field(default_factory=dict)  # what was asked for
+
+    @classmethod
+    def of(cls, points: dict[str, tuple[KHotSite, Point]], params: Values) -> "State":
+        slope = {name: site.unblocked(point.slope) for name, (site, point) in points.items()}
+        log_joint = {name: point.log_joint for name, (_, point) in points.items()}
+        return cls(params, slope, log_joint, {name: point for name, (_, point) in points.items()})
+
+    def point(self, site: KHotSite) -> Point:
+        name = site.name
+        if name not in self.points:
+            value, slope = (site.blocks(values[name]) for values in (self.params, self.slope))
+            self.points[name] = Point(value, slope, self.log_joint[name], site.sizes)
+        return self.points[name]
 
 
 class GivenKHot:
@@ -152,15 +202,20 @@ def _log_prob(term: Any) -> Tensor:
     return wide(log_prob)
 
 
-def _from(trace: Any, name: str) -> list[Any]:
-    """The sites that add to the log joint density, in the order of the model, from this one on."""
+def terms_from(trace: Any, name: str | None = None) -> list[Any]:
+    """The sites that add to the log joint density, in the order of the model, from this one on or all of them."""
     nodes = list(trace.nodes.values())
-    later = nodes[list(trace.nodes).index(name) :]
+    later = nodes if name is None else nodes[list(trace.nodes).index(name) :]
     return [
         node
         for node in later
         if node["type"] == "sample" and not site_is_subsample(node) and not node["infer"].get("_deterministic")
     ]
+
+
+def nesting_of(trace: Any) -> int:
+    """The number of batch dimensions of the sites of a trace."""
+    return max(len(term["fn"].batch_shape) for term in terms_from(trace))
 
 
 def _has_rows(term: Any, plate: Any) -> bool:
@@ -170,29 +225,42 @@ def _has_rows(term: Any, plate: Any) -> bool:
     return inside and len(shape) >= -plate.dim and shape[plate.dim] == plate.size
 
 
-def latent_sites(trace: Any) -> tuple[list[str], list[str]]:
-    """The latent k-hot and continuous sites.
+class Latents(NamedTuple):
+    """Names of the latent sites of a model."""
+
+    khot: list[str]
+    continuous: list[str]
+    enumerated: list[str]  # discrete ones that are to be summed out
+
+    @property
+    def sampled(self) -> list[str]:
+        return [*self.khot, *self.continuous]
+
+
+def latent_sites(trace: Any) -> Latents:
+    """The latent sites of a trace.
 
     Raises:
-        TypeError: If there are others.
+        TypeError: If there are discrete ones that are neither k-hot nor marked for enumeration.
         NotImplementedError: If rows are subsampled.
     """
-    khot: list[str] = []
-    rest: list[str] = []
+    found = Latents([], [], [])
     for name, node in trace.iter_stochastic_nodes():
         fn = node["fn"]
         if site_is_subsample(node):
             if fn.subsample_size is not None and fn.subsample_size < fn.size:
                 raise NotImplementedError(f"MCMC needs all rows, but the plate {name!r} subsamples")
         elif is_khot(fn):
-            khot.append(name)
+            found.khot.append(name)
         elif isinstance(base_law(fn), PhantomUnit):
             raise TypeError(f"KHotSwap is for k-hot sites of a fixed size, but {name!r} is a PhantomUnit")
-        elif fn.support.is_discrete:
+        elif not fn.support.is_discrete:
+            found.continuous.append(name)
+        elif fn.has_enumerate_support and node["infer"].get("enumerate") == "parallel":
+            found.enumerated.append(name)
+        else:
             raise TypeError(
                 f"KHotSwap moves sampling designs and, with `continuous`, continuous sites, but {name!r} has the "
-                f"distribution {fn}"
+                f'distribution {fn}; infer={{"enumerate": "parallel"}} sums such a site out. {SIZE_ADVICE}'
             )
-        else:
-            rest.append(name)
-    return khot, rest
+    return found

@@ -43,18 +43,25 @@ class Swap(NamedTuple):
     row: Tensor
     leaving: Tensor
     entering: Tensor
+    has_none: bool = True  # whether one of the units may be none
 
     @property
     def reverse(self) -> "Swap":
-        return Swap(self.row, self.entering, self.leaving)
+        return Swap(self.row, self.entering, self.leaving, self.has_none)
+
+    def places(self, rows: int, width: int) -> Tensor:
+        """Where the units that leave and enter are in blocks ``(rows, width)`` written as one row, ``(blocks, 2)``."""
+        units = torch.stack((self.leaving, self.entering), 1)
+        return units if rows == 1 else units + (self.row * width).unsqueeze(1)
 
     def of(self, value: Tensor) -> Tensor:
         """The values after the swap."""
-        block = torch.arange(len(value), device=value.device)
-        value = torch.nn.functional.pad(value, (0, 1))
-        value[block, self.row, self.leaving] = 0
-        value[block, self.row, self.entering] = 1
-        return value[..., :-1].contiguous()
+        if self.has_none:
+            value = torch.nn.functional.pad(value, (0, 1))
+        blocks, rows, width = value.shape
+        fate = torch.tensor([0, 1], dtype=value.dtype, device=value.device).expand(blocks, 2)
+        value = value.reshape(blocks, -1).scatter(1, self.places(rows, width), fate).view(blocks, rows, width)
+        return value[..., :-1].contiguous() if self.has_none else value
 
 
 class _Ends(NamedTuple):
@@ -70,6 +77,11 @@ class Sizes(_Ends):
         """Whether any row may have one of several sizes."""
         return bool((self.low != self.high).any())
 
+    def possible(self, n: int) -> Tensor:
+        """Whether there is any swap in a block of rows of n units, ``(blocks,)``, whatever their values."""
+        has_choice = (self.low != self.high) | ((self.low > 0) & (self.low < n))
+        return has_choice.any(-1)
+
     @cached_property
     def ends(self) -> Tensor:
         """The sizes at which none cannot leave, and those at which none cannot enter."""
@@ -82,6 +94,26 @@ class Sizes(_Ends):
             self._log_weights[n] = (middle * (n - middle) / n).clamp(min=1.0).log()
         return self._log_weights[n]
 
+    def log_counts(self, ones: Tensor, count: Tensor) -> Tensor:
+        """Logarithms of the numbers of ones and of zeros, ``(2, blocks, rows)``; constants where sizes are."""
+        n = ones.shape[-1]
+        if self.vary:
+            if n not in self._logs:
+                logs = torch.arange(n + 1, dtype=torch.float64, device=count.device).log()
+                self._logs[n] = torch.stack((logs, logs.flip(0)))
+            return self._logs[n][:, count]
+        if ones.shape not in self._log_counts:
+            self._log_counts[ones.shape] = torch.stack((count, n - count)).double().log()
+        return self._log_counts[ones.shape]
+
+    @cached_property
+    def _logs(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
+    def _log_counts(self) -> dict[torch.Size, Tensor]:
+        return {}
+
     @cached_property
     def _log_weights(self) -> dict[int, Tensor]:
         return {}
@@ -90,61 +122,87 @@ class Sizes(_Ends):
 class Proposals(NamedTuple):
     """The swaps from a state under both parts of the mixture, uniform ones first: logarithms of their weights.
 
-    That of i for j is ``units[0, ..., i] + units[1, ..., j]``, -inf where it is impossible. All are made once for each
-    state.
+    That of i for j is :math:`(d_j - d_i) / 2` in the informed part and 0 in the uniform one, and none for a unit weighs
+    c instead of its own exponential. The sums are made once for each state.
     """
 
-    units: Tensor  # (2, 2, blocks, rows, n): leaving and entering, under both parts; none is one more if sizes vary
+    closed: Tensor  # (2, blocks, rows, n): of which units none can leave and enter
+    half: Tensor  # d / 2, and 0 for none if sizes vary, float64
+    none: Tensor | None  # (2, blocks, rows): of none that leaves and enters, -inf at the ends of the range
     for_unit: Tensor  # (2, blocks, rows): of all that may enter for a unit
     for_none: Tensor  # and for none
     row: Tensor  # (2, blocks, rows): of all swaps of a row
     total: Tensor  # (2, blocks): log Z
-    sizes_vary: bool
 
     @classmethod
     def of(cls, value: Tensor, slope: Tensor, sizes: Sizes) -> "Proposals":
         ones, half = value == 1, slope.double() / 2
-        zero = torch.zeros_like(half)
-        slopes = torch.stack((zero, -half, zero, half)).view(2, 2, *half.shape)
-        units = slopes.masked_fill(torch.stack((~ones, ones)).unsqueeze(1), -torch.inf)
-        leave, enter = units.logsumexp(-1)
-        for_unit, row = enter, leave + enter
+        closed = torch.stack((~ones, ones))
+        informed = torch.stack((-half, half)).masked_fill_(closed, -torch.inf).logsumexp(-1)
+        count = ones.sum(-1) if sizes.vary else sizes.low.expand(ones.shape[:-1])
+        leave, enter = torch.stack((sizes.log_counts(ones, count), informed), 1)
+        for_unit, row, none = enter, leave + enter, None
         if sizes.vary:
-            none = sizes.log_weight(value.shape[-1]).masked_fill(ones.sum(-1) == sizes.ends, -torch.inf).unsqueeze(1)
+            none = sizes.log_weight(value.shape[-1]).masked_fill(count == sizes.ends, -torch.inf)
+            half = torch.nn.functional.pad(half, (0, 1))
             none_leaves, none_enters = none
             for_unit = torch.logaddexp(enter, none_enters)
             row = torch.logaddexp(leave + for_unit, none_leaves + enter)
-            units = torch.cat((units, none.expand(units.shape[:-1]).unsqueeze(-1)), -1)
         total = row.logsumexp(-1) if row.shape[-1] > 1 else row.squeeze(-1)
-        return cls(units, for_unit, enter, row, total, sizes.vary)
+        return cls(closed, half, none, for_unit, enter, row, total)
 
-    @property
-    def possible(self) -> Tensor:
-        """Whether there is any swap in a block."""
-        return self.total[0] > -torch.inf
+    def mixed(self, chosen: Tensor, other: "Proposals") -> "Proposals":
+        """These in the chosen blocks, the others elsewhere."""
+        by_row, by_unit = chosen[:, None], chosen[:, None, None]
+        return Proposals(
+            torch.where(by_unit, self.closed, other.closed),
+            torch.where(by_unit, self.half, other.half),
+            None if self.none is None or other.none is None else torch.where(by_row, self.none, other.none),
+            torch.where(by_row, self.for_unit, other.for_unit),
+            torch.where(by_row, self.for_none, other.for_none),
+            torch.where(by_row, self.row, other.row),
+            torch.where(chosen, self.total, other.total),
+        )
 
     def draw(self, uniform_share: float) -> Swap:
         """One swap for each block, from the mixture; of no meaning in blocks where there is none."""
         _, blocks, rows = self.row.shape
-        block = torch.arange(blocks, device=self.row.device)
-        part = (torch.rand(blocks, device=block.device) >= uniform_share).long()
-        row = _pick(self.row[part, block]) if rows > 1 else torch.zeros_like(block)
-        leaving, entering = self.units[:, part, block, row]
-        if not self.sizes_vary:
-            return Swap(row, _pick(leaving), _pick(entering))
-        weight = leaving + self.for_unit[part, block, row].unsqueeze(-1)
-        weight[:, -1] = leaving[:, -1] + self.for_none[part, block, row]
-        chosen = _pick(weight)
-        entering[:, -1].masked_fill_(chosen == weight.shape[-1] - 1, -torch.inf)
-        return Swap(row, chosen, _pick(entering))
+        part = (torch.rand(blocks, device=self.row.device) >= uniform_share).long()
+        block = torch.arange(blocks, device=part.device)
+        if rows == 1:
+            row, closed, half = torch.zeros_like(part), self.closed.squeeze(2), self.half.squeeze(1)
+        else:
+            row = _pick(self.row[part, block])
+            closed, half = self.closed[:, block, row], self.half[block, row]
+        half = half[:, : closed.shape[-1]] * part.unsqueeze(1)
+        weights = torch.stack((-half, half)).masked_fill_(closed, -torch.inf)
+        if self.none is None:
+            leaving, entering = _pick(weights)
+            return Swap(row, leaving, entering, has_none=False)
+        none_leaves, none_enters = self._none_in(row)
+        for_unit, for_none = torch.stack((self.for_unit, self.for_none))[:, part, block, row]
+        unit_leaves, none_leaves = weights[0] + for_unit.unsqueeze(1), none_leaves + for_none
+        leaving = _pick(torch.cat((unit_leaves, none_leaves.unsqueeze(1)), 1))
+        none_enters = none_enters.masked_fill(leaving == closed.shape[-1], -torch.inf)
+        return Swap(row, leaving, _pick(torch.cat((weights[1], none_enters.unsqueeze(1)), 1)))
+
+    def _none_in(self, row: Tensor) -> Tensor:
+        """The weights of none in this row of each block, ``(2, blocks)``."""
+        assert self.none is not None
+        if self.none.shape[-1] == 1:
+            return self.none.squeeze(2)
+        return self.none[:, torch.arange(len(row), device=row.device), row]
 
     def log_prob(self, swap: Swap, uniform_share: float) -> Tensor:
         """Log-probability with which the mixture proposes these swaps."""
-        block = torch.arange(len(swap.row), device=swap.row.device)
-        leaving, entering = self.units
-        chosen = leaving[:, block, swap.row, swap.leaving] + entering[:, block, swap.row, swap.entering]
-        uniform, informed = chosen - self.total
-        return torch.logaddexp(uniform + _log(uniform_share), informed + _log(1 - uniform_share))
+        rows, width = self.half.shape[1:]
+        out, into = self.half.flatten(1).gather(1, swap.places(rows, width)).unbind(1)
+        total = self.total
+        if self.none is not None:
+            is_unit = torch.stack((swap.leaving, swap.entering)) < width - 1
+            total = total - self._none_in(swap.row).masked_fill(is_unit, 0.0).sum(0)
+        uniform, informed = total
+        return torch.logaddexp(_log(uniform_share) - uniform, into - out + (_log(1 - uniform_share) - informed))
 
 
 @dataclass(frozen=True)
@@ -159,6 +217,18 @@ class Point:
     @cached_property
     def proposals(self) -> Proposals:
         return Proposals.of(self.value, self.slope, self.sizes)
+
+    def mixed(self, chosen: Tensor, other: "Point") -> "Point":
+        """This state in the chosen blocks, the other one elsewhere, without sums over units being made again."""
+        by_unit = chosen[:, None, None]
+        new = Point(
+            torch.where(by_unit, self.value, other.value),
+            torch.where(by_unit, self.slope, other.slope),
+            torch.where(chosen, self.log_joint, other.log_joint),
+            self.sizes,
+        )
+        new.__dict__["proposals"] = self.proposals.mixed(chosen, other.proposals)  # the cache of the property
+        return new
 
 
 def log_ratio(swap: Swap, here: Point, there: Point, uniform_share: float) -> Tensor:

@@ -5,7 +5,7 @@ between torch, numba and Triton by hand, as ``KHOT_BACKEND`` in the environment 
 them a call takes, and why not the others.
 """
 
-from .explanation import Explanation, explain
+from .operators.explanation import Explanation, explain
 from .registry import backend
 
 __all__ = ["Explanation", "backend", "explain"]

@@ -10,7 +10,7 @@ and at the first call the import of torch's compiler.
 The first backend that has no reason to refuse a call computes it, and the reference if all refuse. A backend refuses
 
 * if another one was asked for by name;
-* if it does not run on the device or not on the shape, see :mod:`khot.kernels.platforms`;
+* if it does not run on the device or not on the shape, see :mod:`khot.kernels.operators.platforms`;
 * for a reason of its own that ``takes`` gives, such as a dtype that it has no loop for;
 * if something is in its way here, such as a library that is not installed.
 
@@ -19,8 +19,8 @@ computes.
 
 ``KHOT_BACKEND`` in the environment, or :func:`backend` around a piece of code, asks for a backend for every operation:
 
-    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, SciPy for isotonic
-             regression of long rows there, torch elsewhere (the default)
+    auto     the fastest that is there: Triton on accelerators that it supports, numba on a CPU, torch elsewhere (the
+             default)
     torch    plain torch everywhere
     numba    numba where an operation has loops for the call, or an error that says why they cannot run
     triton   Triton where an operation has a kernel for the call, or an error that says why it cannot run; on a CPU only
@@ -44,14 +44,14 @@ from torch import Tensor
 from khot._distributed.draws import draws_of_rows
 from khot._torch_internals import count_as_constant, eager_dispatcher, no_view, with_known_sequences
 
-from .autograd import move_batch_first
 from .call import Call, call_of, is_plain
-from .platforms import HAS_TRITON, PLATFORMS, warn_without_triton
-from .sharding_rules import teach_rules
+from .operators.autograd import move_batch_first
+from .operators.platforms import HAS_TRITON, PLATFORMS, warn_without_triton
+from .operators.sharding_rules import teach_rules
 
 LONG_DRAW, MANY_DRAWS = 2**17, 32  # a draw of more units is one program's work if there are so many of them
 
-BACKENDS = ("auto", *(name for name, platform in PLATFORMS.items() if platform.has_name))
+BACKENDS = ("auto", *PLATFORMS)
 
 
 def _checked(name: str, source: str) -> str:
@@ -311,9 +311,10 @@ class DrawOperator(Operator):
         name: In ``torch.ops.khot``.
         reference: The definition, ``function(*parameters, seed, first, draws, dtype, ...)``. The first of the
             parameters is ``(*batch, n)``, the others ``(*batch, ...)``; the seed is from
-            :func:`khot.kernels.philox.draw_seed`, ``first`` is a :class:`khot.kernels.philox.Place`, and the result
-            ``(draws, *batch, n)``, of the dtype. The number for draw d, row r and unit i of a call is that for
-            ``first.draw + d``, ``first.row + r`` and ``first.unit + i`` of the seed, whoever makes it.
+            :func:`~khot.kernels.random_numbers.philox.draw_seed`, ``first`` is a
+            :class:`~khot.kernels.random_numbers.philox.Place`, and the result ``(draws, *batch, n)``, of the dtype. The
+            number for draw d, row r and unit i of a call is that for ``first.draw + d``, ``first.row + r`` and
+            ``first.unit + i`` of the seed, whoever makes it.
 
     A backend is asked about the first parameter and the number of draws.
     """

@@ -32,12 +32,11 @@ from torch.autograd import Function
 
 from khot._torch_internals import count_as_constant
 from khot._tracing import broadcast_shapes
-from khot.kernels.autograd import has_derivative
-from khot.kernels.brewer import brewer_draw, draw_by_draw, scores
 from khot.kernels.call import is_first_derivative, is_plain
+from khot.kernels.draws import balance, brewer_draw, draw_by_draw, scores
+from khot.kernels.exact.row_slabs import by_rows
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.random_numbers import uniform
-from khot.kernels.row_slabs import by_rows
-from khot.kernels.tournament import balance
 
 from . import unit_by_unit
 from .kept import Kept, kept_if_constant

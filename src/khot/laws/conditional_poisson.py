@@ -28,15 +28,15 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
-from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count_draw, forest_roots
 from khot.kernels.count.characteristic import Factors, factors
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
 from khot.kernels.count.range_tree import RangeTree, Totals
 from khot.kernels.count.tree import ProductTree
-from khot.kernels.row_slabs import Tensors, by_rows, in_slabs, slab_size
-from khot.kernels.small_numbers import TINY, log_of_small
+from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
+from khot.kernels.exact.small_numbers import TINY, log_of_small
+from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit
@@ -193,7 +193,13 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     return (F.logsigmoid(size) - penalty).sum(-1)
 
 
-def _shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
+def log_counts_and_shifts(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    """log P(B = k) of each row, and the c with which that is likely, both ``(*batch,)``."""
+    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k)
+    return log_count, shift
+
+
+def shifted_log_prob(logits: Tensor, shift: Tensor, value: Tensor) -> Tensor:
     """:func:`_bernoulli_log_prob` at ``logits + shift``, by slabs of rows."""
 
     def function(logits: Tensor, shift: Tensor, value: Tensor) -> Tensors:
@@ -250,11 +256,11 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
         log_sum, shift, size = _by_rows(
             lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
         )
-        return _shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
+        return shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
 
     def by_tree(logits: Tensor, value: Tensor) -> Tensor:
         log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
-        return _shifted_log_prob(logits, shift, value) - log_count
+        return shifted_log_prob(logits, shift, value) - log_count
 
     if unit_by_unit.takes(logits, k, value):
         return unit_by_unit.log_prob(logits, k, value, kept, by_tree)

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from khot.kernels.autograd import with_forward_mode
 from khot.kernels.call import is_first_derivative
 from khot.kernels.count import covariance_inverse, inclusion_inverse
 from khot.kernels.count import times_covariance_at as fused_product
+from khot.kernels.exact.row_slabs import by_rows
+from khot.kernels.exact.small_numbers import sigmoid
+from khot.kernels.operators.autograd import with_forward_mode
 from khot.kernels.registry import Operator
-from khot.kernels.row_slabs import by_rows
-from khot.kernels.small_numbers import sigmoid
 from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import SLAB, entropy, pull_back, times_covariance

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from khot._torch_internals import has_memory, version_of
-from khot.kernels.autograd import has_derivative
 from khot.kernels.call import is_plain, runs_on_cpu
+from khot.kernels.operators.autograd import has_derivative
 
 R = TypeVar("R")
 

@@ -37,13 +37,13 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
-from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count
-from khot.kernels.differentiable import differentiable_operator
-from khot.kernels.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
+from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
+from khot.kernels.operators.differentiable import differentiable_operator
 from khot.kernels.order_sampling import EXACT, order_inclusion, order_log_prob
 from khot.kernels.order_sampling.derivatives import fused_inclusion, fused_log_prob
+from khot.kernels.order_sampling.noises import LOG_EXPONENTIAL, LOGISTIC, NOISES, SURE, Law, Noise
 from khot.kernels.threshold import solve_threshold
 
 from .conditional_poisson import count_law

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from khot._distributed.differentiable import seen_by_parts, sum_of_parts
 from khot._distributed.shards import Shards
-from khot.kernels.noises import SURE, Law, Noise
+from khot.kernels.order_sampling.noises import SURE, Law, Noise
 
 from .conditional_poisson_parts import Count, Units, centre, count_given, largest_of_parts, units_of
 from .order_sampling import FAR, MARGIN, MAX_ELEMENTS, UNDERFLOW

@@ -28,12 +28,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from khot.kernels.ordered_duels import draw_in_order as play_in_order
-from khot.kernels.ordered_duels import kinds, ordered_duels_draw
-from khot.kernels.philox import draw_seed, first_place
+from khot.kernels.draws import balance, kinds, missing_share, ordered_duels_draw, tournament
+from khot.kernels.draws import draw_in_order as play_in_order
+from khot.kernels.exact.small_numbers import TINY
 from khot.kernels.random_numbers import uniform
-from khot.kernels.small_numbers import TINY
-from khot.kernels.tournament import balance, missing_share, tournament
+from khot.kernels.random_numbers.philox import draw_seed, first_place
 
 from .kept import Kept, kept_if_constant
 

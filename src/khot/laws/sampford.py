@@ -29,15 +29,15 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 from khot._validation import can_look
-from khot.kernels.autograd import has_derivative
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots, marked_count_draw
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside
 from khot.kernels.count.tree import ProductTree
+from khot.kernels.draws import balance
+from khot.kernels.exact.row_slabs import by_rows
+from khot.kernels.exact.small_numbers import TINY, log_odds, log_of_small, quotient
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.random_numbers import uniform
-from khot.kernels.row_slabs import by_rows
-from khot.kernels.small_numbers import TINY, log_odds, log_of_small, quotient
-from khot.kernels.tournament import balance
 
 from . import conditional_poisson, unit_by_unit
 from .conditional_poisson import COVARIANCE_CHUNK, SLAB, SLABS, pull_back

@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from khot.kernels import random_numbers
-from khot.kernels.autograd import has_derivative, with_derivatives_of
 from khot.kernels.call import is_plain
-from khot.kernels.tournament import balance
+from khot.kernels.draws import balance
+from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
 
 from .kept import Kept, kept_if_constant
 

@@ -16,7 +16,6 @@ from torch.autograd import Function
 
 from khot._torch_internals import no_view, version_of
 from khot._tracing import broadcast_shapes
-from khot.kernels.autograd import has_derivative
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.count import (
     bernoulli_count,
@@ -27,9 +26,10 @@ from khot.kernels.count import (
     marked_count_log_prob,
     marked_count_log_prob_derivative,
 )
-from khot.kernels.philox import draw_seed, first_place
+from khot.kernels.exact.small_numbers import TINY
+from khot.kernels.operators.autograd import has_derivative
+from khot.kernels.random_numbers.philox import draw_seed, first_place
 from khot.kernels.registry import DrawOperator
-from khot.kernels.small_numbers import TINY
 
 from .kept import Kept
 

@@ -13,27 +13,33 @@ masks, but for those by absolute value and links with tails like powers, take a 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from khot.losses import FenchelYoungTopKLoss
-from khot.losses import TopKCrossEntropy as TopKCrossEntropyLoss
-
+from .anneal import Anneal
+from .attention import topk_attention
 from .batch_topk import BatchTopK
+from .experts import ExpertChoice, TokenChoice
 from .jump_relu import JumpReLU
+from .loss_modules import FenchelYoungTopKLoss, TopKCrossEntropyLoss
 from .sparsity import NMSparsity
-from .topk import ExpertChoice, TopK, TopKMask
+from .topk import GatherTopK, Selection, TopK, TopKMask
 
 if TYPE_CHECKING:
     from .khot_gate import KHotGate
 
 __all__ = [
+    "Anneal",
     "BatchTopK",
     "ExpertChoice",
     "FenchelYoungTopKLoss",
+    "GatherTopK",
     "JumpReLU",
     "KHotGate",
     "NMSparsity",
+    "Selection",
+    "TokenChoice",
     "TopK",
     "TopKCrossEntropyLoss",
     "TopKMask",
+    "topk_attention",
 ]
 
 

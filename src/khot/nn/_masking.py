@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from khot._distributed.shards import shards_of_rows
 from khot._module import Module, as_scalar
 from khot._validation import (
     can_look,
+    check_choice,
     check_enough,
     check_flag,
     check_function,
@@ -24,9 +25,10 @@ from khot._validation import (
     looks_at_contents,
     tensors_among,
 )
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import straight_through_topk, topk_mask
 from khot.relaxations.axes import as_axes, as_rows
+from khot.relaxations.hard import positions
 
 Relaxation = Callable[..., Tensor]
 
@@ -34,14 +36,21 @@ Relaxation = Callable[..., Tensor]
 class Masking(Module):
     """A mask of k entries; the softness is a number, or exp of the parameter ``log_softness``."""
 
-    numbers = ("k", "_softness")
+    numbers: ClassVar[tuple[str, ...]] = ("k", "_softness")
     log_softness: Parameter | None
     _softness: float | None
 
     def __init__(
-        self, softness: float | None, relaxation: Relaxation, straight_through: bool, learn_softness: bool
+        self,
+        softness: float | None,
+        relaxation: Relaxation,
+        straight_through: bool,
+        learn_softness: bool,
+        by: str = "value",
     ) -> None:
         super().__init__()
+        check_choice("by", by, ("value", "magnitude"))
+        self.by = by
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_flag("straight_through", straight_through)
         check_flag("learn_softness", learn_softness)
@@ -86,8 +95,8 @@ class Masking(Module):
         return softness
 
     def mask_of(self, x: Tensor, k: Any, dim: int | tuple[int, ...], hard: bool = False) -> Tensor:
-        """The mask of these scores; ``hard`` ignores the softness."""
-        softness = self.softness
+        """The mask of these entries; ``hard`` ignores the softness."""
+        x, softness = self.scores_of(x), self.softness
         if hard or softness is None:
             return hard_mask(x, k, dim)
         if self.straight_through:
@@ -97,8 +106,16 @@ class Masking(Module):
         rows = as_rows(x, dim)
         return as_axes(self.relaxation(rows, k, softness), x, dim)
 
+    def scores_of(self, x: Tensor) -> Tensor:
+        """What decides which entries are kept: they themselves or their absolute values; ``-inf`` excludes an entry."""
+        return x if self.by == "value" else x.abs().masked_fill(x == -torch.inf, -torch.inf)
+
     def shown_softness(self) -> str:
-        """For ``extra_repr``: empty for a hard mask."""
+        """For ``extra_repr``: empty for a hard mask by value."""
+        of_magnitudes = ", by='magnitude'" if self.by == "magnitude" else ""
+        return self._shown_softness() + of_magnitudes
+
+    def _shown_softness(self) -> str:
         if self._softness is None:
             return ""
         softness, learned = f"{self._softness:.4g}", self.log_softness
@@ -124,6 +141,18 @@ def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
     return mask
 
 
+def places_of_largest(x: Tensor, k: int, *, may_exclude: bool = False) -> Tensor:
+    """Where the k largest entries of each row of x (..., n) are, in increasing order.
+
+    It is an error if ``-inf`` leaves fewer than k entries and anybody can look, unless the places of entries that are
+    excluded may be among these.
+    """
+    mask = topk_mask(x, k)
+    if not may_exclude and looks_at_contents(x):
+        check_enough(x, k)
+    return positions(mask, k)
+
+
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """The product, in which entries that ``-inf`` excludes are 0."""
     return x.masked_fill(x == -torch.inf, 0) * mask
@@ -135,11 +164,6 @@ def keep_masked(x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor, Te
     wide = x.to(compute_dtype(x))
     found = mask(wide)
     return keep(wide, found).to(x.dtype), found
-
-
-def kept_entries(x: Tensor, mask: Tensor) -> Tensor:
-    """The entries that a hard mask keeps, infinities in the place of the others."""
-    return x.detach().masked_fill(mask.detach() == 0, torch.inf)
 
 
 def has_parts(x: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
-from khot._torch_internals import is_exporting, is_wrapped
+from khot._torch_internals import is_exporting
 from khot._validation import (
     check_flag,
-    check_function,
     check_scores,
     checked_count,
     checked_real,
@@ -27,7 +25,8 @@ from khot._validation import (
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 
-from ._masking import Masking, Relaxation, hard_mask, has_parts, keep, keep_masked, kept_entries
+from ._masking import Relaxation, hard_mask, has_parts, keep_masked
+from .idle_units import DEAD_AFTER, CountsIdleUnits
 from .jump_relu import JumpReLU, checked_threshold
 
 UNTRAINED = (
@@ -38,24 +37,25 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class BatchTopK(Masking):
+class BatchTopK(CountsIdleUnits):
     r"""Keeps the largest entries of a batch: k for each row on average, more in one row and fewer in another.
 
     Training: of x ``(..., n)`` with B rows, the :math:`\mathrm{round}(kB)` largest entries of all are kept; a relaxed
     mask has the sum :math:`kB`. Evaluation: what exceeds ``threshold`` is kept, so that rows do not depend on each
-    other; it is the moving average, over the batches of training, of the smallest entry that was kept, a buffer in
-    float32 whatever the module is cast to. Rows like those of training exceed it k times on average, once x has come to
-    rest: the average lags ``1 / momentum`` batches behind, so let the learning rate fall at the end. Evaluation before
-    any training keeps the largest entries of its batch, and warns. Rows that the encoder was not fitted to may exceed
-    the threshold more often. For these, calls in training mode without gradient, on some held-out batches, move the
-    threshold to k::
+    other; it is the moving average, over the batches of training, of the smallest positive entry that was kept, a
+    buffer in float32 whatever the module is cast to. Rows like those of training exceed it k times on average, once x
+    has come to rest: the average lags ``1 / momentum`` batches behind, so let the learning rate fall at the end.
+    Evaluation before any training keeps the largest entries of its batch, and warns. Rows that the encoder was not
+    fitted to may exceed the threshold more often. For these, calls in training mode without gradient, on some held-out
+    batches, move the threshold to k::
 
         with torch.no_grad():
             for batch in held_out:
                 topk(encoder(batch))
 
-    With ``n`` it knows, too, for how many batches each unit has not been kept; :meth:`auxiliary_loss` revives those
-    that are dead.
+    With ``n`` it counts for how many rows of training each unit has not been kept; :meth:`auxiliary_loss` revives those
+    that are dead. A ``cap`` limits what a single row may keep: only its ``cap`` largest entries take part, in training
+    and in evaluation.
 
     ``k``, ``softness`` and ``threshold`` may be assigned at any time; ``module(x, k)`` takes another k for this call, a
     number or a tensor with one for each row, whose sum is then the number of entries.
@@ -71,13 +71,15 @@ class BatchTopK(Masking):
         learn_softness: Whether the softness is a parameter.
         momentum: Weight of the newest batch in the threshold; None for the mean of all batches.
         n: Number of units, for :meth:`auxiliary_loss`.
-        dead_after: For how many batches a dead unit has not been kept.
+        dead_after: For how many rows, which are the tokens of a language model, a dead unit has not been kept.
         group: Processes that have a part of the batch each, ``torch.distributed.group.WORLD`` for all: the largest
             entries are those of all parts, and threshold and dead units the same everywhere. All of them call the
             module as often. Gradients are such that DistributedDataParallel, which takes their mean, gets those of the
             mean loss. Copies and pickles have no group. A DTensor needs none.
         track_running_stats: Whether there is a threshold; otherwise evaluation, too, keeps the largest entries of the
             batch, and there are no dead units.
+        by: "value" for the largest entries, "magnitude" for those that are largest in absolute value, with their signs.
+        cap: Largest number of entries of a row, an int of at least ``k``; None for no limit.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -98,9 +100,8 @@ class BatchTopK(Masking):
     """
 
     threshold: Any  # a tensor, or None without running statistics
-    idle: Tensor | None
     num_batches_tracked: Tensor | None
-    k: float
+    cap: int | None = None
 
     def __init__(
         self,
@@ -112,21 +113,24 @@ class BatchTopK(Masking):
         *,
         momentum: float | None = 0.01,
         n: int | None = None,
-        dead_after: int = 1000,
+        dead_after: int = DEAD_AFTER,
         group: "ProcessGroup | None" = None,
         track_running_stats: bool = True,
+        by: str = "value",
+        cap: int | None = None,
     ) -> None:
-        super().__init__(softness, relaxation, straight_through, learn_softness)
+        super().__init__(softness, relaxation, straight_through, learn_softness, by)
         check_flag("track_running_stats", track_running_stats)
         if n is not None and not track_running_stats:
             raise ValueError(f"`n` counts dead units, which needs track_running_stats=True, but got n={n}")
         self.k, self.momentum, self.group = k, None if momentum is None else checked_weight("momentum", momentum), group
-        self.n, self.dead_after = None if n is None else checked_count("n", n), checked_count("dead_after", dead_after)
+        self.cap = None if cap is None else checked_count("cap", cap)
+        self.k = self.k  # which has to be checked against the cap
+        self.set_up_counts(n, dead_after)
         self._has_warned = False
         start, count = torch.tensor(torch.nan, dtype=torch.float32), torch.tensor(0)  # NaN: there was no training yet
         self.register_buffer("threshold", start if track_running_stats else None)
         self.register_buffer("num_batches_tracked", count if track_running_stats and momentum is None else None)
-        self.register_buffer("idle", None if self.n is None else torch.zeros(self.n, dtype=torch.long))
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
         """``k``, which is positive, or the softness."""
@@ -134,6 +138,8 @@ class BatchTopK(Masking):
             return super().checked(name, value, learned)
         if not 0 < (k := checked_real("k", value)) < math.inf:
             raise ValueError(f"`k` must be positive and finite, but got {value}")
+        if self.cap is not None and k > self.cap:
+            raise ValueError(f"`k` must not exceed the cap of a row, but got k={value} with cap={self.cap}")
         return k
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -150,8 +156,7 @@ class BatchTopK(Masking):
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         check_scores(x, -1)
-        if self.n is not None and x.shape[-1] != self.n:
-            raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
+        self.check_units(x)
         if k is None:
             k = self.number("k")
         elif not isinstance(k, Tensor):
@@ -196,15 +201,25 @@ class BatchTopK(Masking):
         """The largest of all entries, of which x may be a part."""
         size, whole = self._sizes(x, entries, k)
         axes = tuple(range(x.dim()))
-        watches = self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0)
-        if self.softness is None or not (self.training or self.threshold is None):
-            y, mask = keep_masked(x, lambda scores: hard_mask(scores, whole, axes))
-        else:
-            y, mask = keep_masked(x, lambda scores: self.mask_of(scores, size, axes))
-        if watches:
-            is_hard = self.softness is None or self.straight_through
-            self._watch(x.detach(), kept_entries(x, mask if is_hard else hard_mask(x.detach(), whole, axes)))
+
+        def hard(entries: Tensor) -> Tensor:
+            return hard_mask(self.scores_of(self._within_cap(entries)), whole, axes)
+
+        is_hard = self.softness is None or not (self.training or self.threshold is None)
+        mask_of = hard if is_hard else lambda entries: self.mask_of(self._within_cap(entries), size, axes)
+        y, mask = keep_masked(x, mask_of)
+        if self.training and self.threshold is not None and (isinstance(whole, Tensor) or whole > 0):
+            kept = mask.detach() if is_hard or self.straight_through else hard(x.detach())
+            self._watch(x.detach(), kept != 0, entries // max(x.shape[-1], 1))
         return y
+
+    def _within_cap(self, x: Tensor) -> Tensor:
+        """The entries without those beyond the cap of their row."""
+        if self.cap is None or self.cap >= x.shape[-1]:
+            return x
+        if has_parts(x):
+            raise NotImplementedError("`cap` must be None where processes share a batch")
+        return x.masked_fill(topk_mask(self.scores_of(x.detach()), self.cap) == 0, -torch.inf)
 
     def _sizes(self, x: Tensor, entries: int, k: float | Tensor) -> tuple[float | Tensor, int | Tensor]:
         """How many entries to keep, as the sum of a relaxed mask and as a whole number."""
@@ -222,15 +237,13 @@ class BatchTopK(Masking):
         return size, size.detach().round().long()
 
     @torch.no_grad()
-    def _watch(self, x: Tensor, kept: Tensor) -> None:
+    def _watch(self, x: Tensor, kept: Tensor, rows: int) -> None:
         """Moves the threshold, and counts for how long units have been idle."""
-        if not torch.compiler.is_compiling() and is_wrapped(x) and not is_wrapped(self.threshold):
-            raise RuntimeError(
-                "BatchTopK moves its threshold in place, which a transform of torch.func refuses: make it with "
-                "track_running_stats=False, or call it in evaluation mode"
-            )
-        smallest = self._over_parts(kept.amin() if kept.numel() else kept.new_full((), torch.inf), smallest=True)
-        new = smallest.to(self.threshold.dtype)
+        self.check_in_place(x, self.threshold, "moves its threshold")
+        scores = self.scores_of(x)
+        positive = scores.masked_fill(~kept | (scores <= 0), torch.inf)
+        smallest = positive.amin() if positive.numel() else positive.new_full((), torch.inf)
+        new = self._over_parts(smallest, smallest=True).to(self.threshold.dtype)
         is_new = new.isfinite()
         weight: Any = self.momentum
         if self.num_batches_tracked is not None:
@@ -239,10 +252,8 @@ class BatchTopK(Masking):
         moved = torch.where(self.threshold.isnan(), new, self.threshold.lerp(new, weight))
         self.threshold.copy_(torch.where(is_new, moved, self.threshold))
         if self.idle is not None:
-            none = x.new_full((1, x.shape[-1]), -torch.inf)
-            rows = x.reshape(-1, x.shape[-1])
-            best = self._over_parts((rows if len(rows) else none).amax(0))
-            self.idle.copy_(torch.where((best >= smallest) & (best != 0), 0, self.idle + 1))
+            used = (kept & (x != 0)).reshape(-1, x.shape[-1]).any(0)
+            self.count_idle(self._over_parts(used.float()) > 0, rows)
 
     def _over_parts(self, values: Tensor, smallest: bool = False) -> Tensor:
         """The largest values, or the smallest, that the parts of the batch have."""
@@ -263,48 +274,24 @@ class BatchTopK(Masking):
         return True
 
     def _above_the_threshold(self, x: Tensor, k: float | Tensor) -> Tensor:
-        threshold = self.threshold
+        threshold, scores = self.threshold, self.scores_of(self._within_cap(x))
         if torch.compiler.is_compiling() and not is_exporting():
             size, _ = self._sizes(x, x.numel(), k)
-            threshold = _threshold_for(threshold, x.detach(), torch.as_tensor(size, dtype=torch.float64))
+            threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
         dtype = torch.promote_types(x.dtype, threshold.dtype)
         nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # where nobody can look
-        return torch.where(x.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
+        return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:
         """The module that it is in evaluation, without state of training."""
         if self.threshold is None or bool(self.threshold.isnan()):
             raise RuntimeError("BatchTopK has no threshold before it was trained: call it in training mode first")
+        if self.by == "magnitude" or self.cap is not None:
+            raise NotImplementedError("JumpReLU has neither magnitudes nor a cap: keep BatchTopK in evaluation mode")
         return JumpReLU(self.threshold)
 
-    def auxiliary_loss(self, x: Tensor, error: Callable[[Tensor], Tensor], k: int | None = None) -> Tensor:
-        """The error that the dead units would leave, had they to explain alone what the others have not.
-
-        Gives dead units a gradient, by [2]: of each row the k largest dead entries are kept, all others are 0.
-
-        Args:
-            x: Scores ``(..., n)``, those of the forward pass.
-            error: From such activations, of the shape of ``x``, to a scalar, such as ``lambda z: (decoder(z) -
-                residual.detach()).square().mean()``.
-            k: How many dead units to keep in a row; as many as ``self.k``, rounded up, if None.
-
-        Returns:
-            ``error`` of these activations; 0 while no unit is dead.
-        """
-        if self.idle is None:
-            raise ValueError("`n`, the number of units, must be given to BatchTopK for an auxiliary loss")
-        check_scores(x, -1)
-        check_function("error", error, "activations")
-        dead = self.idle >= self.dead_after
-        if x.shape[-1] != dead.shape[0]:
-            raise ValueError(f"`x` must have n={self.n} units, but got shape {tuple(x.shape)}")
-        size = min(math.ceil(self.k), dead.shape[0]) if k is None else k
-        mask = topk_mask(x.detach().masked_fill(~dead, -torch.inf), size) * dead
-        loss = error(keep(x, mask))
-        return torch.where(dead.any(), loss, torch.zeros_like(loss))
-
     def extra_repr(self) -> str:
-        units = f", n={self.n}, dead_after={self.dead_after}" if self.n is not None else ""
+        units = self.shown_units() + ("" if self.cap is None else f", cap={self.cap}")
         momentum = "" if self.threshold is None else f", momentum={self.momentum}"
         untracked = ", track_running_stats=False" if self.threshold is None else ""
         return f"k={self.k}{self.shown_softness()}{momentum}{units}{untracked}"

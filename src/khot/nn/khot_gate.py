@@ -13,7 +13,7 @@ from khot._validation import check_function, check_strided, checked_count, check
 from khot.distributions import ConditionalPoisson, PhantomUnit, SamplingDesign
 from khot.estimators import StraightThrough
 from khot.estimators.wrapper import check_estimator
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import topk_mask
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from khot._validation import check_strided, checked_count
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 
 from ._masking import Masking, Relaxation, checked_size

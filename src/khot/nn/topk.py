@@ -1,14 +1,29 @@
-"""The k largest entries, as a module: a mask, scores times a mask, and tokens chosen by experts."""
+"""The k largest entries, as a module: a mask, entries times a mask, and the entries themselves with their places."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from khot._validation import check_strided, expanded, is_int, looks_at_contents, tensors_among
+from khot._validation import check_scores, check_strided, checked_int, is_int
+from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
+from khot.relaxations.axes import as_axes, as_rows
 
-from ._masking import Masking, Relaxation, check_axes, checked_size, has_parts, keep_masked
+from ._masking import Masking, Relaxation, check_axes, keep_masked, places_of_largest
+from .idle_units import DEAD_AFTER, CountsIdleUnits
+
+
+class Selection(NamedTuple):
+    """The k entries that were chosen, as :meth:`TopK.select` gives them.
+
+    Attributes:
+        values: The entries, with their gradient; of :class:`GatherTopK` the tokens.
+        indices: Their places in the ground set, int64, in increasing order.
+    """
+
+    values: Tensor
+    indices: Tensor
 
 
 class TopKMask(Masking):
@@ -25,6 +40,7 @@ class TopKMask(Masking):
         dim: Axis of the ground set, or axes that are one ground set together.
         straight_through: Whether the value is hard, and the gradient that of the relaxed mask.
         learn_softness: Whether the softness is a parameter, ``exp(log_softness)``, that starts at ``softness``.
+        by: "value" for the largest entries, "magnitude" for the largest absolute values.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -44,8 +60,9 @@ class TopKMask(Masking):
         dim: int | tuple[int, ...] = -1,
         straight_through: bool = False,
         learn_softness: bool = False,
+        by: str = "value",
     ) -> None:
-        super().__init__(softness, relaxation, straight_through, learn_softness)
+        super().__init__(softness, relaxation, straight_through, learn_softness, by)
         check_axes(dim)
         self.k, self.dim = k, dim
 
@@ -67,27 +84,39 @@ class TopKMask(Masking):
         return f"k={self.k}, dim={self.dim}{self.shown_softness()}"
 
 
-class TopK(TopKMask):
+class TopK(TopKMask, CountsIdleUnits):
     """Keeps the k largest entries and sets the others to 0: the entries times the mask of :class:`TopKMask`.
 
-    Gradients reach the entries that are kept; with a softness, the others as well, through the mask. An entry of
-    ``-inf`` is never kept, and gives 0.
+    Of equal entries the earlier ones are kept, on every device. Gradients reach the entries that are kept; with a
+    softness, the others as well, through the mask. An entry of ``-inf`` is never kept, and gives 0. :meth:`select`
+    gives the k entries alone, with their places.
+
+    With ``n`` it counts for how many rows of training each unit has not been kept; :meth:`auxiliary_loss` revives those
+    that are dead [2].
 
     Args:
-        k: As of :class:`TopKMask`, like all that follow.
+        k: As of :class:`TopKMask`, like those that follow.
         softness: None for the hard mask.
         relaxation: Relaxed mask.
         dim: Axis, or axes, of the ground set.
         straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
+        by: "value" for the largest entries, "magnitude" for those that are largest in absolute value, with their signs.
+        n: Number of units, the last axis, for :meth:`auxiliary_loss`.
+        dead_after: For how many rows, which are the tokens of a language model, a dead unit has not been kept.
 
     References:
         [1] Makhzani, Frey (2014), "k-sparse autoencoders", arXiv:1312.5663.
+        [2] Gao et al. (2024), "Scaling and evaluating sparse autoencoders", arXiv:2406.04093.
 
     Example:
         >>> TopK(2)(torch.tensor([0.3, 2.0, 0.1, 0.9]))
         tensor([0.0000, 2.0000, 0.0000, 0.9000])
+        >>> TopK(2).select(torch.tensor([0.3, 2.0, 0.1, 0.9]))
+        Selection(values=tensor([2.0000, 0.9000]), indices=tensor([1, 3]))
     """
+
+    takes_excluded = False  # whether a selection may be filled up with entries that ``-inf`` excludes
 
     def __init__(
         self,
@@ -97,107 +126,133 @@ class TopK(TopKMask):
         dim: int | tuple[int, ...] = -1,
         straight_through: bool = False,
         learn_softness: bool = False,
+        by: str = "value",
+        *,
+        n: int | None = None,
+        dead_after: int = DEAD_AFTER,
     ) -> None:
-        super().__init__(k, softness, relaxation, dim, straight_through, learn_softness)
+        super().__init__(k, softness, relaxation, dim, straight_through, learn_softness, by)
+        self.set_up_counts(n, dead_after)
+        if n is not None and dim != -1:
+            raise ValueError(f"`n` counts units along the last axis, which needs dim=-1, but got dim={dim}")
 
     def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
         k = self.number("k") if k is None else k
-        return keep_masked(x, lambda scores: self.mask(scores, k))[0]
+        check_scores(x, self.dim, joint=True)
+        self.check_units(x)
+        y, mask = keep_masked(x, lambda entries: self.mask(entries, k))
+        if self.training and self.idle is not None:
+            is_hard = self.softness is None or self.straight_through
+            self._count(x.detach(), mask.detach() if is_hard else self.mask_of(x.detach(), _whole(k), -1, hard=True))
+        return y
+
+    def _count(self, x: Tensor, mask: Tensor) -> None:
+        was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
+        self.count_idle(was_kept.any(0), was_kept.shape[0])
+
+    def select(self, x: Tensor, k: int | None = None) -> Selection:
+        """The k largest entries as values and places, rather than among zeros.
+
+        With a softness the values are multiplied by the mask, through which the others get their gradient, too: by its
+        entries if it is relaxed, by 1 if it is straight-through.
+
+        Args:
+            x: Entries, as of the module.
+            k: How many, an int; that of the module if None.
+
+        Returns:
+            Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes are one,
+            in row-major order, at the end. Where rows have fewer than k entries above ``-inf``, and nobody can look,
+            the values of the others are 0.
+        """
+        check_scores(x, self.dim, joint=True)
+        k = checked_int("k", self.k if k is None else k, "an int for a selection, as all rows have as many entries")
+        rows = as_rows(x, self.dim)
+        wide = rows.to(compute_dtype(rows))
+        scores = self.scores_of(wide.detach())
+        indices = places_of_largest(scores, k, may_exclude=self.takes_excluded)
+        values = wide.masked_fill(wide == -torch.inf, 0).gather(-1, indices)
+        if self.softness is not None:
+            values = values * self.mask_of(wide, k, -1).gather(-1, indices)
+        values = values.to(x.dtype)
+        if isinstance(self.dim, tuple):
+            return Selection(values, indices)
+        return Selection(as_axes(values, x, self.dim), as_axes(indices, x, self.dim))
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + self.shown_units()
 
 
-class ExpertChoice(TopK):
-    """Routing in which every expert takes the tokens that it wants most, so that all have the same load.
+def _whole(k: float | Tensor) -> int | Tensor:
+    """The number of entries of a hard mask in the place of a relaxed one."""
+    return k.detach().round().long() if isinstance(k, Tensor) else round(k)
 
-    Takes gates ``(..., tokens, experts)`` and keeps in each column the ``capacity`` largest: gates times a mask along
-    the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros and a gradient.
-    ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes another capacity for this call, a
-    number or a tensor ``(..., experts)``.
+
+class GatherTopK(Masking):
+    """Takes the k tokens with the highest scores out of a sequence: patches of an image, tokens of a text.
+
+    It is called with scores ``(..., n)`` and tokens ``(..., n, d)``. With a softness the tokens are multiplied by
+    weights that are 1 and have the gradient of the relaxed mask (straight-through), so that the scores learn; without
+    one they get no gradient.
 
     Args:
-        capacity: Number of tokens for each expert; for a relaxed mask the sum of its weights.
-        softness: None for the hard mask.
+        k: Number of tokens.
+        softness: Third argument of the relaxation; None for scores without a gradient.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        straight_through: Whether a hard mask gets the gradient of the relaxed one.
         learn_softness: Whether the softness is a parameter.
 
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range; when it is called, if shapes do not match or a row has fewer than
+            ``k`` scores above ``-inf``.
+
     References:
-        [1] Zhou et al. (2022), "Mixture-of-experts with expert choice routing", arXiv:2202.09368.
+        [1] Cordonnier et al. (2021), "Differentiable patch selection for image recognition", arXiv:2104.03059.
 
     Example:
-        >>> gates = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])  # three tokens, two experts
-        >>> ExpertChoice(1)(gates)
-        tensor([[0.9000, 0.0000],
-                [0.0000, 0.0000],
-                [0.0000, 0.7000]])
+        >>> tokens = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+        >>> GatherTopK(2)(torch.tensor([0.9, 0.1, 0.5]), tokens)
+        Selection(values=tensor([[1., 1.],
+            [3., 3.]]), indices=tensor([0, 2]))
     """
+
+    k: int
 
     def __init__(
         self,
-        capacity: float,
+        k: int,
         softness: float | None = None,
         relaxation: Relaxation = sigmoid_topk,
-        straight_through: bool = False,
         learn_softness: bool = False,
     ) -> None:
-        super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
+        super().__init__(softness, relaxation, softness is not None, learn_softness)
+        self.k = k
 
     def checked(self, name: str, value: Any, learned: bool = False) -> Any:
-        """``k``, under the name of ``capacity``, or the softness."""
+        """``k``, an int whatever the softness, or the softness."""
         if name == "k":
-            return checked_size("capacity", value, whole=self._softness is None)
+            k = checked_int("k", value)
+            if k < 0:
+                raise ValueError(f"`k` must be at least 0, but got {value}")
+            return k
+        if value is not None and not self.straight_through:
+            raise ValueError("`softness` cannot be assigned where it was None: make the module with one")
         return super().checked(name, value, learned)
 
-    @property
-    def capacity(self) -> float:
-        """Number of tokens for each expert, which may be assigned at any time."""
-        return self.k
-
-    @capacity.setter
-    def capacity(self, value: float) -> None:
-        self.k = value
-
-    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
-        check_strided("x", x)
-        if x.dim() < 2:
-            raise ValueError(f"`x` must have shape (..., tokens, experts), but got {tuple(x.shape)}")
-        capacity = self.number("k") if k is None else k
-        if isinstance(capacity, Tensor):
-            self._check_each(capacity, x)
-        else:
-            capacity = self.checked("k", capacity)
-            if capacity > x.shape[-2]:
-                raise ValueError(
-                    f"`capacity` must satisfy 0 <= capacity <= tokens, but got capacity={capacity} with {x.shape[-2]} "
-                    f"tokens (`x` of shape {tuple(x.shape)}); a batch with fewer tokens takes one of its own, "
-                    f"module(x, {x.shape[-2]})"
-                )
-        if not has_parts(x) and looks_at_contents(*tensors_among(x, capacity)):
-            _check_open_tokens(x, capacity)
-        return super().forward(x, capacity)
-
-    def _check_each(self, capacity: Tensor, x: Tensor) -> None:
-        """One capacity for each expert, of an integer type where the mask is hard."""
-        if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
-            raise TypeError(f"`capacity` must be an int or an integer tensor for a hard mask, but got {capacity.dtype}")
-        expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
+    def forward(self, scores: Tensor, tokens: Tensor, k: int | None = None) -> Selection:
+        check_scores(scores, -1)
+        check_strided("tokens", tokens)
+        if tokens.shape[:-1] != scores.shape:
+            wanted = ", ".join(map(str, (*scores.shape, "d")))
+            raise ValueError(f"`tokens` must have shape ({wanted}), as scores do, but got {tuple(tokens.shape)}")
+        k = checked_int("k", self.k if k is None else k)
+        wide = scores.to(compute_dtype(scores))
+        indices = places_of_largest(wide.detach(), k)
+        values = tokens.gather(-2, indices.unsqueeze(-1).expand(*indices.shape, tokens.shape[-1]))
+        if self.softness is not None:
+            weights = self.mask_of(wide, k, -1).gather(-1, indices).unsqueeze(-1)
+            values = (values * weights).to(tokens.dtype)
+        return Selection(values, indices)
 
     def extra_repr(self) -> str:
-        return f"capacity={self.k}{self.shown_softness()}"
-
-
-def _check_open_tokens(x: Tensor, capacity: float | Tensor) -> None:
-    """Every expert has as many tokens above ``-inf`` as it shall take; NaN is for later checks to find."""
-    tokens = (x != -torch.inf).sum(-2)
-    capacity = torch.as_tensor(capacity, device=x.device).expand(tokens.shape)
-    wrong = ~((capacity >= 0) & (capacity <= tokens))
-    if not bool(wrong.any()):
-        return
-    size, fewest = capacity[wrong][0].item(), tokens[wrong][0].item()
-    advice = ""
-    if size > fewest:
-        own = f"(x > -torch.inf).sum(-2).clamp(max={size:g})"
-        advice = f"; experts with fewer tokens take a capacity each, as in module(x, {own})"
-    raise ValueError(
-        f"`capacity` must satisfy 0 <= capacity <= tokens, but got capacity={size:g} for an expert with {fewest} of "
-        f"{x.shape[-2]} tokens above -inf{advice}"
-    )
+        return f"k={self.k}{self.shown_softness()}"

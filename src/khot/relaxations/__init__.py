@@ -5,6 +5,10 @@ What holds for all of them, unless a docstring says otherwise:
 * ``x`` is a floating-point tensor; its ``n`` entries along ``dim`` are the ground set, and the other axes the batch.
   Masks take a tuple of axes as well, whose entries are one ground set together.
   Larger means nearer to 1. An entry of a mask that is excluded is 0 and gets no gradient.
+* Maps of sorted entries take ``-inf`` as the limit of ever smaller scores. Ascending, the m excluded entries of a row
+  have the rank ``(m + 1) / 2`` each, and sorted rows begin with m times ``-inf``; the others are a row of their own
+  that follows, and the permutation matrix has a block of ``1 / m`` and one of theirs. Descending order mirrors it. In
+  sorted transport they are 0 in every column. They get no gradient.
 * ``k`` and the softness (``temperature``, ``scale``, ``strength`` or ``epsilon``, the word of the source) are numbers,
   or tensors that broadcast with the batch shape, and have a gradient. The arguments are ``x``, k and the softness, in
   this order; unlike in ``torch.topk`` the axis ``dim`` is passed by keyword.
@@ -32,6 +36,7 @@ from khot.kernels.links.student_t import StudentT
 
 from ._capped_softmax import capped_softmax
 from ._straight_through import straight_through_topk, straight_through_value
+from .counting import soft_count, soft_quantile
 from .engine import capped_simplex_map
 from .hard import topk_mask
 from .isotonic import isotonic_l2, isotonic_lp
@@ -66,7 +71,9 @@ __all__ = [
     "permutahedron_sort",
     "rescaled_sigmoid_topk",
     "sigmoid_topk",
+    "soft_count",
     "soft_permutation",
+    "soft_quantile",
     "soft_rank",
     "soft_sort",
     "sorted_transport_topk",

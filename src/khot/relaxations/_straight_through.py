@@ -8,7 +8,7 @@ from torch import Tensor
 from khot._distributed.boundary import of_rows
 from khot._tracing import one_operation
 from khot._validation import check_function, check_positive_contents, check_scores, check_softness, check_strided
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.operators.autograd import with_derivatives_of
 
 from .axes import as_axes, as_rows
 from .hard import topk_mask

@@ -15,10 +15,10 @@ from khot._distributed.shards import Shards
 from khot._torch_internals import alias
 from khot._validation import checks_contents
 from khot.kernels import threshold
-from khot.kernels.autograd import move_batch_first, with_forward_mode
 from khot.kernels.call import call_of, is_differentiated_again
+from khot.kernels.exact.rows import Threshold
 from khot.kernels.links.base import Link
-from khot.kernels.rows import Threshold
+from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.derivatives import MapRows, derivative, tangents
 from khot.kernels.threshold.kinds import Kind

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from khot._validation import check_k, check_scores, check_softness
 from khot.kernels import threshold
-from khot.kernels.autograd import wants_gradient
 from khot.kernels.call import Call
+from khot.kernels.exact.rows import Threshold, in_rows_of, with_an_item
 from khot.kernels.links.base import Link
-from khot.kernels.rows import Threshold, in_rows_of, with_an_item
+from khot.kernels.operators.autograd import wants_gradient
 from khot.kernels.threshold import exact
 from khot.kernels.threshold.kinds import LOG_MASK, MASK, Kind
 from khot.kernels.threshold.reductions import reductions

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot._torch_internals import is_exporting
-from khot._validation import check_k, check_scores, checked_int, checks_contents
+from khot._validation import can_look, check_k, check_scores, checked_int, checks_contents
 from khot.kernels import selection
 from khot.kernels.call import Call
 from khot.kernels.selection.exact import mask_of_largest
@@ -67,3 +67,10 @@ def checked_whole(k: Any, what: str = "a hard mask") -> int | Tensor:
     if k.is_floating_point():
         raise TypeError(f"`k` must be {what}, but got {k!r}")
     return k
+
+
+def positions(value: Tensor, k: int) -> Tensor:
+    """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
+    if can_look(value) and value.device.type == "cpu":
+        return value.nonzero()[:, -1].view(*value.shape[:-1], k)
+    return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from khot._distributed.shards import Shards
 from khot._validation import checks_contents
-from khot.kernels.rows import compute_dtype, in_rows_of, with_an_item
+from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
 
 
 def topk_mask_of_parts(x: Tensor, k: int | Tensor, shards: Shards) -> Tensor:

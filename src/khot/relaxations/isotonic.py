@@ -11,18 +11,30 @@ from torch import Tensor
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_choice, check_softness, check_strided, checked_count, checks_contents
-from khot.kernels.autograd import with_derivatives_of
+from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums
-from khot.kernels.rows import in_rows_of
+from khot.kernels.operators.autograd import with_derivatives_of
 
 from .sparse import check_exponent
 
 
-def find_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str = "s,w") -> Tensor:
-    """The blocks of ``isotonic_l2(s, strength * w)``, for s and w of the same shape, strength (..., 1)."""
+def solve_blocks(s: Tensor, w: Tensor, strength: Tensor, names: str, p: float) -> tuple[Tensor, Tensor]:
+    """``isotonic_lp(s, w, p, strength)`` and its blocks, as constants; s and w of the same shape, strength (..., 1)."""
     names = names if checks_contents(s) else ""
-    return isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), 2.0, False, False, 0, names)[1]
+    solution, blocks = isotonic(s.detach(), w.detach(), strength.detach().squeeze(-1), p, False, False, 0, names)
+    return solution, blocks
+
+
+def of_pooled(s: Tensor, w: Tensor, strength: Tensor, p: float, v: Tensor, blocks: Tensor) -> Tensor:
+    """sign(s - v) abs((s - v) / strength)^(q - 1), differentiable, with v near ``isotonic_lp(s, w, p, strength)``.
+
+    The s and v of a block may be counted from its middle, so that they have the digits of their differences.
+    """
+    objective, power = Objective(s, w, strength, p, magnitude=False), 1 / (p - 1)
+    z = (s - _newton(objective, v, blocks)) / strength
+    zero = z == 0
+    return torch.where(zero, z, z.abs().masked_fill(zero, 1).pow(power).copysign(z))
 
 
 def column(strength: float | Tensor, x: Tensor) -> Tensor:
@@ -89,8 +101,7 @@ def isotonic_l2(s: Tensor, w: Tensor | None = None, solver: str = "pav", *, max_
     Args:
         s: Finite values with ``n`` entries along the last axis.
         w: Finite values that broadcast to ``s``; zeros if not given, for the isotonic regression of ``s``.
-        solver: ``"pav"`` is exact; compiled on CPU if numba is installed, or SciPy and ``KHOT_BACKEND`` leaves the
-            choice, and in log2(n) batched levels elsewhere.
+        solver: ``"pav"`` is exact; compiled on a CPU if numba is installed, and in log2(n) batched levels elsewhere.
             ``"dykstra"`` alternates projections onto the odd and the even constraints [2, algorithm 1], all rows and
             pairs at once; it needs about as many sweeps as the square of the longest block.
         max_iter: Sweeps after which Dykstra's algorithm stops if it is not exact before, with the last iterate and a

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from khot.kernels import order as kernel
-from khot.kernels.autograd import move_batch_first, with_derivatives_of, with_forward_mode
+from khot.kernels.operators.autograd import move_batch_first, with_derivatives_of, with_forward_mode
 from khot.kernels.order import Points
 from khot.kernels.order.torch_slices import distances
 from khot.kernels.order.torch_sums import FAR

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from khot._torch_internals import apply_untransformed
 from khot.kernels import threshold
 from khot.kernels.call import call_of, is_differentiated_again
-from khot.kernels.rows import Threshold, compute_dtype, in_rows_of
+from khot.kernels.exact.rows import Threshold, compute_dtype, in_rows_of
 from khot.kernels.threshold.derivatives import derivative
 
 from .attached import Setting, map_rows, offset_of

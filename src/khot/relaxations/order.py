@@ -6,15 +6,27 @@ The scale enters through :math:`z = x/s` alone, and the sums over sorted z throu
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, looks_at_contents
+from khot._validation import (
+    check_flag,
+    check_scores,
+    check_softness,
+    check_softness_contents,
+    described,
+    looks_at_contents,
+)
 from khot.kernels import order as kernel
+from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.links.base import Link
+from khot.kernels.order.torch_sums import FAR
 
+from . import order_link
+from .excluded import filled_below, with_lowest_first
 from .laplace import carried, decayed_sums, positions, slice_weights, soft_count_inverse
 from .order_map import OrderMap
 
@@ -28,19 +40,42 @@ class _Sorted(NamedTuple):
     scale: float | Tensor  # negative for descending order: z = x/s ascends all the same
 
 
-def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Sorted:
+class _Rows(NamedTuple):
+    """What an order map is of."""
+
+    rows: _Sorted
+    excluded: Tensor | None  # how many entries of each row are (..., 1), None if nobody knows of any
+    dtype: torch.dtype
+
+
+def _sorted(x: Tensor, scale: float | Tensor, descending: bool, dim: int) -> _Rows:
     """Checks and sorts."""
     check_scores(x, dim)
     if dim != -1:
         x = x.movedim(dim, -1)
     check_softness("scale", scale, x, x.shape[:-1])
     check_flag("descending", descending)
+    dtype, excluded = x.dtype, None
     values, order = x.sort(-1, descending=descending)
-    if looks_at_contents(values):
-        _check_contents(values, scale)
+    if _may_have_excluded(values, scale):
+        filled = filled_below(x, 4 * FAR * in_rows_of(x, scale).unsqueeze(-1))
+        x, excluded = filled.x, filled.number
+        values, order = x.sort(-1, descending=descending)
     if descending:
         scale = -scale.double() if isinstance(scale, Tensor) else -scale
-    return _Sorted(x, values, order, scale)
+    return _Rows(_Sorted(x, values, order, scale), excluded, dtype)
+
+
+def _with_link(x: Tensor, scale: float | Tensor, descending: bool, dim: int, link: Link) -> tuple[Any, ...]:
+    """The arguments of the maps of :mod:`.order_link`, checked."""
+    if not isinstance(link, Link):
+        raise TypeError(f"`link` must be a khot.relaxations.Link or None, but got {described(link, Link)}")
+    check_scores(x, dim)
+    x = x.movedim(dim, -1)
+    check_softness("scale", scale, x, x.shape[:-1])
+    check_flag("descending", descending)
+    _may_have_excluded(x.sort(-1).values, scale)
+    return x, scale, descending, link
 
 
 def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -51,22 +86,23 @@ def _halves(values: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor]:
     return half, torch.full((*values.shape[:-1], 1), 0.5 * scale, dtype=torch.float64, device=values.device)
 
 
-def _check_contents(ordered: Tensor, scale: float | Tensor) -> None:
+def _may_have_excluded(ordered: Tensor, scale: float | Tensor) -> bool:
+    """Whether entries may be -inf; checks contents where it can look at them."""
     if ordered.numel() == 0:
-        return
-    ordered = ordered.detach()
-    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN sorts last, or first
-    if not math.isfinite(widths.sum().item()):  # or so far apart that this overflows
-        _check_ends(ordered)
+        return False
+    if not looks_at_contents(ordered):
+        return True
     if isinstance(scale, Tensor) and looks_at_contents(scale):
         check_softness_contents("scale", scale, ordered.dtype)
-
-
-def _check_ends(ordered: Tensor) -> None:
+    ordered = ordered.detach()
+    widths = ordered.select(-1, 0) - ordered.select(-1, -1)  # NaN sorts last, or first
+    if math.isfinite(widths.sum().item()):  # not so if entries are so far apart that this overflows
+        return False
     ends = ordered[..., [0, -1]]
-    if not bool(ends.isfinite().all()):
-        wrong = ends[~ends.isfinite()][0].item()
-        raise ValueError(f"`x` must be finite for soft ranks and sorting, but contains {wrong}")
+    wrong = ends[~(ends < torch.inf)]
+    if wrong.numel():
+        raise ValueError(f"`x` must be finite or -inf for soft ranks and sorting, but contains {wrong[0].item()}")
+    return bool((ends == -torch.inf).any())
 
 
 def _rank(values: Tensor, order: Tensor, scale: float | Tensor) -> Tensor:
@@ -99,7 +135,9 @@ _PERMUTATION = OrderMap(_permutation, kernel.soft_permutation)
 
 
 @of_rows
-def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_rank(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes the ranks 1 ... n of the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: r_i = \tfrac12 + \sum_j \mathrm{Lap}((x_i - x_j)/s), \qquad
@@ -110,20 +148,22 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     in ``x`` and ``scale``, forwards and backwards, to any order; at ties the second derivative jumps, with the density
     of the Laplace law. An entry far away costs the others no digit, nor do scales far smaller than the entries. One
     sort and O(n) more (O(n log n) in plain torch where entries spread over more than 256 scales, and on accelerators);
-    saves O(n) numbers. On a CPU both passes take at most 8 times the memory of ``x`` (of half types more: the places
-    of the sort take 8 bytes each).
+    saves O(n) numbers. On a CPU with numba both passes take at most 8 times the memory of ``x`` (of half types more:
+    the places of the sort take 8 bytes each).
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
         descending: Whether the largest entry has rank 1, rather than the smallest.
         dim: Axis of the entries.
+        link: The distribution function F to take instead of Lap, at O(n^2) time and memory. It should be symmetric,
+            ``F(0) = 1/2``, for ranks to tend to the ranks.
 
     Returns:
         Tensor like ``x``, in ``[1, n]``.
 
     Raises:
-        ValueError: If ``scale`` is not positive, or ``x`` is not finite. Details: :mod:`khot.relaxations`.
+        ValueError: If ``scale`` is not positive, or ``x`` contains NaN or ``inf``. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Struski et al. (2025), "LapSum - One Method to Differentiate Them All", section 3.
@@ -132,12 +172,17 @@ def soft_rank(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_rank(torch.tensor([0.0, 3.0, 1.0]), scale=0.1)
         tensor([1.0000, 3.0000, 2.0000])
     """
-    y = _RANK(*_sorted(x, scale, descending, dim))
+    if link is not None:
+        return order_link.rank(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
+    rows, _, dtype = _sorted(x, scale, descending, dim)
+    y = _RANK(*rows).to(dtype)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
 @of_rows
-def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_sort(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes sorting (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: y_j = F^{-1}(j - \tfrac12), \qquad F(t) = \sum_i \mathrm{Lap}((t - x_i)/s), \quad j = 1 \dots n
@@ -147,10 +192,11 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
     derivatives with respect to the entries are nonnegative and sum to one for each j. Costs as :func:`soft_rank`.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
         descending: Whether to begin with the largest.
         dim: Axis of the entries, and of the sorted ones.
+        link: The distribution function to take instead of Lap, at O(n^2) time and memory.
 
     Returns:
         Tensor like ``x``.
@@ -166,12 +212,19 @@ def soft_sort(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, 
         >>> soft_sort(torch.tensor([0.0, 3.0, 1.0]), scale=0.5)
         tensor([-0.0646,  1.0534,  3.0103])
     """
-    y = _SORT(*_sorted(x, scale, descending, dim))
+    if link is not None:
+        return order_link.sort(*_with_link(x, scale, descending, dim, link)).movedim(-1, dim)
+    rows, excluded, dtype = _sorted(x, scale, descending, dim)
+    y = _SORT(*rows).to(dtype)
+    if excluded is not None:
+        y = with_lowest_first(y, excluded, descending)
     return y if dim == -1 else y.movedim(-1, dim)
 
 
 @of_rows(batch_first=True)
-def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1) -> Tensor:
+def soft_permutation(
+    x: Tensor, scale: float | Tensor = 1.0, descending: bool = False, dim: int = -1, *, link: Link | None = None
+) -> Tensor:
     r"""Relaxes the permutation matrix that sorts the entries (second argument: ``scale``; ``dim`` by keyword).
 
     .. math:: P_{ij} = \mathrm{Lap}((b_j - x_i)/s) - \mathrm{Lap}((b_{j-1} - x_i)/s), \qquad b_j = F^{-1}(j),
@@ -183,10 +236,11 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
     :func:`soft_rank` is. O(n^2) time, at which each entry is a product; saves O(n) numbers.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         scale: Positive softness.
         descending: Whether position 1 is that of the largest entry.
         dim: Axis of the entries.
+        link: The distribution function to take instead of Lap.
 
     Returns:
         Tensor of the shape of ``x`` without ``dim``, followed by ``(n, n)``: items, positions. Its
@@ -206,4 +260,7 @@ def soft_permutation(x: Tensor, scale: float | Tensor = 1.0, descending: bool = 
                 [0., 0., 1.],
                 [0., 1., 0.]])
     """
-    return _PERMUTATION(*_sorted(x, scale, descending, dim))
+    if link is not None:
+        return order_link.permutation(*_with_link(x, scale, descending, dim, link))
+    rows, _, dtype = _sorted(x, scale, descending, dim)
+    return _PERMUTATION(*rows).to(dtype)

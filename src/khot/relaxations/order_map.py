@@ -1,9 +1,9 @@
 """The order maps in eager mode: after the sort one function forward, and one backward.
 
-On accelerators, for rows that fit on chip, these are Triton kernels. On a CPU they take rows tile by tile, which keeps
-a few numbers of each item where operations with derivatives of their own keep dozens. Compiled graphs, function
-transforms and forward mode take the operations of :mod:`khot.relaxations.laplace`, and so do derivatives of higher
-order.
+On accelerators, for rows that fit on chip, these are Triton kernels. On a CPU they are loops in numba, which keep a few
+numbers of each item where operations with derivatives of their own keep dozens. Compiled graphs, function transforms
+and forward mode take the operations of :mod:`khot.relaxations.laplace`, and so do derivatives of higher order and
+whoever has neither library.
 """
 
 from collections.abc import Callable

@@ -7,11 +7,15 @@ from khot._distributed.boundary import of_rows
 from khot._validation import check_scores, check_softness, check_strided
 from khot.kernels.isotonic.torch_backend import block_sums
 
-from .isotonic import column, find_blocks
+from .excluded import filled_below, may_have_excluded, with_lowest_first
+from .isotonic import column, of_pooled, solve_blocks
+from .sparse import check_exponent
 
 
 @of_rows(rows=("x", "w"))
-def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+def permutahedron_projection(
+    x: Tensor, w: Tensor, strength: float | Tensor = 1.0, dim: int = -1, *, p: float = 2.0
+) -> Tensor:
     r"""Projects ``x / strength`` onto the permutahedron of w (third argument: ``strength``; ``dim`` by keyword).
 
     .. math:: y = \arg\max_{y \in \mathcal{P}(w)} \langle x, y \rangle - \tfrac{\lambda}2 \|y\|^2
@@ -21,25 +25,32 @@ def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.
     mask with p = 2. Equals w, ordered as x is, for a small enough ``strength``, and tends to the mean of w as it grows;
     keeps the order of ``x``, sums to the sum of w, invariant to ``x + c``. Differentiable in ``x``, ``w`` and
     ``strength``, forwards and backwards; piecewise linear in ``x / strength`` and ``w``, with exact zeros in the
-    Jacobian. Costs two sorts and a call of :func:`isotonic_l2`; both passes take about a dozen float64 numbers of each
-    entry, because sorted values, weights, pooled means and places are all needed at a time.
+    Jacobian. Excluded entries share the smallest weights. Costs two sorts and a call of :func:`isotonic_l2`; both
+    passes take about a dozen float64 numbers of each entry, because sorted values, weights, pooled means and places are
+    all needed at a time.
+
+    With another p the regulariser is :math:`\tfrac{\lambda}p \|y\|_p^p`, and y is smoother: once differentiable in
+    ``x`` wherever entries of a pooled block are not 0. Its blocks are those of :func:`isotonic_lp`.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         w: Finite weights in any order: ``(n,)``, or of the shape of ``x``.
         strength: Positive softness.
         dim: Axis of the entries.
+        p: Norm of the regulariser, ``1 < p <= 2``.
 
     Returns:
         Tensor like ``x``.
 
     Raises:
-        ValueError: If ``strength`` is not positive, shapes do not fit, or ``x`` or ``w`` is not finite. Details:
-            :mod:`khot.relaxations`.
+        ValueError: If ``strength`` is not positive, ``p`` is out of range, shapes do not fit, ``x`` contains NaN or
+            ``inf``, or ``w`` is not finite. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Blondel, Teboul, Berthet, Djolonga (2020), "Fast Differentiable Sorting and Ranking", Proposition 3.
         [2] Lim, Wright (2016), "Efficient Bregman Projections onto the Permutahedron and Related Polytopes".
+        [3] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective", section 5, for
+            p other than 2.
 
     Example:
         >>> permutahedron_projection(torch.tensor([0.2, 1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0]), 0.5)
@@ -47,21 +58,34 @@ def permutahedron_projection(x: Tensor, w: Tensor, strength: float | Tensor = 1.
     """
     check_scores(x, dim)
     _check_weights(w, x, dim)
-    x = x.movedim(dim, -1)
-    w = w.expand(x.shape) if w.dim() == 1 else w.movedim(dim, -1)
+    check_exponent(p)
+    dtype, x = x.dtype, x.movedim(dim, -1)
+    w = (w.expand(x.shape) if w.dim() == 1 else w.movedim(dim, -1)).double().sort(-1, descending=True).values
     check_softness("strength", strength, x, x.shape[:-1])
-    return _project(x.double(), w.double(), column(strength, x), "x,w").to(x.dtype).movedim(-1, dim)
+    strengths = column(strength, x)
+    if may_have_excluded(x):  # entries further apart than their weights do not pool
+        x = filled_below(x.double(), 4 * strengths * (_root(w, p)[..., :1] - _root(w, p)[..., -1:] + 1)).x
+    return _project(x.double(), w, strengths, "x,w", float(p)).to(dtype).movedim(-1, dim)
 
 
-def _project(x: Tensor, w: Tensor, strength: Tensor, names: str) -> Tensor:
+def _root(w: Tensor, p: float) -> Tensor:
+    """The (s - v) / strength at which an entry of its own has the weight w."""
+    return w.detach().abs().pow(p - 1).copysign(w)
+
+
+def _project(x: Tensor, w: Tensor, strength: Tensor, names: str, p: float = 2.0) -> Tensor:
+    """Of w in descending order."""
     s, order = x.sort(-1, descending=True)
     middle = (s[..., :1] / 2 + s[..., -1:] / 2).detach()  # which changes nothing, but would cost digits of what does
     s = s - middle.nan_to_num(0.0, 0.0, 0.0)
-    w = w.sort(-1, descending=True).values
-    blocks = find_blocks(s, w, strength, names)
+    v, blocks = solve_blocks(s, w, strength, names, p)
     size = block_sums(torch.ones_like(s), blocks)
+    mean = block_sums(s, blocks) / size
+    s = s - mean
     # (s - v) / strength, with v the means of s - strength * w over the blocks, but exactly w where nothing is pooled.
-    y = (s - block_sums(s, blocks) / size) / strength + block_sums(w, blocks) / size
+    y = s / strength + block_sums(w, blocks) / size
+    if p != 2:
+        y = torch.where(size == 1, w, of_pooled(s, w, strength, p, v - mean.detach(), blocks))
     return torch.zeros_like(y).scatter(-1, order, y)
 
 
@@ -87,7 +111,7 @@ def permutahedron_rank(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     least ``strength``; tends to ``(n + 1) / 2`` as it grows. Differentiable as :func:`permutahedron_projection` is.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         strength: Positive softness.
         dim: Axis of the entries.
 
@@ -122,7 +146,7 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     is.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
         strength: Positive softness.
         dim: Axis of the entries, and of the sorted ones.
 
@@ -145,5 +169,13 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     items = x.movedim(dim, -1)
     check_softness("strength", strength, items, items.shape[:-1])
     places = torch.arange(1, items.shape[-1] + 1, dtype=torch.float64, device=x.device).expand(items.shape)
-    y = _project(places, items.double(), column(strength, items), "places,x")
-    return y.to(x.dtype).movedim(-1, dim)
+    w, count = items.double().sort(-1, descending=True).values, None
+    if may_have_excluded(items):
+        is_excluded = w == -torch.inf
+        count = is_excluded.sum(-1, keepdim=True)
+        highest = (
+            w[..., :1].detach().nan_to_num(neginf=0.0)
+        )  # at which they pool neither with each other nor with others
+        w = torch.where(is_excluded, highest, w)
+    y = _project(places, w, column(strength, items), "places,x").to(x.dtype)
+    return (y if count is None else with_lowest_first(y, count)).movedim(-1, dim)

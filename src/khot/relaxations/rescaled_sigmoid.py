@@ -6,7 +6,7 @@ from torch.nn.functional import logsigmoid
 
 from khot._distributed.boundary import of_rows
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
-from khot.kernels.rows import compute_dtype
+from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows
 

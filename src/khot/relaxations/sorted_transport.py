@@ -1,6 +1,6 @@
 r"""Sorted SOFT top-k, as a differentiable function of scores and epsilon.
 
-Forward: the plan of :mod:`khot.kernels.sorted_transport`. Derivatives: the formulas that stand there, in differentiable
+Forward: the plan of :mod:`khot.kernels.transport`. Derivatives: the formulas that stand there, in differentiable
 operations of x, T and the thresholds t. As t is itself an output of the function, derivatives of every order follow.
 Saved are x and the thresholds.
 """
@@ -15,15 +15,27 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from khot._distributed.boundary import of_rows
-from khot._validation import check_k, check_scores, check_softness, checked_count, checked_int, checks_contents
-from khot.kernels.autograd import move_batch_first, with_forward_mode
-from khot.kernels.rows import in_rows_of
-from khot.kernels.sorted_transport import sorted_transport, sorted_transport_derivative
-from khot.kernels.sorted_transport.derivative import anchors, centred, derivative, scores_and_plan
-from khot.kernels.sorted_transport.solver import solve_dual
+from khot._validation import (
+    check_enough,
+    check_k,
+    check_scores,
+    check_softness,
+    checked_count,
+    checked_int,
+    checks_contents,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import in_rows_of
+from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
+from khot.kernels.transport import sorted_transport, sorted_transport_derivative
+from khot.kernels.transport.derivative import anchors, centred, derivative, scores_and_plan
+from khot.kernels.transport.solver import solve_dual
+
+from .excluded import filled_below, may_have_excluded
 
 MASS_TOLERANCE = {torch.float64: 1e-13}  # of a column's sum; coarser dtypes round the result by more than 1e-9
 MASS_TOLERANCE_COARSE = 1e-9
+UNFELT = 2000.0  # times half of epsilon that an excluded entry is below the others, beside their width
 
 
 class _SortedTransport(Function):
@@ -107,8 +119,8 @@ def sorted_transport_topk(
     long row takes memory for about 5 plans of (k + 1) n float64 numbers.
 
     Args:
-        x: Finite scores with ``n`` entries along ``dim``.
-        k: Number of columns, an int, ``0 <= k <= n``.
+        x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
+        k: Number of columns, an int, at least 0 and at most the number of entries that are not excluded.
         epsilon: Positive softness.
         dim: Axis of the ground set.
         tol: Deviation of a column's sum from 1 at which to stop, by default about the rounding error of the dtype.
@@ -120,8 +132,8 @@ def sorted_transport_topk(
         accelerators with small k (15; float64 7), in that of ``x`` or float32 with thresholds in float64.
 
     Raises:
-        ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` is not finite.
-            Details: :mod:`khot.relaxations`.
+        ValueError: If ``k`` or ``epsilon`` is out of range, ``epsilon`` does not broadcast, or ``x`` contains NaN or
+            ``inf``. Details: :mod:`khot.relaxations`.
 
     References:
         [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", arXiv:2002.06504: sorted SOFT top-k.
@@ -147,5 +159,18 @@ def sorted_transport_topk(
         tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
     on_host = x.is_cuda and not torch.compiler.is_compiling()
     half = in_rows_of(rows, epsilon, on_host) / 2
-    y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
-    return y.movedim(-1, dim)
+    if not may_have_excluded(rows):
+        y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
+        return y.movedim(-1, dim)
+    if looks_at_contents(rows):
+        check_enough(rows, k)
+    filled = filled_below(rows, _reach(rows, half))
+    y, _ = _apply(filled.x, half, k, tol, max_iter, checks_contents(x))
+    return y.masked_fill(filled.is_excluded.unsqueeze(-2), 0.0).to(x.dtype).movedim(-1, dim)
+
+
+def _reach(x: Tensor, half: Tensor) -> Tensor:
+    """How far below the others an entry has no mass in any column (..., 1)."""
+    finite = x.detach().double().nan_to_num(neginf=torch.nan)
+    lowest, highest = finite.nan_to_num(nan=torch.inf).amin(-1), finite.nan_to_num(nan=-torch.inf).amax(-1)
+    return ((highest - lowest).clamp(min=0) + UNFELT * half.to(x.device)).unsqueeze(-1)

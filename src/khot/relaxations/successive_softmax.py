@@ -14,9 +14,9 @@ from torch.autograd import Function
 from khot._distributed.boundary import of_rows
 from khot._torch_internals import no_view
 from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
-from khot.kernels.autograd import has_derivative
 from khot.kernels.call import is_first_derivative, is_plain
-from khot.kernels.rows import compute_dtype, in_rows_of
+from khot.kernels.exact.rows import compute_dtype, in_rows_of
+from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.successive_softmax import Rounds, rounds
 
 from .axes import as_axes, as_rows

@@ -11,7 +11,8 @@ from khot.kernels.links.logistic import LOGISTIC, Logistic
 from .axes import as_rows
 from .boundary import with_call
 from .engine import ThresholdMap
-from .linked import with_link
+from .linked import logarithm_of, with_link
+from .sigmoid import log_sigmoid_topk
 
 MAP = ThresholdMap(LOGISTIC, "epsilon / 2")
 
@@ -108,3 +109,9 @@ def transport_topk(
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
     return MAP(_call, x, k, epsilon / 2, dim)
+
+
+@logarithm_of(transport_topk)
+def _log_transport_topk(x: Tensor, k: float | Tensor, epsilon: float | Tensor = 0.1) -> Tensor:
+    """For losses, which take it from :func:`transport_topk` itself."""
+    return log_sigmoid_topk(x, k, epsilon / 2)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import with_forward_mode
+from ..operators.autograd import with_forward_mode
 from . import FOREST_LEVELS, forest_bends, forest_outsides, forest_roots, roots_shape
 from .torch_forest import bends_reference
 

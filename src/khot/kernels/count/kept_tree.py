@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from khot._torch_internals import is_transformed
 
-from ..autograd import with_forward_mode
+from ..operators.autograd import with_forward_mode
 from .pairs import merge_polar, split
 from .tree import ProductTree, _pad_even, _shift
 

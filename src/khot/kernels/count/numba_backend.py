@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cpu.loops import inlined, kernel, over_rows, per_row
+from ..cpu.random_numbers import uniform_pair
+from ..cpu.rows import total_of
 from ..links.logistic import LOGISTIC
-from ..numba_rows import total_of
-from ..numba_tools import inlined, kernel, over_rows, per_row
-from ..philox_numba import uniform_pair
 from ..threshold import threshold
 from .numba_recursion import ONE, U, chances, clip_rare, copy_row, fill, plan, tilted
 from .numba_row import count_law, probabilities, times_covariance, workplace

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import LOG
-from ..numba_rows import larger
-from ..numba_tools import kernel, over_rows, per_row, summed
+from ..cpu.loops import kernel, over_rows, per_row, summed
+from ..cpu.maths import LOG
+from ..cpu.rows import larger
 from .numba_row import count_law, probabilities, workplace
 from .numba_systems import product
 from .numba_units import CLOSE, EPS, WORK, balance, guess, rows_of, settle

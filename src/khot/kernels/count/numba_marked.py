@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import LOG
-from ..numba_tools import inlined, kernel, over_rows, per_row, summed
-from ..philox_numba import uniform_pair
+from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
+from ..cpu.maths import LOG
+from ..cpu.random_numbers import uniform_pair
 from .numba_backend import TINY, draw_parts
 from .numba_recursion import ONE, U, climb_along, copy_row, descend, fill, fill_along, plan, with_rows
 

@@ -26,8 +26,8 @@ import math
 
 import numpy as np
 
-from ..numba_rows import dot
-from ..numba_tools import per_row, summed
+from ..cpu.loops import per_row, summed
+from ..cpu.rows import dot
 from . import numba_series
 from .numba_series import terms_of
 

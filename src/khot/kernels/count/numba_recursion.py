@@ -24,8 +24,8 @@ import math
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined, inlined_sum, per_row, summed
+from ..cpu.loops import inlined, inlined_sum, per_row, summed
+from ..cpu.maths import EXP
 
 LIKELY = 1e-6  # P(B = k) is more than that, if the expected number is k, up to 10^11 units
 LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and that

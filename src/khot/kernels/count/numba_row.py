@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..numba_tools import inlined, per_row
+from ..cpu.loops import inlined, per_row
 from . import numba_series
 from .numba_nodes import covariance_times, given_count, law_of_count, room
 from .numba_recursion import WHOLE_TABLE, U, climb_along, descend, descend_along, plan

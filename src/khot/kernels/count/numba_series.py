@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from ..numba_tools import per_row, summed
+from ..cpu.loops import per_row, summed
 
 TERMS = 48  # at most
 DIGITS = 37.0  # terms of e^-37 are left out, beside the largest

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_rows import dot, total_of
-from ..numba_tools import kernel, over_rows, per_row, summed
+from ..cpu.loops import kernel, over_rows, per_row, summed
+from ..cpu.rows import dot, total_of
 from .numba_row import count_law, probabilities, times_covariance, workplace
 from .numba_units import CLOSE, WORK, balance, gather, rows_of
 

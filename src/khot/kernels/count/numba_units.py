@@ -7,8 +7,8 @@ See :mod:`.numba_inverse` for the map M, from the log-odds of inclusion to about
 
 import numpy as np
 
-from ..numba_math import EXP, LOG, LOG1P
-from ..numba_tools import per_row, summed
+from ..cpu.loops import per_row, summed
+from ..cpu.maths import EXP, LOG, LOG1P
 
 EPS = np.finfo(np.float64).eps
 FARTHEST = 575.0  # e^-575 is 1e-250, as in laws.inverse: log-odds beyond are infinite

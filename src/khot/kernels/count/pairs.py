@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import with_forward_mode
+from ..operators.autograd import with_forward_mode
 from . import pair_merge, pair_split
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..philox import uniform_rows
+from ..random_numbers.philox import uniform_rows
 from ..threshold import solve_threshold
 
 

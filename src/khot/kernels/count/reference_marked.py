@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..philox import uniform_rows
-from ..tournament import balance
+from ..draws import balance
+from ..random_numbers.philox import uniform_rows
 
 TINY = torch.finfo(torch.float64).tiny  # the reciprocals of smaller numbers may overflow
 

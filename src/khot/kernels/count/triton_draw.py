@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.tools import on_device
 from ..random_numbers import uniform
-from ..triton_tools import on_device
 from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, scratch_size
 
 DRAWN = 16  # entries of the lowest level that a thread draws

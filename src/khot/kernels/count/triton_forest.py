@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import PROGRAMS
-from ..triton_tools import on_device
+from ..gpu.plans import PROGRAMS
+from ..gpu.tools import on_device
 
 # Trees of up to how many units go through the lowest levels of a product tree with how many rows in a program, entries
 # of a level at a time (all have about as many as there are units, the first twice as many), warps, and how many

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_tools import on_device
+from ..gpu.tools import on_device
 
 TILE, WARPS, MAX_COLUMNS = 512, 4, 64
 

@@ -9,12 +9,8 @@ its value gamma on the left and above it on the right, where gamma is the root o
 .. math:: G(\gamma) = \sum_{\text{left},\ v_i < \gamma} h_i'(\gamma) + \sum_{\text{right},\ v_i > \gamma} h_i'(\gamma) .
 
 So log2(n) levels of independent scalar roots solve all rows at once, without the data-dependent loop over the elements
-of the usual stack algorithm (PAV), and find the same blocks. For p = 2, G is piecewise linear: its pieces come from
-prefix sums taken outwards from the middle, and a guarded Newton method walks them in a few steps. Pairs of halves that
-are in order already cost one comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, though it
-takes row by row (pooling noise in one thread, 1 x 10^6 items: 41 ms against 1.4 s; 128 x 1000: 8 ms against 83 ms;
-1280 x 10: 13 ms against 4 ms), so it is used there: in numba where that is installed, else SciPy's on rows that are not
-very short, where the backend is "auto".
+of the usual stack algorithm (PAV), and find the same blocks. Pairs of halves that are in order already cost one
+comparison. For p = 2 on a CPU the stack algorithm as compiled code is faster, row by row: numba does it there.
 
 Dual ascent. With a multiplier for each constraint v_i >= v_{i+1}, all odd ones can be optimised at once, then all even
 ones. For p = 2 these are the iterates of Dykstra's projections onto the odd and the even constraints. A multiplier that
@@ -34,11 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import move_batch_first
+from ..operators.autograd import move_batch_first
 from ..registry import Operator
 from . import reference
-
-MIN_SCIPY = 32  # length of row from which SciPy's loop is worth a call per row
 
 
 def _fake(s: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -57,12 +51,5 @@ def _pools(s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, du
     return None if p == 2 and not dual else "it pools for p = 2 only, and has no dual ascent"
 
 
-def _pools_long_rows(s: Tensor, *rest: Any) -> str | None:
-    if s.shape[-1] < MIN_SCIPY:
-        return f"it is called once for each row, which takes longer for rows of fewer than {MIN_SCIPY}"
-    return _pools(s, *rest)
-
-
 isotonic.backend("numba", module=".numba_backend", takes=_pools)
-isotonic.backend("scipy", module=".scipy_backend", takes=_pools_long_rows)
 isotonic.backend("torch", module=".torch_backend")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import Real
-from ..numba_rows import REALS_AT, doubles_at, longs_at
-from ..numba_tools import kernel, over_rows, per_row, specialised
+from ..cpu.loops import kernel, over_rows, per_row, specialised
+from ..cpu.maths import Real
+from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .torch_backend import check_contents
 
 

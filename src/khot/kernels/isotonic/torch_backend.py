@@ -9,9 +9,7 @@ from torch import Tensor
 
 from khot._validation import check_softness_contents
 
-from ..newton import guarded_newton
-
-Pool = Callable[["Objective"], Tensor]  # the blocks of the solution, numbered from 0 along each row: int64 (rows, n)
+from ..exact.newton import guarded_newton
 
 NOTICEABLE = 1e-9  # rise of an iterate of the dual ascent, relative to its largest entry
 SWEEPS_PER_CHECK = 25  # of the dual ascent between two looks at the optimality conditions
@@ -151,31 +149,13 @@ def pool_by_halves(objective: Objective) -> Tensor:
 def _bridge(objective: Objective, v: Tensor) -> Tensor:
     """The root of G for rows whose halves are solved, with solution ``v``: (rows, 1)."""
     half = v.shape[-1] // 2
-    left, right = v[:, :half].flip(-1), v[:, half:]  # both outwards from the middle
-    low, high = left[:, :1], right[:, :1]
-    if objective.p != 2:
 
-        def by_items(level: Tensor) -> tuple[Tensor, Tensor]:
-            inside = torch.cat([v[:, :half] < level, right > level], -1)
-            first, second = objective.derivatives(level.expand_as(v))
-            return (first * inside).sum(-1, keepdim=True), (second * inside).sum(-1, keepdim=True)
+    def evaluate(level: Tensor) -> tuple[Tensor, Tensor]:
+        inside = torch.cat([v[:, :half] < level, v[:, half:] > level], -1)
+        first, second = objective.derivatives(level.expand_as(v))
+        return (first * inside).sum(-1, keepdim=True), (second * inside).sum(-1, keepdim=True)
 
-        return increasing_root(by_items, low, high, v.abs().amax(-1, keepdim=True))
-
-    linear, constant = objective.quadratic()
-    centre = 0.5 * (low + high)
-    sums = []
-    for x in (linear, constant - linear * centre):
-        for side in (x[:, :half].flip(-1), x[:, half:]):
-            sums.append(torch.nn.functional.pad(side.cumsum(-1), (1, 0)))
-    left, right = left.contiguous(), right.neg()
-
-    def by_prefix(level: Tensor) -> tuple[Tensor, Tensor]:
-        lefts, rights = torch.searchsorted(left, level), torch.searchsorted(right, -level)
-        slope = sums[0].gather(-1, lefts) + sums[1].gather(-1, rights)
-        return slope * (level - centre) - sums[2].gather(-1, lefts) - sums[3].gather(-1, rights), slope
-
-    return increasing_root(by_prefix, low, high, v.abs().amax(-1, keepdim=True))
+    return increasing_root(evaluate, v[:, half - 1 : half], v[:, half : half + 1], v.abs().amax(-1, keepdim=True))
 
 
 def dual_ascent(objective: Objective, max_iter: int) -> tuple[Tensor, Tensor]:
@@ -254,21 +234,6 @@ def check_contents(targets: Tensor, weights: Tensor, names: list[str], strength:
 def isotonic(
     s: Tensor, w: Tensor, strength: Tensor, p: float, magnitude: bool, dual: bool, max_iter: int, names: str
 ) -> tuple[Tensor, Tensor]:
-    return solve(pool_by_halves, s, w, strength, p, magnitude, dual, max_iter, names)
-
-
-def solve(
-    pool: Pool,
-    s: Tensor,
-    w: Tensor,
-    strength: Tensor,
-    p: float,
-    magnitude: bool,
-    dual: bool,
-    max_iter: int,
-    names: str,
-) -> tuple[Tensor, Tensor]:
-    """:func:`isotonic` with a way to find the blocks; dual ascent has its own."""
     if s.numel() == 0:
         return torch.zeros_like(s, dtype=torch.float64), torch.zeros_like(s, dtype=torch.long)
     if names:
@@ -279,6 +244,6 @@ def solve(
     if dual:
         v, blocks = dual_ascent(objective, max_iter)
     else:
-        blocks = pool(objective)
+        blocks = pool_by_halves(objective)
         v = block_minimiser(objective, blocks)
     return v.reshape(s.shape), blocks.reshape(s.shape)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import Real
-from ..numba_tools import inlined, per_row, specialised
+from ..cpu.loops import inlined, per_row, specialised
+from ..cpu.maths import Real
 from .base import Link
 from .clipped_power import LARGEST_PRODUCT
 

@@ -23,7 +23,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ..triton_tools import quotient
+from ..gpu.tools import quotient
 from .base import Link
 
 SMALL_TAIL = tl.constexpr(1e-4)  # below which three terms of the series of log(1 - tail) are exact in float32

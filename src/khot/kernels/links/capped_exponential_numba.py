@@ -4,8 +4,8 @@
 
 import math
 
-from ..numba_math import FLUSHED_EXP, Real
-from ..numba_tools import inlined, per_row
+from ..cpu.loops import inlined, per_row
+from ..cpu.maths import FLUSHED_EXP, Real
 from .base_numba import EXPONENTIAL_TAIL, NumbaLink
 
 

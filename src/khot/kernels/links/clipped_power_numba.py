@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from ..numba_math import FLUSHED_EXP, LOG, Real
-from ..numba_tools import inlined, per_row, specialised
+from ..cpu.loops import inlined, per_row, specialised
+from ..cpu.maths import FLUSHED_EXP, LOG, Real
 from .base_numba import Compiled, NumbaLink
 
 GENERAL = "clip_power", "clip_power_steep"  # variants with exponents that are no integers, by logarithms

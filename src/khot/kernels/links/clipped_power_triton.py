@@ -8,7 +8,7 @@ Powers go by exp2 and log2: those of 0 are 0, since all exponents are positive.
 import triton
 import triton.language as tl
 
-from ..triton_tools import fast_log2, quotient
+from ..gpu.tools import fast_log2, quotient
 from .base_triton import CompactLink
 from .clipped_power import ClippedPower
 

@@ -4,8 +4,8 @@
 
 import math
 
-from ..numba_math import FLUSHED_EXP, LOG1P, Real
-from ..numba_tools import inlined, per_row
+from ..cpu.loops import inlined, per_row
+from ..cpu.maths import FLUSHED_EXP, LOG1P, Real
 from .base import LOG_2
 from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
 

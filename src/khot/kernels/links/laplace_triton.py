@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from ..triton_tools import LOG2_E, rough_log
+from ..gpu.tools import LOG2_E, rough_log
 from .base import LOG_2
 from .base_triton import SmoothLink
 from .laplace import Laplace

@@ -4,8 +4,8 @@
 
 import math
 
-from ..numba_math import FLUSHED_EXP, LOG1P, Real
-from ..numba_tools import inlined, per_row
+from ..cpu.loops import inlined, per_row
+from ..cpu.maths import FLUSHED_EXP, LOG1P, Real
 from .base_numba import EXPONENTIAL_TAIL, NumbaLink, smooth_link
 
 FAR = 40  # from where 1 + exp(-a) is 1, and exp(a) does not overflow before

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from ..triton_tools import LOG2_E, reciprocal, rough_log
+from ..gpu.tools import LOG2_E, reciprocal, rough_log
 from .base_triton import SmoothLink
 from .logistic import Logistic
 

@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from ..numba_math import FLUSHED_EXP, Real
-from ..numba_tools import inlined, per_row
+from ..cpu.loops import inlined, per_row
+from ..cpu.maths import FLUSHED_EXP, Real
 from .base_numba import FarTail, NumbaLink, normal_quantile, smooth_link
 from .normal import INV_SQRT_2PI
 

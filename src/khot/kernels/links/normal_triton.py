@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from ..triton_tools import LOG2_E, horner4, quotient, reciprocal, rough_log
+from ..gpu.tools import LOG2_E, horner4, quotient, reciprocal, rough_log
 from .base_triton import SmoothLink
 from .normal import INV_SQRT_2PI, Normal
 

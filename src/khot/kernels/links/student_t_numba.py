@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..numba_math import LOG, LOG1P, Real
-from ..numba_tools import inlined, per_row, specialised
+from ..cpu.loops import inlined, per_row, specialised
+from ..cpu.maths import LOG, LOG1P, Real
 from .base_numba import Compiled, FarTail, NumbaLink, smooth_link
 from .student_t import DENSITY
 

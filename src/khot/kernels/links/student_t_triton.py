@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from ..triton_tools import horner4, reciprocal
+from ..gpu.tools import horner4, reciprocal
 from .base_triton import SmoothLink
 from .student_t import DENSITY, StudentT
 

@@ -113,18 +113,15 @@ _on_chip = only_if(
     lambda values: values.shape[-1] <= LONGEST_ON_CHIP,
     f"a program has no room for a row of more than {LONGEST_ON_CHIP} items",
 )
-_on_host = only_if(lambda values: values.device.type == "cpu", "it takes rows tile by tile, which is for a CPU")
 
 # Whole maps and their first derivatives, each a :class:`RowMap`; what none takes is composed of the operators above.
 soft_rank = Backends(__name__, "SOFT_RANK")
 soft_rank.backend("triton", module=".triton_maps", takes=_on_chip)
 soft_rank.backend("numba", module=".numba_maps")
-soft_rank.backend("torch", module=".torch_tiles", takes=_on_host)
 
 soft_sort = Backends(__name__, "SOFT_SORT")
 soft_sort.backend("triton", module=".triton_maps", takes=_on_chip)
 soft_sort.backend("numba", module=".numba_maps")
-soft_sort.backend("torch", module=".torch_tiles", takes=_on_host)
 
 soft_permutation = Backends(__name__, "SOFT_PERMUTATION")
 soft_permutation.backend("triton", module=".triton_maps", takes=_on_chip)

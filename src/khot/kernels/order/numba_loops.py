@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP, LOG, Real
-from ..numba_rows import REALS_AT, doubles_at, longs_at
-from ..numba_tools import inlined, kernel, per_row, specialised, summed
+from ..cpu.loops import inlined, kernel, per_row, specialised, summed
+from ..cpu.maths import EXP, LOG, Real
+from ..cpu.rows import REALS_AT, doubles_at, longs_at
 from .torch_sums import FAR
 
 STRETCH = 128
@@ -24,7 +24,7 @@ Compiled = Any  # a function that numba has compiled
 
 
 class Loops(NamedTuple):
-    """Kernels, see :func:`khot.kernels.numba_tools.kernel`.
+    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`.
 
     All take the addresses of sorted rows and, but for ``sort``, of the places that they came from; that of the scales,
     or 0 and one scale; then of the result, or of dL/d result, dL/dx and dL/dscale, 0 if that is not wanted.

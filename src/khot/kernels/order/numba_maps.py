@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_tools import over_rows
+from ..cpu.loops import over_rows
 from . import RowMap
 from .numba_loops import Compiled, Loops, loops_of
 

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import DOUBLE, Table
-from ..triton_tools import on_device, per_row, row_numbers
+from ..gpu.plans import DOUBLE, Table
+from ..gpu.tools import on_device, per_row, row_numbers
 from .triton_rows import FAR, contiguous_rows, coordinates, counted_items, row_results, scan_options
 from .triton_scans import compose, to_double, to_dtype
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import Table
-from ..triton_tools import on_device, per_row, row_numbers
+from ..gpu.plans import Table
+from ..gpu.tools import on_device, per_row, row_numbers
 from .triton_rows import contiguous_rows, coordinates, counted_items, items, row_results, scan_options
 from .triton_scans import compose_two, to_double, to_dtype
 

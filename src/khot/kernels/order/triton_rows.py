@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import Table, plan
-from ..triton_tools import RowNumbers, rows_of
+from ..gpu.plans import Table, plan
+from ..gpu.tools import RowNumbers, rows_of
 from .triton_scans import compose, decays, load_three
 
 ROWS: Table = {torch.float64: ((128, 1), (512, 8), (1024, 16))}

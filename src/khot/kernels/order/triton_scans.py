@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import DOUBLE, Plan, Table, plan
-from ..triton_tools import on_device, rows_of
+from ..gpu.plans import DOUBLE, Plan, Table, plan
+from ..gpu.tools import on_device, rows_of
 
 SCANS: Table = {torch.float64: DOUBLE}
 CARRIES = 1024  # tiles that are composed at a time

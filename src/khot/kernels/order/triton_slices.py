@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_tools import arithmetic, on_device, per_row, row_numbers, rows_of
+from ..gpu.tools import arithmetic, on_device, per_row, row_numbers, rows_of
 
 ROWS = {torch.float32: 16, torch.float64: 8}  # of a tile, by the dtype of the arithmetic; twice that of the derivative
 MAX_COLUMNS, WARPS = 128, 8

@@ -13,10 +13,10 @@ from torch.autograd import Function
 
 from khot._torch_internals import no_view
 
-from ..autograd import has_derivative, with_forward_mode
 from ..call import is_first_derivative
-from ..noises import NOISES
+from ..operators.autograd import has_derivative, with_forward_mode
 from . import order_inclusion, order_inclusion_product, order_log_prob
+from .noises import NOISES
 
 Definition = Callable[[Tensor], Tensor]
 Exact = Callable[[Tensor, Tensor], Tensor]

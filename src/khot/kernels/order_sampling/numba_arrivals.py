@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined, inlined_sum, kernel, specialised
+from ..cpu.loops import inlined, inlined_sum, kernel, specialised
+from ..cpu.maths import EXP
 from .numba_log_exponential import fate
 from .numba_range import BLOCK, gather
 from .numba_times import TINY, walk_of

@@ -15,15 +15,15 @@ from torch import Tensor
 from khot._tracing import broadcast_shapes
 
 from ..count import bernoulli_count, bernoulli_count_derivative
-from ..numba_math import LOG1P
-from ..numba_tilt import solve_tilt
-from ..numba_tools import inlined, inlined_sum, kernel, over_rows, specialised
+from ..cpu.loops import inlined, inlined_sum, kernel, over_rows, specialised
+from ..cpu.maths import LOG1P
 from . import numba_log_exponential, numba_log_uniform, numba_logistic
 from .numba_arrivals import loops
 from .numba_circle import LEAST_SPREAD, covariances, rarer_given_count, walk
 from .numba_inclusion import Law, changes_of_rarer_fates, rarer_fates, seen_from_tilt
 from .numba_logistic import space
 from .numba_range import gather
+from .numba_tilt import solve_tilt
 
 log1p = LOG1P[np.float64]
 STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_tools import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum
 from .numba_range import BLOCK
 
 Array = np.ndarray[Any, Any]

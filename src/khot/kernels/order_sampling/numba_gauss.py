@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from ..numba_math import LOG
-from ..numba_tools import inlined
+from ..cpu.loops import inlined
+from ..cpu.maths import LOG
 
 log = LOG[np.float64]
 MOST_POINTS = 40  # of a rule

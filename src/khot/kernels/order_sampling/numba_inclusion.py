@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum
+from ..cpu.maths import EXP
 from .numba_logistic import Sides, evaluate_count, find_range, nodes_per_unit, split
 from .numba_range import fill_nodes
 

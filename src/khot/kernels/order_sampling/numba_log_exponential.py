@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP, LOG
-from ..numba_tools import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum
+from ..cpu.maths import EXP, LOG
 from .numba_range import GRID, MARGIN, TRIALS, density, fill_nodes, first_within, highest_of, weigh
 
 Array = np.ndarray[Any, Any]

@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
-from ..numba_math import EXP, LOG
-from ..numba_tools import inlined
+from ..cpu.loops import inlined
+from ..cpu.maths import EXP, LOG
 from .numba_gauss import fill_gauss, sort_upward
 from .numba_range import GRID, MARGIN, TRIALS, first_within, highest_of
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP, LOG
-from ..numba_tilt import solve_tilt, tilted
-from ..numba_tools import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum
+from ..cpu.maths import EXP, LOG
 from .numba_range import GRID, MARGIN, MOST_NODES, RATES, TRIALS, density, fill_nodes, first_within, highest_of, weigh
+from .numba_tilt import solve_tilt, tilted
 
 Array = np.ndarray[Any, Any]
 

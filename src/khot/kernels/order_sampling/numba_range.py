@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined
+from ..cpu.loops import inlined
+from ..cpu.maths import EXP
 
 exp = EXP[np.float64]
 GRID = 16  # points of one trial, whole registers of them

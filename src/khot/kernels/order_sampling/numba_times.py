@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..numba_math import EXP
-from ..numba_tools import inlined, inlined_sum
+from ..cpu.loops import inlined, inlined_sum
+from ..cpu.maths import EXP
 from .numba_gauss import fill_gauss, sort_upward
 from .numba_range import density
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from khot._tracing import broadcast_shapes
 
-from ..noises import NOISES, Law, Noise
+from .noises import NOISES, Law, Noise
 
 MARGIN, PIECE, POINTS = 60.0, 0.5, 12  # range of the integral beyond the positions, length of a piece, points on it
 

@@ -9,7 +9,7 @@ neighbouring numbers enclose t: then entries are tied at t. That is one pass ove
 import torch
 from torch import Tensor
 
-from ..platforms import MAX_N
+from ..operators.platforms import MAX_N
 from ..registry import Operator, only_if
 from . import exact
 from .exact import check_ranked

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import Real
-from ..numba_rows import REALS_AT, longs_at
-from ..numba_tools import kernel, over_rows, specialised
-from ..rows import compute_dtype
+from ..cpu.loops import kernel, over_rows, specialised
+from ..cpu.maths import Real
+from ..cpu.rows import REALS_AT, longs_at
+from ..exact.rows import compute_dtype
 from .exact import check_ranked
 from .numba_counting import ANYWHERE, SUSPECT, guesses_of_sample, mark_largest
 

@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..numba_rows import smaller
-from ..numba_tools import inlined, per_row, summed
+from ..cpu.loops import inlined, per_row, summed
+from ..cpu.rows import smaller
 
 ANYWHERE = -2.0, 0.0, 2.0  # guesses that cut the range of float32 in four
 BLOCK = 64  # entries that are looked through for ties at a time

@@ -1,6 +1,6 @@
 """Hard masks in Triton: numbers become the integers that order them, and thresholds are cut in four by three counts.
 
-Three ways through a row, chosen by :func:`khot.kernels.tiles.plan`:
+Three ways through a row, chosen by :func:`khot.kernels.gpu.plans.plan`:
 
     registers   one program for a row, or for several short ones, which stay on chip: x is read once, y written once
     tiles       one program for a row, which it reads again for every count
@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..tiles import Table, plan
-from ..triton_tools import add3, arithmetic, on_device, rows_of
+from ..gpu.plans import Table, plan
+from ..gpu.tools import add3, arithmetic, on_device, rows_of
 from .exact import check_ranked
 
 SELECT: Table = {

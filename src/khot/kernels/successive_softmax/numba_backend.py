@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numba_math import EXP, LOG
-from ..numba_rows import highest, total_of
-from ..numba_tools import inlined, kernel, over_rows, per_row, summed
+from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
+from ..cpu.maths import EXP, LOG
+from ..cpu.rows import highest, total_of
 from . import Rounds
 
 SMALLEST = 1e-200  # sum of weights, of which those that count have all digits

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from khot._distributed.shards import Shards
 
+from ..exact.rows import in_rows_of, with_an_item
 from ..links.base import Link
 from ..links.logistic import LOGISTIC
 from ..registry import Backends, Operator
-from ..rows import in_rows_of, with_an_item
 from . import exact, reference
 from .kinds import KINDS, MASK, Kind
 

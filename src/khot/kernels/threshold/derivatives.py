@@ -24,8 +24,8 @@ from torch import Tensor
 
 from khot._torch_internals import is_shape_only, is_traced_by_mode, is_transformed
 
+from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
-from ..rows import Threshold, compute_dtype
 from .ends import growth_at
 from .gaps import are_far, density_of, exact_shares, mean_distance
 from .kinds import Kind, ratios, root_of, shrink

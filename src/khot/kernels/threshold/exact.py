@@ -11,10 +11,10 @@ from torch import Tensor
 
 from khot._distributed.shards import Shards
 
-from ..contents import check_contents, check_empty
+from ..exact.newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
+from ..exact.rows import Span, Threshold, compute_dtype, row_range
 from ..links.base import Link
-from ..newton import MAX_STEPS, Evaluation, Root, arithmetic_mean, guarded_newton
-from ..rows import Span, Threshold, compute_dtype, row_range
+from .contents import check_contents, check_empty
 from .derivatives import MapRows, derivative, items_of
 from .kinds import KINDS, Kind, inverse_of, root_of
 from .reductions import reductions

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..exact.rows import Threshold
 from ..links.base import Link
-from ..rows import Threshold
 from .reductions import Whole
 
 UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..exact.rows import Threshold, distances
 from ..links.base import Link
-from ..rows import Threshold, distances
 
 SHRINK_STEPS, DIFFERENTIABLE_STEPS = 7, 3
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cpu.loops import over_rows
+from ..exact.rows import Threshold, compute_dtype, row_range
 from ..links.base import Link, link_numbers
-from ..numba_tools import over_rows
-from ..rows import Threshold, compute_dtype, row_range
 from . import exact
 from .kinds import KINDS, Kind
 from .numba_loops import Loops, loops_of

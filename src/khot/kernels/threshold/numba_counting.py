@@ -12,10 +12,10 @@ import math
 
 import numpy as np
 
+from ..cpu.loops import per_row, specialised, summed
+from ..cpu.maths import Real
+from ..cpu.rows import highest, lowest
 from ..links.base_numba import Compiled
-from ..numba_math import Real
-from ..numba_rows import highest, lowest
-from ..numba_tools import per_row, specialised, summed
 from ..selection.numba_counting import count_above, neighbours
 from .numba_scale import Scale
 

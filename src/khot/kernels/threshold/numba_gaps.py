@@ -17,9 +17,9 @@ import math
 
 import numpy as np
 
+from ..cpu.loops import inlined, per_row, summed
+from ..cpu.maths import FLUSHED_EXP, Real
 from ..links.base_numba import Compiled, FarTail, NumbaLink
-from ..numba_math import FLUSHED_EXP, Real
-from ..numba_tools import inlined, per_row, summed
 from ..selection.numba_counting import count_above, neighbours
 from .numba_counting import place_of
 from .numba_scale import Scale, Shape

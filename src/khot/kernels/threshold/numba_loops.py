@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cpu.loops import kernel, specialised
+from ..cpu.maths import Real
+from ..cpu.rows import CHUNK, REALS_AT, bytes_at, doubles_at, gather_finite, highest, of_row, scatter
+from ..exact.rows import SAMPLE_SIZE
 from ..links.base import Link
 from ..links.base_numba import Compiled, numba_link, variant_of
-from ..numba_math import Real
-from ..numba_rows import CHUNK, REALS_AT, bytes_at, doubles_at, gather_finite, highest, of_row, scatter
-from ..numba_tools import kernel, specialised
-from ..rows import SAMPLE_SIZE
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, Kind
@@ -25,7 +25,7 @@ from .numba_scale import Shape, fixed_scale
 
 
 class Loops(NamedTuple):
-    """Kernels, see :func:`khot.kernels.numba_tools.kernel`."""
+    """Kernels, see :func:`khot.kernels.cpu.loops.kernel`."""
 
     mask: Compiled
     derivative: Compiled

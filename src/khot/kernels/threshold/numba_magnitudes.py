@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
+from ..cpu.loops import inlined, per_row, specialised, summed
+from ..cpu.maths import EXP, LOG, Real
+from ..cpu.rows import CHUNK, distance
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
-from ..numba_math import EXP, LOG, Real
-from ..numba_rows import CHUNK, distance
-from ..numba_tools import inlined, per_row, specialised, summed
 from .numba_scale import Scale
 
 OVERSHOOT = 2**-10  # relative to the step at which the last pooled entry leaves, so that it becomes an exact zero

@@ -7,10 +7,10 @@ Signed masks are masks of abs(x), to which :mod:`.numba_loops` gives signs. Thei
 
 import numpy as np
 
+from ..cpu.loops import inlined, per_row, summed
+from ..cpu.maths import Real
+from ..cpu.rows import CHUNK, difference, distance, dot, highest, lowest, total_of
 from ..links.base_numba import Compiled, NumbaLink
-from ..numba_math import Real
-from ..numba_rows import CHUNK, difference, distance, dot, highest, lowest, total_of
-from ..numba_tools import inlined, per_row, summed
 from .gaps import UNDERFLOW
 from .numba_counting import place_of
 from .numba_gaps import far_shares_of

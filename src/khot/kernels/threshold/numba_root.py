@@ -14,12 +14,12 @@ import math
 
 import numpy as np
 
+from ..cpu.loops import inlined, per_row, summed
+from ..cpu.maths import Real
+from ..cpu.rows import CHUNK, distance, highest, lowest, moments
+from ..exact.newton import COARSEST, NEAR, RESOLUTION
+from ..exact.rows import SAMPLE_SIZE
 from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
-from ..newton import COARSEST, NEAR, RESOLUTION
-from ..numba_math import Real
-from ..numba_rows import CHUNK, distance, highest, lowest, moments
-from ..numba_tools import inlined, per_row, summed
-from ..rows import SAMPLE_SIZE
 from ..selection.numba_counting import count_above
 from .numba_counting import SMALL, encloser, focus
 from .numba_gaps import gap_closer

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..cpu.loops import inlined
+from ..cpu.maths import Real
 from ..links.base_numba import Compiled, NumbaLink
-from ..numba_math import Real
-from ..numba_tools import inlined
 
 
 class Shape(NamedTuple):

@@ -8,8 +8,8 @@ For scores and softness of ordinary size: t is one double here, where the exact 
 import torch
 from torch import Tensor
 
+from ..exact.rows import Threshold, compute_dtype
 from ..links.base import Link
-from ..rows import Threshold, compute_dtype
 from .kinds import KINDS, Kind, root_of, shrink
 
 HALVINGS = 200  # of a bracket, until its ends are neighbouring doubles

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
+from ..exact.newton import COARSEST, RESOLUTION, Evaluation
+from ..exact.rows import Threshold
 from ..links.base import Link
-from ..newton import COARSEST, RESOLUTION, Evaluation
-from ..rows import Threshold
 from .kinds import Kind, root_of
 from .reductions import Whole
 

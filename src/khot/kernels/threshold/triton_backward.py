@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gpu.tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link
 from ..links.base_triton import log_derivative, tails_and_slopes, triton_link
-from ..triton_tools import FARTHEST_64, add2, add3, on_device, quotient, reciprocal, rows_of
 from .triton_gaps import neighbours, relative_slopes, weigh_sides
 from .triton_rows import (
     PARTS,

@@ -15,8 +15,8 @@ Here contents are checked, too: the fast path solves no row that is not in order
 import triton
 import triton.language as tl
 
+from ..gpu.tools import FARTHEST_64, LARGEST_64, add3
 from ..links.base_triton import log_short_tail
-from ..triton_tools import FARTHEST_64, LARGEST_64, add3
 from .triton_gaps import settle
 from .triton_rows import any_row, distances, partial_sums, scores
 from .triton_search import SPECIAL
@@ -89,7 +89,7 @@ def _log_balance(x_rows, n, anchor, off, inverse, whole, rest, q, LINK: tl.const
 
 @triton.jit
 def _ordinal(t):
-    """The number of a double in their order; see :func:`khot.kernels.newton.ordinal_mean`."""
+    """The number of a double in their order; see :func:`khot.kernels.exact.newton.ordinal_mean`."""
     bits = t.to(tl.int64, bitcast=True)
     return tl.where(bits < 0, -(bits & 0x7FFFFFFFFFFFFFFF), bits)
 

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..contents import check_rows
+from ..gpu.tools import add4, on_device, quotient, reciprocal, rows_of
 from ..links.base import Link, link_numbers
 from ..links.base_triton import triton_link, value
-from ..triton_tools import add4, on_device, quotient, reciprocal, rows_of
+from .contents import check_rows
 from .triton_flagged import solve
 from .triton_gaps import settle
 from .triton_rows import (

@@ -11,7 +11,7 @@ above the items that reach the cap; one without any tails has it anywhere betwee
 import triton
 import triton.language as tl
 
-from ..triton_tools import add3, reciprocal
+from ..gpu.tools import add3, reciprocal
 from .triton_rows import any_row, distances, load, over, partial_sums, scores
 from .triton_search import DONE, SPECIAL, rounded
 

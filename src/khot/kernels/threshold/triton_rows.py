@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import is_cuda
 
-from ..triton_tools import add2, row_numbers
+from ..gpu.tools import add2, row_numbers
 
 SHORT, IN_A_WARP = 256, 1024  # entries of the longest rows of which several share a warp, and of those in one warp
 SPLIT_ABOVE = 2**16  # shorter rows take about as long as the launches that splitting costs

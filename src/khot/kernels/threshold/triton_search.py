@@ -14,9 +14,9 @@ loop everything that has the unit of scores is measured from the anchor, in scal
 import triton
 import triton.language as tl
 
+from ..gpu.tools import LOG2_E, add2, add3, add4, quotient, reciprocal, rough_log
 from ..links.base_triton import against, is_below, tails_and_slopes
 from ..links.normal_triton import normal_quantile
-from ..triton_tools import LOG2_E, add2, add3, add4, quotient, reciprocal, rough_log
 from .triton_rows import any_row, converted, distances, load, over, partial_sums, scores
 
 GOING, DONE, SPECIAL, LOST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # states of a row

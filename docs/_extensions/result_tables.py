@@ -1,0 +1,86 @@
+"""Tables of measurements that stand in pages as Markdown, so that a repository page shows them, too.
+
+    python docs/_extensions/result_tables.py
+
+writes them into the pages anew, from benchmarks/results; a test holds the pages to the measurements.
+"""
+
+import csv
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1]
+RESULTS = DOCS.parent / "benchmarks" / "results"
+Row = dict[str, str]
+
+
+def peers(rows: list[Row]) -> Iterable[list[str]]:
+    yield ["library", "what is compared", "there", "here"]
+    yield from ([f"{row['library']} {row['version']}", row["question"], row["there"], row["here"]] for row in rows)
+
+
+def times_of_peers(rows: list[Row]) -> Iterable[list[str]]:
+    yield ["library", "function", "ms", "multiples of softmax"]
+    for row in rows:
+        yield [f"{row['library']} {row['version']}", f"`{row['function']}`", row["ms"], row["of softmax"]]
+
+
+def steps(rows: list[Row]) -> Iterable[list[str]]:
+    """A line for each estimator, a column for each shape."""
+    shapes = list(dict.fromkeys(f"{row['batch']} rows, {row['k']} of {row['n']}" for row in rows))
+    yield ["estimator", *shapes]
+    cells = {
+        (row["estimator"], f"{row['batch']} rows, {row['k']} of {row['n']}"): (
+            f"{float(row['median_ms']):.3g} ({float(row['of one-hot']):.3g})"
+        )
+        for row in rows
+    }
+    for name in dict.fromkeys(row["estimator"] for row in rows):
+        yield [name, *(cells.get((name, shape), "–") for shape in shapes)]
+
+
+def chains(rows: list[Row]) -> Iterable[list[str]]:
+    columns = {
+        "steps per second": "steps_per_second",
+        "seconds to within 1 % of the truth": "seconds_to_truth",
+        "effective samples per second, log joint": "ess_per_second_log_joint",
+        "the same, uncertain inclusions": "ess_per_second_inclusions",
+    }
+    yield ["proposals, start", *columns]
+    for row in rows:
+        shown = (f"{float(row[name]):.2g}" if row[name] else "–" for name in columns.values())
+        yield [f"{row['kernel']}, {row['start']}", *shown]
+
+
+TABLES: dict[str, tuple[str, Callable[[list[Row]], Iterable[list[str]]]]] = {  # the file of results, to page and table
+    "peers": ("coming_from.md", peers),
+    "peer_times": ("coming_from.md", times_of_peers),
+    "estimator_steps": ("guide/costs.md", steps),
+    "khot_swap": ("guide/mcmc.md", chains),
+}
+
+
+def filled(page: Path) -> str:
+    """The text of a page with each of its tables as the measurements have it."""
+    text = page.read_text(encoding="utf-8")
+    for name, (home, table) in TABLES.items():
+        if page == DOCS / home:
+            before, after = f"<!-- from benchmarks/results/{name}.csv -->\n\n", "\n<!-- end -->"
+            start = text.index(before) + len(before)
+            text = text[:start] + _markdown(table(_read(name))) + text[text.index(after, start - 1) :]
+    return text
+
+
+def _read(name: str) -> list[Row]:
+    with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _markdown(lines: Iterable[list[str]]) -> str:
+    head, *rows = ("| " + " | ".join(cells) + " |\n" for cells in lines)
+    return head + "|---" * (head.count(" | ") + 1) + "|\n" + "".join(rows)
+
+
+if __name__ == "__main__":
+    for home in {home for home, _ in TABLES.values()}:
+        (DOCS / home).write_text(filled(DOCS / home), encoding="utf-8")

@@ -1,0 +1,247 @@
+"""Plackett-Luce: ordered draws without replacement, as indices in the order of choice."""
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.types import _size as SizeLike
+from typing_extensions import Self
+
+from khot._distributed.placements import is_dtensor
+from khot._tracing import broadcast_shapes, shape_of
+from khot._validation import (
+    can_look,
+    check_flag,
+    check_generator,
+    check_strided,
+    checked_expansion,
+    checked_shape,
+    is_finite,
+)
+from khot.constraints import ranking
+from khot.laws import plackett_luce as law
+
+from ._arguments import Vector, broadcast_with_k, checked_param, checked_size, in_short
+from .base import KHotDistribution
+from .enumeration import LISTED, MAX_SUPPORT
+
+
+class PlackettLuce(KHotDistribution):
+    r"""Chooses k of n units one after another, each in proportion to its weight among those that are left.
+
+    .. math:: P(v_1, \dots, v_k) = \prod_{j=1}^{k}
+        \frac{e^{\theta_{v_j}}}{\sum_{i \notin \{v_1, \dots, v_{j-1}\}} e^{\theta_i}}
+
+    A value holds indices, long and of shape ``(..., k)``, in the order of choice; ``k = n`` makes it a ranking of all
+    units. The set of the chosen has the law of :class:`~khot.GumbelTopK`, whose ``mean`` has the inclusion
+    probabilities; ``to_khot`` makes k-hot vectors of values. ``logits`` are the log-weights :math:`\theta`; a constant
+    added to a row changes nothing. Fitted to data by ``log_prob``, it is the usual model of rankings and, with k less
+    than n, of the first choices alone.
+
+    Where rows differ in k, values are as wide as the largest one and hold -1 beyond the k of their row. So do observed
+    choices that are padded: ``PlackettLuce(logits, (choices >= 0).sum(-1)).log_prob(choices)``.
+
+    ``log_prob`` takes O(n + k) steps, and is differentiable to any order. No sum is found by subtraction, so that it is
+    accurate for weights of any size. A choice of an excluded unit has ``-inf``, with zero gradient; so has a value
+    outside of the support, if validation is off. In Pyro a site is enumerated by ``infer={"enumerate": "parallel"}``.
+
+    Args:
+        logits: Log-weights ``(..., n)``; ``-inf`` excludes a unit.
+        k: Number of choices, an int or an integer tensor that broadcasts with the batch shape of ``logits``, which it
+            may extend. The largest entry of a tensor is the width of values, so that there must be one to look at:
+            under ``vmap`` and in compiled code it has to be an int.
+        validate_args: Whether to check the contents of tensors.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype, or is a DTensor.
+        ValueError: If shapes or values are out of range, or a row has fewer than k units that are not excluded.
+        NotImplementedError: If ``k`` is a tensor whose contents cannot be looked at.
+
+    References:
+        [1] Plackett (1975), "The analysis of permutations", Journal of the Royal Statistical Society C 24(2).
+        [2] Luce (1959), "Individual choice behavior".
+        [3] Yellott (1977), "The relationship between Luce's choice axiom, Thurstone's theory of comparative judgment,
+            and the double exponential distribution", Journal of Mathematical Psychology 15(2): the sampler.
+
+    Example:
+        >>> law = PlackettLuce(torch.tensor([0.0, 0.0, 1.0]), k=2)
+        >>> law.log_prob(torch.tensor([2, 0])).exp()
+        tensor(0.2881)
+        >>> law.mode, law.to_khot(law.mode)
+        (tensor([2, 0]), tensor([1., 0., 1.]))
+    """
+
+    arg_constraints = {"logits": Vector(constraints.real), "k": constraints.nonnegative_integer}
+    has_enumerate_support = True
+
+    def __init__(self, logits: Tensor, k: int | Tensor, *, validate_args: bool | None = None) -> None:
+        logits = checked_param("logits", logits)
+        if is_dtensor(logits) or is_dtensor(k):
+            raise TypeError("PlackettLuce takes no DTensors: make it of the rows of each process, logits.to_local()")
+        check_flag("validate_args", validate_args, optional=True)
+        size = checked_size(k, logits)
+        if isinstance(k, Tensor):
+            logits, size = broadcast_with_k("logits", logits, size)
+        self.logits, self.k = logits, size
+        self._shared_k = None if isinstance(k, Tensor) else operator.index(k)
+        largest = _largest(size) if self._shared_k is None else self._shared_k
+        super().__init__(shape_of(logits)[:-1], Size([largest]), validate_args=validate_args)
+
+    def _fits(self) -> bool:
+        if self._shared_k is None or self.arg_constraints is not PlackettLuce.arg_constraints:
+            return False
+        return is_finite(self.logits)
+
+    def _validate_contents(self) -> None:
+        n, k = self.n, self.k
+        if not ((k >= 0) & (k <= n)).all():
+            raise ValueError(f"`k` must satisfy 0 <= k <= n, but got k from {k.min()} to {k.max()} with n={n}")
+        if (self.logits == torch.inf).any():
+            raise ValueError("`logits` must be less than inf: a unit that is sure to come first has no log-weight")
+        possible = (self.logits > -torch.inf).sum(-1)
+        if (possible < k).any():
+            row = (possible < k).nonzero()[0]
+            raise ValueError(
+                f"`k` must not exceed the number of `logits` above -inf, but got k={k[tuple(row)]} in a row with "
+                f"{possible[tuple(row)]} of them"
+            )
+
+    @property
+    def n(self) -> int:
+        """The number of units to choose from."""
+        return shape_of(self.logits)[-1]
+
+    @property
+    def size(self) -> int | Tensor:
+        """``k`` as an int where it is known to be the same in all rows, else as a tensor of the batch shape."""
+        return self.k if self._shared_k is None else self._shared_k
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(logits: {in_short(self.logits)}, k: {in_short(self.size)})"
+
+    def expand(self, batch_shape: SizeLike, _instance: Any = None) -> Self:
+        new = self._get_checked_instance(type(self), _instance)
+        batch_shape = checked_expansion(batch_shape, self.logits, self.batch_shape)
+        new.logits, new.k = self.logits.expand(*batch_shape, -1), self.k.expand(batch_shape)
+        new._shared_k = self._shared_k
+        super(PlackettLuce, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return ranking(self.n, self.size)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable choices, the largest log-weights in decreasing order, of equal ones the earlier first."""
+        order = self.logits.detach().sort(dim=-1, descending=True, stable=True).indices
+        return law.padded(order[..., : self.event_shape[0]], self.size)
+
+    def sample(self, sample_shape: SizeLike = Size(), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws choices, ``sample_shape + batch_shape + (k,)``, by Gumbel noise on the log-weights.
+
+        Args:
+            sample_shape: Shape of the independent draws.
+            generator: Source of randomness on the device of the parameters, torch's default one if None.
+        """
+        check_generator(generator, self.logits.device)
+        shape = Size(checked_shape("sample_shape", sample_shape) + self.batch_shape)
+        return law.sample(self.logits.detach(), self.size, self.event_shape[0], shape, generator)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of indices ``(*sample_shape, *batch_shape, k)`` in the order of choice."""
+        self._check_value(value)
+        if self._validate_args:
+            self._validate_sample(value)
+            if self._shared_k is not None:
+                return self._log_prob(value)
+        if value.device.type == "cpu" and self._is_in_support(value):
+            return self._log_prob(value)
+        inside = self.support.check(value)
+        some_value = torch.arange(self.event_shape[0], device=value.device)
+        value = torch.where(inside.unsqueeze(-1), value, some_value)
+        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        """That of values of the support."""
+        value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1).long()
+        return law.log_prob(self._log_weights, self.size, value).to(self.logits.dtype)
+
+    def to_khot(self, value: Tensor) -> Tensor:
+        """The k-hot vectors ``(..., n)`` of values ``(..., k)``, in the dtype of ``logits``; -1 stands for no unit."""
+        self._check_value(value)
+        wide = self.logits.new_zeros(*shape_of(value)[:-1], self.n + 1)  # the last entry for what is -1
+        return wide.scatter(-1, torch.where(value < 0, self.n, value.long()), 1.0)[..., : self.n]
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, ``(...)``, as a sum over all n! / (n - k)! values, if there are at most ``MAX_SUPPORT``."""
+        entropy = self.logits.new_zeros(self.batch_shape, dtype=torch.float64)
+        for k in self._sizes("entropy"):
+            total: Tensor | float = 0.0
+            for value in self._listed("entropy", k):
+                log_prob = law.log_prob(self._log_weights, k, value)
+                total = total - (log_prob.exp() * log_prob.masked_fill(log_prob == -torch.inf, 0.0)).sum(0)
+            entropy = torch.where(self.k == k, total, entropy)
+        return entropy.to(self.logits.dtype)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All n! / (n - k)! values in lexicographic order, along a new first dimension.
+
+        Raises:
+            NotImplementedError: If rows differ in ``k``.
+            ValueError: If there are more than ``MAX_SUPPORT`` (1,000,000) of them.
+        """
+        sizes = self._sizes("enumerate_support")
+        if len(sizes) > 1:
+            raise NotImplementedError(f"enumerate_support needs the same k in all rows, but got k in {sizes}")
+        k = self.event_shape[0]
+        values = law.rankings(self.n, k, 0, self._count("enumerate_support", k), self.logits.device)
+        values = values.view(len(values), *(1,) * len(self.batch_shape), k)
+        return values.expand(-1, *self.batch_shape, -1) if expand else values
+
+    @property
+    def _log_weights(self) -> Tensor:
+        return self.logits.float() if self._is_rounded else self.logits
+
+    def _check_value(self, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`value` must be a tensor, but got {type(value).__name__}")
+        check_strided("value", value)
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"`value` must hold indices in an integer dtype, but got {value.dtype}")
+        if shape_of(value)[-1:] != self.event_shape:
+            width = self.event_shape[0]
+            raise ValueError(f"`value` must have shape (..., {width}), but got {tuple(value.shape)}")
+
+    def _sizes(self, wanted: str) -> list[int]:
+        """The different k of the rows."""
+        if self._shared_k is not None:
+            return [self._shared_k]
+        if not can_look(self.k):
+            raise NotImplementedError(f"{wanted} needs `k` as an int under vmap and in compiled code")
+        return [int(k) for k in self.k.unique()] or [0]
+
+    def _count(self, wanted: str, k: int) -> int:
+        """The number of values of size k."""
+        count = math.perm(self.n, k)
+        if count > MAX_SUPPORT:
+            raise ValueError(f"{wanted} lists at most {MAX_SUPPORT} values, but {self.n}! / {self.n - k}! = {count}")
+        return count
+
+    def _listed(self, wanted: str, k: int) -> Iterator[Tensor]:
+        """All values of size k ``(values, *batch_shape, k)``, in chunks that fit into memory."""
+        count, step = self._count(wanted, k), max(1, LISTED // max(1, self.logits.numel()))
+        for start in range(0, count, step):
+            value = law.rankings(self.n, k, start, min(start + step, count), self.logits.device)
+            yield value.view(len(value), *(1,) * len(self.batch_shape), k).expand(-1, *self.batch_shape, -1)
+
+
+def _largest(k: Tensor) -> int:
+    if not can_look(k) or k.is_meta:
+        raise NotImplementedError("PlackettLuce needs `k` as an int under vmap, in compiled code and without data")
+    return int(k.max()) if k.numel() else 0

@@ -1,0 +1,161 @@
+"""Moments and ranges of rows in numba."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types  # type: ignore[attr-defined]  # numba does not say what it exports
+from numba.extending import intrinsic
+
+from .loops import inlined, per_row, specialised, summed
+
+
+def _rows_at(kind):
+    """``(address, rows, n)``: the contiguous numbers of a tensor as an array.
+
+    Without a count of references, which rows as views would change, in memory that all threads share.
+    """
+
+    @intrinsic
+    def pointer(context, address):
+        found = types.CPointer(kind)
+        return found(address), lambda c, builder, __, args: builder.inttoptr(args[0], c.get_value_type(found))
+
+    pointer_to: Any = pointer
+
+    @inlined
+    def rows_at(address, rows, n):
+        return carray(pointer_to(address), (rows, n))
+
+    return rows_at
+
+
+with specialised("float32"):
+    _singles = _rows_at(types.float32)
+with specialised("float64"):
+    doubles_at = _rows_at(types.float64)
+with specialised("int64"):
+    longs_at = _rows_at(types.int64)
+with specialised("uint8"):
+    bytes_at = _rows_at(types.uint8)
+REALS_AT = {np.float32: _singles, np.float64: doubles_at}
+
+
+@inlined
+def of_row(address, one, r):
+    """The number of a row: of an array, or where that has no address, one for all rows."""
+    return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
+
+
+@inlined
+def distance(x, anchor, inverse, offset):
+    """z of an item, in scales from a threshold."""
+    return (x - anchor) * inverse - offset
+
+
+CHUNK = 2048  # items whose sums are taken in the dtype of the row before they are added up in float64
+
+
+def _of_two(name: str):
+    """A function of two numbers that a compiler takes several of at once, as it does not of ``min`` and ``max``."""
+
+    @intrinsic
+    def function(context, a, b):
+        def generate(_, builder, __, args):
+            kind = args[0].type
+            return builder.call(
+                builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind])), args
+            )
+
+        return a(a, b), generate
+
+    return function
+
+
+minimum, _maximum = _of_two("minimum"), _of_two("maximum")  # NaN if one is
+smaller, larger = _of_two("minnum"), _of_two("maxnum")  # the other one if one is NaN
+
+
+@summed
+def lowest(x):
+    found = x[0]
+    for i in range(x.shape[0]):
+        found = minimum(found, x[i])
+    return found
+
+
+@summed
+def highest(x):
+    found = x[0]
+    for i in range(x.shape[0]):
+        found = _maximum(found, x[i])
+    return found
+
+
+@summed
+def total_of(x):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i]
+    return total
+
+
+@summed
+def dot(x, y):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i] * y[i]
+    return total
+
+
+@inlined
+def difference(a, b):
+    return a - b  # which sums in any order must not take apart
+
+
+@summed
+def _chunk_moments(x, centre):
+    total = squares = x[0] - x[0]
+    for i in range(x.shape[0]):
+        d = difference(x[i], centre)
+        total += d
+        squares += d * d
+    return total, squares
+
+
+@per_row
+def moments(x, centre):
+    """Mean of x - centre, and variance; not finite where the row is not, or nearly not."""
+    total = squares = 0.0
+    n = x.shape[0]
+    for i in range(0, n, CHUNK):
+        t, s = _chunk_moments(x[i : i + CHUNK], centre)
+        total += t
+        squares += s
+    mean = total / n
+    return mean, max(squares / n - mean * mean, 0.0) if math.isfinite(squares) else np.nan
+
+
+@per_row
+def gather_finite(x, kept):
+    """Copies the finite items to the start of ``kept``; returns their number and that of +inf, zeros with a NaN."""
+    finite = selected = others = 0
+    for v in x:  # without branches, which no processor can foresee
+        kept[finite] = v
+        finite += abs(v) < np.inf
+        selected += v == np.inf
+        others += v != v
+    return (0, 0) if others > 0 else (finite, selected)
+
+
+@per_row
+def scatter(x, finite, ends, y):
+    """Moves the first entries of y to where x is finite, in their order; elsewhere it is one of the two ``ends``."""
+    place = finite - 1
+    for i in range(x.shape[0] - 1, -1, -1):  # from the last one, so that none is overwritten before it is moved
+        is_finite, value = abs(x[i]) < np.inf, y[max(place, 0)]
+        y[i] = value if is_finite else ends[1] if x[i] > 0 else ends[0]
+        place -= is_finite

@@ -1,0 +1,185 @@
+"""Tournaments on a CPU, one after the other: a sort, and duels in place.
+
+A long row needs 13 bytes a unit beside the result. Its keys are first moved to parts that fit into a cache, and each
+part is sorted there. The probabilities then overwrite the keys, and the random numbers of the duels, which would be
+another 8 bytes a unit, are computed again when they are needed.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cpu.loops import inlined, kernel, over_rows, per_row
+from ..cpu.random_numbers import empty_draws, random_words, uniform
+
+STEPS = 32  # of work for a unit, more or less
+BITS = 63  # of a random key
+PART = 2**15  # units of the longest row that is sorted as a whole and keeps its random numbers
+TINY = np.finfo(np.float64).tiny
+
+
+@per_row
+def _fill(seed, draw, row, first_unit, start, block, key, luck):
+    """Random bits that end in the number of a place, and uniform numbers, for the places from ``start`` on."""
+    for i in range(key.shape[0]):
+        place = start + i
+        a, b, c, d = random_words(seed, draw, row, first_unit + place)
+        key[i] = (np.int64((a << np.uint64(31)) | (b >> np.uint64(1))) & -block) | place
+        luck[i] = uniform(c, d)
+
+
+@per_row
+def _find_bounds(key, first, last, shift, bucket, bound):
+    """Where the buckets of keys with equal first bits begin when they are sorted, from the number ``bucket`` on."""
+    for i in range(bound.shape[0]):
+        bound[i] = 0
+    for i in range(first, last):
+        bound[(key[i] >> shift) - bucket + 1] += 1
+    bound[0] = first
+    for i in range(1, bound.shape[0]):
+        bound[i] += bound[i - 1]
+
+
+@per_row
+def _sort(key, first, last, shift, bucket, bound, ordered):
+    """Sorts random keys by their first bits, of which few are the same, and then those few by insertion."""
+    _find_bounds(key, first, last, shift, bucket, bound)
+    for i in range(first, last):
+        own = (key[i] >> shift) - bucket
+        ordered[bound[own] - first] = key[i]
+        bound[own] += 1
+    for i in range(first, last):
+        new, j = ordered[i - first], i
+        while j > first and key[j - 1] > new:
+            key[j] = key[j - 1]
+            j -= 1
+        key[j] = new
+
+
+@per_row
+def _take_to_parts(key, shift, bound, free):
+    """Permutes keys so that those of each part stand together: the key in hand takes the next free place of its own."""
+    _find_bounds(key, 0, key.shape[0], shift, 0, bound)
+    for part in range(bound.shape[0]):
+        free[part] = bound[part]
+    for part in range(bound.shape[0] - 1):
+        while free[part] < bound[part + 1]:
+            hand = key[free[part]]
+            own = hand >> shift
+            while own != part:
+                place = free[own]
+                free[own] += 1
+                hand, key[place] = key[place], hand
+                own = hand >> shift
+            key[free[part]] = hand
+            free[part] += 1
+
+
+@per_row
+def _line_up(key, block, probs, k, unit, p):
+    """Units in the order of their keys, and their probabilities by :func:`khot.kernels.draws.balance`.
+
+    ``p`` may have the memory of the keys.
+    """
+    total = spread = 0.0
+    for i in range(probs.shape[0]):
+        each = np.float64(probs[i])
+        total += each
+        spread += each * (1.0 - each)
+    share = min(max((k - total) / max(spread, TINY), -1.0), 1.0)
+    for place in range(key.shape[0]):
+        own = key[place] & (block - 1)
+        each = np.float64(probs[own])
+        unit[place] = own
+        p[place] = each + each * (1.0 - each) * share
+
+
+@inlined
+def _duels(p, unit, half, duels, luck, offset, fate):
+    """Writes the fates of the units that are decided; those that go on take the places of the first ones."""
+    for i in range(duels):
+        left, right = p[i], p[i + half]
+        excess = (max(left, right) - 1.0) + min(left, right)
+        chosen = excess >= 0
+        weight = 1.0 - left if chosen else right
+        total = weight + (1.0 - right if chosen else left)
+        right_goes_on = (luck[i + offset] * total < weight) != chosen
+        decided = unit[i] if right_goes_on else unit[i + half]
+        unit[i] = unit[i + half] if right_goes_on else unit[i]
+        fate[decided] = chosen
+        p[i] = excess if chosen else total
+
+
+@per_row
+def _write(fate, x):
+    for i in range(fate.shape[0]):
+        x[i] = fate[i]
+
+
+@kernel
+def _tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
+    rows, n = probs.shape
+    block = 1 << bits
+    key, ordered, bound = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(block + 1, np.int32)
+    unit, p, luck, fate = np.empty(n, np.int32), np.empty(n), np.empty(n), np.empty(n, np.bool_)
+    for task in range(first, last):
+        draw, row = task // rows, task % rows
+        _fill(seed[0], first_draw + draw, first_row + row, first_unit, 0, block, key, luck)
+        _sort(key, 0, n, BITS - bits, 0, bound, ordered)
+        _line_up(key, block, probs[row], k[row], unit, p)
+        count, half = n, block // 2
+        while half > 0:
+            _duels(p, unit, half, count - half, luck, half, fate)
+            count, half = half, half // 2
+        fate[unit[0]] = p[0] > 0.5
+        _write(fate, x[task])
+    return 0
+
+
+@kernel
+def _long_tournaments(first, last, probs, k, seed, first_draw, first_row, first_unit, bits, x):
+    rows, n = probs.shape
+    block, parts, buckets = 1 << bits, 2 * (1 << bits) // PART, PART // 2  # a part has 100 deviations less than PART
+    part_shift, shift = BITS, BITS - bits
+    while 1 << (BITS - part_shift) < parts:
+        part_shift -= 1
+    part, free, bound = np.empty(parts + 1, np.int32), np.empty(parts + 1, np.int32), np.empty(buckets + 1, np.int32)
+    ordered, luck = np.empty(PART, np.int64), np.empty(PART)
+    key, unit, fate = np.empty(n, np.int64), np.empty(n, np.int32), np.empty(n, np.bool_)
+    p = key.view(np.float64)
+    for task in range(first, last):
+        draw, row = task // rows, task % rows
+        for i in range(0, n, PART):
+            _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, key[i : i + PART], luck)
+        _take_to_parts(key, part_shift, part, free)
+        for i in range(parts):
+            _sort(key, part[i], part[i + 1], shift, i * buckets, bound, ordered)
+        _line_up(key, block, probs[row], k[row], unit, p)
+        count, half = n, block // 2
+        while half > 0:
+            for i in range(half, count, PART):
+                some = ordered[: min(PART, count - i)]  # keys that nobody needs
+                _fill(seed[0], first_draw + draw, first_row + row, first_unit, i, block, some, luck)
+                _duels(p[i - half :], unit[i - half :], half, some.shape[0], luck, 0, fate)
+            count, half = half, half // 2
+        fate[unit[0]] = p[0] > 0.5
+        _write(fate, x[task])
+    return 0
+
+
+def pivotal_draw(
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
+) -> Tensor:
+    *batch, n = probs.shape
+    rows = probs.detach() if probs.dtype in (torch.float32, torch.float64) else probs.detach().double()
+    rows = rows.reshape(-1, n).contiguous()
+    x = empty_draws(rows, (draws * len(rows), n), dtype)
+    sizes = k.reshape(-1).contiguous()  # of an expanded design the loop would else be compiled once more
+    arguments = (v.numpy() for v in (rows, sizes, seed))
+    loop, bits = _tournaments if n <= PART else _long_tournaments, (n - 1).bit_length()
+    over_rows(loop, len(x), STEPS * len(x) * n, *arguments, *first, bits, x.numpy())
+    return x.view(draws, *batch, n).to(dtype)

@@ -1,0 +1,164 @@
+"""Functions of rows that are made slab by slab, and made again for derivatives: memory for a slab, not for all rows.
+
+A function of tensors whose first dimension counts independent rows is applied to slabs of some rows each. Saved for
+backward: the arguments. A derivative is a function of rows again, of the arguments and the cotangents or tangents; it
+makes what it needs of a slab anew. So derivatives of every order and mode follow. On a CPU, where slabs that fit into
+its caches also take less time; accelerators have kernels of their own, and want all rows at once.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from khot._distributed.draws import draws_of_rows
+from khot._tracing import broadcast_shapes
+
+from ..call import runs_on_cpu
+from ..operators.autograd import with_forward_mode
+
+MOST_SLABS = 6  # each costs a few milliseconds of small operations; a sixth of a hundred times the input is enough
+
+_thread = threading.local()  # whose attribute ``inside`` says whether a slab is being made
+
+Tensors = tuple[Tensor, ...]
+RowFunction = Callable[..., Tensors]
+
+
+def in_slabs(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
+    """``function(*arguments)`` by slabs of at most ``size`` rows.
+
+    Args:
+        function: From tensors ``(rows, ...)``, those of a floating-point dtype differentiable, to a tuple of such.
+        size: Rows of a slab.
+        *arguments: As for the function.
+    """
+    if len(arguments[0]) <= size or in_slab() or not runs_on_cpu(*arguments):
+        return function(*arguments)
+    results: Tensors = _apply(function, size, *arguments)
+    return results
+
+
+def by_rows(function: RowFunction, largest: int, *arguments: Tensor, most: int | None = MOST_SLABS) -> Tensors:
+    """``function(*arguments)`` of tensors ``(..., length)``, by slabs of about ``largest`` entries.
+
+    What is called of a slab is not cut again.
+
+    Args:
+        function: Of rows with any one leading dimension, or with those that the arguments have, if they are small.
+        largest: Entries, of the broadcast first argument, that are no slabs yet.
+        *arguments: Tensors whose shapes but for the last dimension broadcast.
+        most: Slabs at most, which are larger then; as many as there are if None.
+
+    Returns:
+        Tensors ``(..., *rest)`` from the ``(rows, *rest)`` that the function returns.
+    """
+    batch_shape = broadcast_shapes(*(x.shape[:-1] for x in arguments))
+    rows, length = math.prod(batch_shape), arguments[0].shape[-1]
+    few, numbered = rows <= 1 or rows * length <= largest, draws_of_rows() is not None
+    if few or numbered or in_slab() or not runs_on_cpu(*arguments):  # draws use global row numbers: no batch is cut
+        return function(*arguments)
+    flat = [x.expand(*batch_shape, x.shape[-1]).reshape(-1, x.shape[-1]) for x in arguments]
+    results = in_slabs(function, slab_size(rows, length, largest, most), *flat)
+    return tuple(y.view(*batch_shape, *y.shape[1:]) for y in results)
+
+
+def in_slab() -> bool:
+    """Whether a slab is being made, which is not cut again."""
+    return getattr(_thread, "inside", False)
+
+
+def slab_size(rows: int, elements: int, largest: int, most: int | None = MOST_SLABS) -> int:
+    """Rows of a slab of at most ``largest`` elements, or of more if there were too many slabs; all of about a size."""
+    slabs = max(1, math.ceil(rows * elements / largest))
+    slabs = slabs if most is None else min(slabs, most)
+    return max(1, math.ceil(rows / slabs))
+
+
+def _differentiable(arguments: Tensors) -> list[int]:
+    return [i for i, x in enumerate(arguments) if x.is_floating_point()]
+
+
+def _split(function: RowFunction, arguments: Tensors) -> tuple[Callable[..., Tensors], list[Tensor]]:
+    """The function of the differentiable arguments alone, and these."""
+    where = _differentiable(arguments)
+
+    def of_differentiable(*inputs: Tensor) -> Tensors:
+        given = dict(zip(where, inputs, strict=True))
+        return function(*(given.get(i, x) for i, x in enumerate(arguments)))
+
+    return of_differentiable, [arguments[i] for i in where]
+
+
+def _pulled_back(function: RowFunction, count: int) -> RowFunction:
+    """From the arguments, ``count`` of them, and the cotangents of the results to those of the arguments."""
+
+    def pull_back(*arguments: Tensor) -> Tensors:
+        of_differentiable, inputs = _split(function, arguments[:count])
+        if not runs_on_cpu(*arguments):
+            results: Tensors = torch.func.vjp(of_differentiable, *inputs)[1](arguments[count:])
+            return results
+        further = torch.is_grad_enabled()  # this itself is being differentiated
+        with torch.enable_grad():  # plain autograd, which costs less than a transform of functions
+            inputs = [x if further and x.requires_grad else x.detach().requires_grad_() for x in inputs]
+            values = zip(of_differentiable(*inputs), arguments[count:], strict=True)
+            outputs, cotangents = zip(*((y, g) for y, g in values if y.requires_grad), strict=True)
+            return torch.autograd.grad(
+                outputs, inputs, cotangents, create_graph=further, allow_unused=True, materialize_grads=True
+            )
+
+    return pull_back
+
+
+def _pushed_forward(function: RowFunction, count: int) -> RowFunction:
+    """From the arguments and the tangents of the differentiable ones to those of the results."""
+
+    def push_forward(*arguments: Tensor) -> Tensors:
+        of_differentiable, inputs = _split(function, arguments[:count])
+        values, transposed = torch.func.vjp(of_differentiable, *inputs)[:2]
+        zeros = [torch.zeros_like(y) for y in values]
+        # The transposed map is linear, and its own derivative transposed: torch.func.jvp does not nest in other modes.
+        results: Tensors = torch.func.vjp(lambda *g: transposed(g), *zeros)[1](arguments[count:])
+        return results
+
+    return push_forward
+
+
+class _InSlabs(Function):
+    @staticmethod
+    def forward(function: RowFunction, size: int, *arguments: Tensor) -> Tensors:
+        _thread.inside = True
+        try:
+            parts = [function(*slab) for slab in zip(*(x.split(size) for x in arguments), strict=True)]
+        finally:
+            _thread.inside = False
+        return tuple(torch.cat(results) for results in zip(*parts, strict=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.function, ctx.size, *arguments = inputs
+        ctx.save_for_backward(*arguments)
+        ctx.save_for_forward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        arguments = ctx.saved_tensors
+        results = in_slabs(_pulled_back(ctx.function, len(arguments)), ctx.size, *arguments, *cotangents)
+        gradients = dict(zip(_differentiable(arguments), results, strict=True))
+        return None, None, *(gradients.get(i) for i in range(len(arguments)))
+
+
+def _in_slabs_jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Tensors:
+    given = [
+        torch.zeros_like(x) if tangent is None else tangent
+        for x, tangent in zip(saved, tangents[2:], strict=True)
+        if x.is_floating_point()
+    ]
+    return in_slabs(_pushed_forward(ctx.function, len(saved)), ctx.size, *saved, *given)
+
+
+_apply = with_forward_mode(_InSlabs, _in_slabs_jvp)

@@ -1,0 +1,1 @@
+"""What all Triton kernels share: blocks and warps, arguments of launchers, random numbers, fast arithmetic."""

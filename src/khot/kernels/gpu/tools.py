@@ -1,0 +1,160 @@
+"""What the launchers of Triton kernels over rows share: how tensors and numbers per row get to a program."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import contextlib
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.target_info import is_cuda
+
+from ..exact.rows import FARTHEST
+
+FARTHEST_64 = tl.constexpr(FARTHEST[torch.float64])
+LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # then there are no instructions to ask for
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x; in float32 by one instruction where there is one, to about an ulp."""
+    if (x.dtype == tl.float32) and (not INTERPRETED) and is_cuda():
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
+
+
+@triton.jit
+def quotient(x, y):
+    """x / y by :func:`reciprocal`."""
+    return x * reciprocal(y)
+
+
+@triton.jit
+def fast_log2(x):
+    """log2(x); in float32 by one instruction where there is one, to 2^-22: absolute next to 1, relative elsewhere."""
+    if (x.dtype == tl.float32) and (not INTERPRETED) and is_cuda():
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def rough_log(x):
+    """log(x) by :func:`fast_log2`."""
+    return fast_log2(x) * (1.0 / LOG2_E)
+
+
+@triton.jit
+def per_row(pointer, number, row, stride, IS_TENSOR: tl.constexpr):
+    """k or scale of a row, in float64."""
+    if IS_TENSOR:
+        return tl.load(pointer + row * stride)
+    else:
+        return tl.full((), number, tl.float64)
+
+
+@triton.jit
+def load_tile(x_ptr, start, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    return tl.load(x_ptr + cols, mask=cols < n, other=-float("inf")).to(DTYPE)  # (BLOCK,)
+
+
+@triton.jit
+def standardise(x, high, low, inv_scale):
+    return ((x - high) - low) * inv_scale
+
+
+@triton.jit
+def split_threshold(t, DTYPE: tl.constexpr):
+    """A float64 t as high + low in DTYPE."""
+    high = t.to(DTYPE)
+    return high, (t - high.to(tl.float64)).to(DTYPE)
+
+
+@triton.jit
+def inverse_scale(scale, DTYPE: tl.constexpr):
+    """1 / scale, finite, of a float64 scale."""
+    if DTYPE == tl.float64:
+        return tl.minimum(1.0 / scale, LARGEST_64)
+    else:
+        return tl.minimum(1.0 / scale, LARGEST_32).to(DTYPE)
+
+
+@triton.jit
+def store_tile(y_ptr, y, start, n, BLOCK: tl.constexpr):
+    cols = start + tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, y.to(y_ptr.dtype.element_ty), mask=cols < n)
+
+
+class RowNumbers(NamedTuple):
+    """k or scale: one number for all rows, or a float64 tensor with one for each."""
+
+    tensor: Tensor | None
+    number: float
+    stride: int
+
+    def arguments(self, placeholder: Tensor) -> tuple[Tensor, float, int]:
+        return (placeholder if self.tensor is None else self.tensor), self.number, self.stride
+
+
+def row_numbers(values: Tensor, device: torch.device) -> RowNumbers:
+    """From a tensor of the batch shape; on a CPU beside an ``x`` elsewhere it holds one number, expanded."""
+    if values.device != device:
+        return RowNumbers(None, values.flatten()[0].item(), 0)
+    values = values.reshape(-1)
+    return RowNumbers(values, 0.0, values.stride(0))
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x as (rows, n) with unit last stride, a view where that is possible."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def without_expansion(draws: int, *parameters: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+    """Parameters of a number of draws for each, without the first axes along which all are expanded: as more draws."""
+    while parameters[-1].dim() > 0 and all(p.stride(0) == 0 for p in parameters):
+        draws, parameters = draws * parameters[0].shape[0], tuple(p[0] for p in parameters)
+    return draws, parameters
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, not on the tensor's."""
+    return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()
+
+
+def arithmetic(x: Tensor) -> tuple[torch.dtype, tl.dtype]:
+    return (torch.float64, tl.float64) if x.dtype == torch.float64 else (torch.float32, tl.float32)
+
+
+@triton.jit
+def add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def horner4(p, u, a, b, c, d):
+    """Four more coefficients of a polynomial in u, of which p are those before."""
+    return (((p * u + a) * u + b) * u + c) * u + d

@@ -1,0 +1,106 @@
+"""Which backend a call takes, and why it does not take the others."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .. import registry
+from ..registry import OPERATORS, Backends
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Which backend a call takes, as :func:`explain` found out; prints as one line for each backend.
+
+    Attributes:
+        operation: The name of the operation, for an operator that in ``torch.ops.khot``.
+        chosen: The name of the backend that computes the call.
+        refused: For each other backend of the operation the reason why it does not.
+    """
+
+    operation: str
+    chosen: str
+    refused: dict[str, str]
+
+    def __repr__(self) -> str:
+        lines = [f"{self.operation} runs on {self.chosen}"]
+        return "\n  ".join([*lines, *(f"not on {name}: {reason}" for name, reason in self.refused.items())])
+
+
+def explain(operation: str | Callable[..., Any] | Backends, *args: Any, **kwargs: Any) -> Explanation:
+    """Tells which backend a call takes, and why it does not take the others.
+
+    No backend is called. A function runs as far as its first choice of a backend: a mask has then checked its
+    arguments, an order map has sorted.
+
+    Args:
+        operation: A function of the library, such as ``khot.sigmoid_topk``; an operator, or its name in
+            ``torch.ops.khot``.
+        *args: Arguments of the call, as the operation takes them.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        An object with the attributes ``operation``, ``chosen`` and ``refused``, a dict of names and reasons.
+
+    Raises:
+        ValueError: If there is no operator of this name, or the function chooses no backend for these arguments.
+        RuntimeError: As the call itself, if the backend that was asked for cannot run here.
+
+    Example:
+        >>> import khot.kernels
+        >>> with khot.kernels.backend("torch"):
+        ...     print(khot.kernels.explain(sigmoid_topk, torch.zeros(4), 2))
+        threshold_mask runs on torch
+          not on triton: the backend asked for is torch
+          not on numba: the backend asked for is torch
+    """
+    if isinstance(operation, str):
+        operation = _operator(operation)
+    with _lock:  # as there is one place where choices are seen
+        registry.on_choice = _stop_in(threading.get_ident())
+        try:
+            if isinstance(operation, registry.Operator):
+                operation.implementation(*args, **kwargs)
+            elif isinstance(operation, Backends):
+                operation.choose(*args, **kwargs)
+            else:
+                operation(*args, **kwargs)
+        except _AtChoice as stopped:
+            choosing, asked = stopped.choosing, stopped.asked
+        else:
+            raise ValueError(f"{operation!r} chooses no backend for these arguments")
+        finally:
+            registry.on_choice = None
+    return _explanation(choosing, asked)
+
+
+_lock = threading.Lock()
+
+
+class _AtChoice(Exception):
+    def __init__(self, choosing: Backends, asked: tuple[Any, ...]) -> None:
+        self.choosing, self.asked = choosing, asked
+
+
+def _stop_in(thread: int) -> Callable[[Backends, tuple[Any, ...]], None]:
+    def stop(choosing: Backends, asked: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread:
+            raise _AtChoice(choosing, asked)
+
+    return stop
+
+
+def _operator(name: str) -> Backends:
+    found = OPERATORS.get(name.removeprefix("khot::"))
+    if found is None:
+        raise ValueError(f"`operation` must be one of {', '.join(sorted(OPERATORS))}, but got {name!r}")
+    return found
+
+
+def _explanation(choosing: Backends, asked: tuple[Any, ...]) -> Explanation:
+    choice = choosing.choose(*asked)
+    chosen = "torch" if choice is None else choice.name  # what all backends refuse is computed in plain torch
+    others = (other for other in choosing.registered if other.name != chosen)
+    refused = {other.name: other.refusal(*asked) or f"{chosen} takes the call before it" for other in others}
+    return Explanation(choosing.name, chosen, refused)

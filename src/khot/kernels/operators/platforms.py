@@ -1,0 +1,107 @@
+"""What backends run on: libraries, devices and shapes, and in words why one of them cannot run somewhere."""
+
+import functools
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+OLDEST_CUDA = (8, 0)  # compute capability that current Triton supports
+MAX_N = 2**31 - 2**15  # columns of a row: Triton's kernels count them in int32
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # raised when a test hides the library
+        return False
+
+
+HAS_NUMBA = _is_installed("numba")  # it is imported at the first call that runs on it: that takes half a second
+HAS_TRITON = _is_installed("triton")
+INSTALL_NUMBA = "pip install numba"
+INSTALL_TRITON = "pip install 'khot[gpu]'"
+
+
+@functools.cache  # so that it warns once in a process
+def warn_without_triton() -> None:
+    """Warns that an accelerator runs plain torch for want of Triton."""
+    message = f"Triton is not installed, so that plain torch computes what has faster kernels: {INSTALL_TRITON}"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+@functools.cache
+def _triton_obstacle(device: torch.device) -> str | None:
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed ({error}): {INSTALL_TRITON}"
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return None
+        return "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 before Python starts"
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < OLDEST_CUDA:
+        return f"{device} has compute capability {capability}, and Triton needs {OLDEST_CUDA}"
+    return None
+
+
+@functools.cache
+def _numba_obstacle(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"numba's loops run on a CPU, and the tensor is on {device}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "numba's loops are not tested in a Python without the global interpreter lock"
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:
+        return f"numba is not installed ({error}): {INSTALL_NUMBA}"
+    return None
+
+
+def _any_shape(x: Tensor) -> None:
+    return None
+
+
+def _not_empty(x: Tensor) -> str | None:
+    return None if x.numel() > 0 else "there is nothing to compute"
+
+
+def _counted_in_int32(x: Tensor) -> str | None:
+    if x.numel() > 0 and x.shape[-1] > MAX_N:
+        return "its kernels count the columns of a row in 32 bits"
+    return _not_empty(x)
+
+
+class Platform(NamedTuple):
+    """What backends of one kind run on, and why not on anything else.
+
+    Attributes:
+        devices: Types of the devices on which they are chosen unless one asks for a backend by name; None for all.
+        elsewhere: Why they are not chosen on other devices.
+        refuses: Why they cannot work on a tensor ``(..., n)`` of this shape; None if they can.
+        obstacle: What keeps them from running on a device; None if nothing does.
+    """
+
+    devices: tuple[str, ...] | None
+    elsewhere: str
+    refuses: Callable[[Tensor], str | None]
+    obstacle: Callable[[torch.device], str | None]
+
+
+PLATFORMS = {
+    "torch": Platform(None, "", _any_shape, lambda device: None),
+    "numba": Platform(
+        ("cpu",) if HAS_NUMBA else (),
+        "numba's loops run on a CPU" if HAS_NUMBA else f"numba is not installed: {INSTALL_NUMBA}",
+        _not_empty,
+        _numba_obstacle,
+    ),
+    "triton": Platform(("cuda",), "Triton's kernels run on CUDA and ROCm devices", _counted_in_int32, _triton_obstacle),
+}

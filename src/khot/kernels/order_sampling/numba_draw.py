@@ -1,0 +1,120 @@
+"""Draws of order sampling on a CPU: the ranks of a row in float64, and the k smallest of them by counting."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cpu.loops import inlined, kernel, over_rows, per_row, specialised
+from ..cpu.maths import EXP, LOG
+from ..cpu.random_numbers import empty_draws, fill_uniform
+from ..random_numbers.philox import even_place
+from ..selection.numba_counting import SUSPECT, mark_largest
+from .reference_draw import LARGEST_LOG, SMALLEST
+
+STEPS = 16  # of work for a unit, more or less
+NEAR_ONE = -math.e, -1.0, -1 / math.e  # guesses of the negative k-th rank
+exp, log = EXP[np.float64], LOG[np.float64]
+
+
+@inlined
+def _odds(u):
+    return u / (1.0 - u)
+
+
+@inlined
+def _exponential(u):
+    return -log(u)
+
+
+@inlined
+def _uniform(u):
+    return u
+
+
+# The exponential of a noise from a uniform number, by the name of the noise.
+NOISES = {"logistic": _odds, "log_exponential": _exponential, "log_uniform": _uniform}
+
+
+@functools.cache
+def _loop(noise: str) -> Callable[..., int]:
+    with specialised(noise):
+        return _rows_of(_fill_ranks_of(NOISES[noise]))
+
+
+@functools.cache
+def _ranks_loop(noise: str) -> Callable[..., int]:
+    with specialised(noise):
+        return _ranks_of(_fill_ranks_of(NOISES[noise]))
+
+
+def _fill_ranks_of(exp_noise: Any) -> Any:
+    @per_row
+    def fill_ranks(theta, centre, sign, u):
+        for i in range(u.shape[0]):
+            z = min(max(theta[i] - centre, -LARGEST_LOG), LARGEST_LOG)
+            certain = np.float64(theta[i] == np.inf) - np.float64(theta[i] == -np.inf)  # 100 more
+            u[i] = sign * exp_noise(max(u[i], SMALLEST)) * exp(-(z + 100.0 * certain))
+
+    return fill_ranks
+
+
+def _rows_of(fill_ranks: Any) -> Callable[..., int]:
+    def rows(first, last, theta, k, centre, seed, first_draw, first_row, first_unit, x):
+        count, n = theta.shape
+        u = np.empty(n)
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, u)
+            fill_ranks(theta[row], centre[row], -1.0, u)
+            mark_largest(u, k[row], NEAR_ONE, SUSPECT, x[task])
+        return 0
+
+    return kernel(rows)
+
+
+def _ranks_of(fill_ranks: Any) -> Callable[..., int]:
+    def ranks(first, last, theta, centre, seed, first_draw, first_row, first_unit, rank):
+        count = theta.shape[0]
+        for task in range(first, last):
+            draw, row = task // count, task % count
+            fill_uniform(seed[0], first_draw + draw, first_row + row, first_unit, rank[task])
+            fill_ranks(theta[row], centre[row], 1.0, rank[task])
+        return 0
+
+    return kernel(ranks)
+
+
+def order_draw(
+    theta: Tensor,
+    k: Tensor,
+    centre: Tensor,
+    seed: Tensor,
+    first: Sequence[int],
+    draws: int,
+    dtype: torch.dtype,
+    noise: str,
+) -> Tensor:
+    *batch, n = theta.shape
+    positions = theta.detach().double().reshape(-1, n).contiguous()
+    x = empty_draws(positions, (draws * len(positions), n), dtype)
+    # Contiguous numbers of rows, also of an expanded design, for which the loop would be compiled once more.
+    sizes, centres = (v.reshape(-1).contiguous() for v in (k, centre))
+    arguments = (v.numpy() for v in (positions, sizes, centres, seed))
+    over_rows(_loop(noise), len(x), STEPS * x.numel(), *arguments, *even_place(first), x.numpy())
+    return x.view(draws, *batch, n).to(dtype)
+
+
+def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
+    *batch, n = theta.shape
+    positions = theta.detach().double().reshape(-1, n).contiguous()
+    ranks = positions.new_empty(draws * len(positions), n)
+    arguments = (v.numpy() for v in (positions, centre.reshape(-1), seed))
+    over_rows(_ranks_loop(noise), len(ranks), STEPS * ranks.numel(), *arguments, *even_place(first), ranks.numpy())
+    return ranks.view(draws, *batch, n)

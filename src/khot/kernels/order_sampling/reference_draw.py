@@ -1,0 +1,78 @@
+"""Order sampling by independent ranks, all units of all draws at once: the definition, in plain torch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from khot._torch_internals import is_wrapped
+
+from ..random_numbers import uniform
+from ..random_numbers.philox import uniform_rows
+from ..threshold import solve_threshold
+from .noises import NOISES, Noise
+
+SMALLEST = 2.0**-54  # half the distance of the random numbers
+LARGEST_LOG = 600.0  # of a multiple of the noise, and of what is certain 100 more
+
+
+def rank_centre(theta: Tensor, k: int | Tensor) -> Tensor:
+    """A position whose unit would have about the k-th rank, float64 ``(*batch)``; 0 where there is none."""
+    return solve_threshold(theta, k).nan_to_num(0.0, 0.0, 0.0)
+
+
+def rank_scale(theta: Tensor, centre: Tensor) -> Tensor:
+    """What to multiply the exponential of the noise with, float64: e^-theta up to a factor.
+
+    Multiples beyond e^600 either way are not distinguished: there the k-th rank is not.
+    """
+    theta = theta.double()
+    centred = theta - centre[..., None]
+    certain = centred.sign() * (LARGEST_LOG + 100)
+    return torch.where(theta.isinf(), certain, centred.clamp(-LARGEST_LOG, LARGEST_LOG)).neg().exp()
+
+
+def draw_ranks(noise: Noise, scale: Tensor, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+    """Independent ranks of all units, of which the k smallest are drawn; without ties in practice, never 0 or inf."""
+    ranks = _exp_noise(noise, uniform(shape, scale.dtype, scale.device, generator))
+    if torch.compiler.is_compiling() or is_wrapped(scale):
+        return ranks * scale
+    return ranks.mul_(scale)
+
+
+def _exp_noise(noise: Noise, u: Tensor) -> Tensor:
+    return noise.from_uniform_(u.clamp_min_(SMALLEST))
+
+
+def order_draw(
+    theta: Tensor,
+    k: Tensor,
+    centre: Tensor,
+    seed: Tensor,
+    first: Sequence[int],
+    draws: int,
+    dtype: torch.dtype,
+    noise: str,
+) -> Tensor:
+    """k-hot draws ``(draws, *batch, n)``, a function of the seed.
+
+    Args:
+        theta: Positions ``(*batch, n)``.
+        k: Number of ones, integers ``(*batch)``.
+        centre: From :func:`rank_centre`.
+        seed: From :func:`khot.kernels.random_numbers.philox.draw_seed`.
+        first: The :class:`~khot.kernels.random_numbers.philox.Place` of the first draw, row and unit among all of the
+            seed.
+        draws: Draws of each row.
+        dtype: Of the result.
+        noise: Name of the noise.
+    """
+    ranks = order_ranks(theta, centre, seed, first, draws, noise)
+    return (ranks.argsort(dim=-1, stable=True).argsort(-1) < k.unsqueeze(-1)).to(dtype)
+
+
+def order_ranks(theta: Tensor, centre: Tensor, seed: Tensor, first: Sequence[int], draws: int, noise: str) -> Tensor:
+    """The ranks ``(draws, *batch, n)`` that :func:`order_draw` compares, in float64; its arguments."""
+    *batch, n = theta.shape
+    noises = _exp_noise(NOISES[noise], uniform_rows(seed, draws, batch, n, first))
+    return noises * rank_scale(theta, centre)

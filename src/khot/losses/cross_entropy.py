@@ -1,0 +1,135 @@
+"""Top-k cross-entropy: minus the logarithm of the probability that the target is among the k largest."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._distributed.boundary import of_rows
+from khot._validation import (
+    check_choice,
+    check_function,
+    check_positive_contents,
+    check_scores,
+    check_softness,
+    check_strided,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import compute_dtype
+from khot.relaxations import lapsum_topk
+
+from .shared import REDUCTIONS, Relaxation, describe
+
+
+@of_rows(numbers=("target",), batch_first=True)
+def topk_cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    p_k: Sequence[float] | Tensor,
+    relaxation: Relaxation = lapsum_topk,
+    softness: float | Tensor = 1.0,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""Cross-entropy of "the target is among the k largest scores", with k drawn from ``p_k``.
+
+    .. math:: L = -\log \sum_{j=1}^K p_j\, y^{(j)}_\mathrm{target}, \qquad y^{(j)} = \mathrm{relaxation}(x, j,
+        \mathrm{softness})
+
+    Position 0 of ``p_k`` is the weight of k = 1, of the top-1 loss. Computed in logarithms where the relaxation has
+    one (:func:`lapsum_topk`, :func:`sigmoid_topk`), so that targets far below the threshold keep their gradient; of
+    another mask, entries below the smallest normal number count as that number, with no gradient, which bounds the
+    loss at 87 (float32) or 708. Of a target whose score is ``-inf`` the logarithms make the loss infinite, as torch's
+    cross-entropy is, with no gradient. All sizes are evaluated in one call, those of weight zero in none.
+    Differentiable in ``x``, ``softness`` and ``p_k``.
+
+    Args:
+        x: Scores (..., n) of the classes.
+        target: Class indices (...), int64.
+        p_k: K weights, not negative, at most n, usually of sum 1: numbers or a tensor. K = 1 asks for the best only.
+        relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)`` with a tensor k.
+        softness: Positive.
+        reduction: "mean" or "sum" over the batch, or "none".
+
+    Returns:
+        Tensor of the batch shape, or a scalar.
+
+    Raises:
+        ValueError: If shapes do not match, a class is out of range or ``p_k`` has no positive or a negative weight.
+            Contents of tensors are looked at as :mod:`khot.relaxations` says.
+        TypeError: If ``target`` does not hold int64 indices.
+
+    References:
+        [1] Petersen, Kuehne, Borgelt, Deussen (2022), "Differentiable Top-k Classification Learning",
+            arXiv:2206.07290.
+
+    Example:
+        >>> x = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+        >>> topk_cross_entropy(x, torch.tensor([0, 0]), [0.5, 0.5], reduction="none")
+        tensor([0.2549, 1.4915])
+    """
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_scores(x, -1)
+    check_softness("softness", softness, x, x.shape[:-1], advice="")  # which the relaxation knows by another name
+    check_positive_contents("softness", softness)
+    _check_classes(target, x)
+    weights, sizes = _weights_and_sizes(p_k, x)
+
+    dtype, scores = x.dtype, x.to(compute_dtype(x)).expand(len(sizes), *x.shape)
+    column = (-1, *(1,) * target.dim())
+    logarithm = getattr(relaxation, "logarithm", None)
+    if logarithm is None:
+        mask = relaxation(scores, sizes.view(column), softness)
+        logs = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
+    else:
+        logs = logarithm(scores, sizes.view(column), softness)
+    logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
+    weights = weights.to(logs.dtype).view(column)
+    impossible = (logs.detach() == -torch.inf).all(0)
+    logs = logs.masked_fill(impossible, 0.0)
+    highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
+    # A weight of 0 that may be learnt can belong to a size that is likelier by more than a float holds.
+    ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
+    losses = (-(weights * ratio).sum(0).log() - highest).masked_fill(impossible, torch.inf)
+    return REDUCTIONS[reduction](losses).to(dtype)
+
+
+def _check_classes(target: Any, x: Tensor) -> None:
+    check_strided("target", target)
+    if not isinstance(target, Tensor) or target.dtype != torch.int64:
+        raise TypeError(f"`target` must be an int64 tensor of class indices, but is {describe(target)}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(f"`target` must have the batch shape {tuple(x.shape[:-1])} of `x`, but is {describe(target)}")
+    n = x.shape[-1]
+    if looks_at_contents(target) and target.numel() and not bool(((target >= 0) & (target < n)).all()):
+        raise ValueError(f"`target` must lie in [0, {n - 1}], but ranges over [{target.min()}, {target.max()}]")
+
+
+def as_weights(p_k: Any, device: torch.device | None = None) -> Tensor:
+    """The weights of the sizes 1, 2, ... as a tensor."""
+    if isinstance(p_k, Tensor):
+        check_strided("p_k", p_k)
+        if p_k.is_complex() or p_k.dtype == torch.bool:
+            raise TypeError(f"`p_k` must be real, but got a tensor of dtype {p_k.dtype}")
+        return p_k if device is None else p_k.to(device)
+    try:
+        return torch.tensor(p_k, dtype=torch.float64, device=device or "cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"`p_k` must be a sequence of numbers or a tensor, but got {p_k!r}") from None
+
+
+def _weights_and_sizes(p_k: Sequence[float] | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights and their subset sizes, without those of weight zero where that can be seen and has no derivative."""
+    weights = as_weights(p_k, x.device)
+    if weights.dim() != 1 or not 1 <= len(weights) <= x.shape[-1]:
+        raise ValueError(f"`p_k` must hold between 1 and n={x.shape[-1]} weights, but has shape {tuple(weights.shape)}")
+    sizes = torch.arange(1, len(weights) + 1, device=x.device)
+    if looks_at_contents(weights):
+        if not bool((weights >= 0).all()) or not 0 < weights.sum() < torch.inf:
+            raise ValueError(f"`p_k` must be weights >= 0, not all zero, but got {p_k}")
+        if not weights.requires_grad:
+            used = weights > 0
+            weights, sizes = weights[used], sizes[used]
+    return weights, sizes

@@ -1,0 +1,226 @@
+"""Fenchel-Young losses of the sparse top-k maps: the mathematics is in :mod:`khot.losses`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import pad
+
+from khot._distributed.boundary import of_rows
+from khot._validation import (
+    check_choice,
+    check_flag,
+    check_scores,
+    check_softness,
+    check_strided,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import compute_dtype
+from khot.kernels.operators.autograd import with_forward_mode
+from khot.relaxations import (
+    sparse_topk,
+    sparse_topk_magnitude,
+    sparse_topk_signed,
+)
+
+from .shared import REDUCTIONS, describe
+
+# How far the sum of a target may always be off, as in constraints.capped_simplex: that of a mask is, the further the
+# scores are from the threshold.
+SMALLEST_SLACK = 1e-6
+
+_SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
+
+
+class _Conjugate(Function):
+    """(f(x), x, strength, y, dR(y)/d strength) -> f(x) = max_y <x, y> - Omega(y), with the derivatives of the maximum.
+
+    By the envelope theorem they are those at fixed y: y itself in x. Differentiated once more, y and R move with x.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, x: Tensor, strength: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[3:])
+        ctx.save_for_forward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, penalty = ctx.saved_tensors
+        return None, grad.unsqueeze(-1) * y, -grad * penalty, None, None
+
+
+def _conjugate_jvp(
+    ctx: Any, saved: list[Tensor], _: Tensor | None, dx: Tensor | None, dstrength: Tensor | None, *unused: Any
+) -> Tensor:
+    y, penalty = saved
+    change = torch.zeros_like(penalty) if dx is None else (dx * y).sum(-1)
+    return change if dstrength is None else change - dstrength * penalty
+
+
+_conjugate = with_forward_mode(_Conjugate, _conjugate_jvp)
+
+
+def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
+    """min over 0 <= z <= 1, sum z = k of sum v^2 / (2 z), along the last axis; Argyriou, Foygel, Srebro (2012).
+
+    The r largest have z = 1 and the others, with sum s, z = v (k - r) / s, for the r where these z are at most 1. A
+    wrong r in rounding is harmless: any feasible z is an upper bound.
+    """
+    descending = v.abs().sort(-1, descending=True).values
+    largest_left = pad(descending, (0, 1))
+    left = largest_left.flip(-1).cumsum(-1).flip(-1)  # entry r: the sum of all but the r largest
+    taken = pad(descending.square().cumsum(-1), (1, 0))
+    ranks = torch.arange(v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    room = (k.unsqueeze(-1) if isinstance(k, Tensor) else k) - ranks
+    spread = left.square() / torch.where(room > 0, room, 1)
+    feasible = (room >= 0) & (left >= room * largest_left) & ((room > 0) | (left == 0))
+    return torch.where(feasible, taken + spread, torch.inf).amin(-1) / 2
+
+
+@of_rows(rows=("x", "target"), batch_first=True)
+def fenchel_young_topk_loss(
+    x: Tensor,
+    target: Tensor,
+    k: float | Tensor,
+    strength: float | Tensor = 1.0,
+    p: float = 2.0,
+    kind: str = "mask",
+    reduction: str = "mean",
+    unbounded: bool = False,
+) -> Tensor:
+    r"""Fenchel-Young loss of a sparse top-k map y: convex in x, with gradient ``y(x) - target``.
+
+    .. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad
+        \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
+
+    with the maximiser :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
+    regulariser :math:`\Omega` is given in :mod:`khot.losses`. Zero where y(x) = target. Differentiable in ``x``, as
+    often as the map is once more, and once in ``target`` and ``strength``; ``k`` is taken as a constant.
+
+    Args:
+        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target is then 0.
+        target: Tensor like ``x``, finite, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
+            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything. Sums may
+            be off by the rounding of the target's dtype.
+        k: As of the map.
+        strength: Positive weight of the regulariser.
+        p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
+        kind: Which of the maps: "mask", "magnitude" or "signed".
+        reduction: "mean" or "sum" over the batch, or "none".
+        unbounded: Take any target, and leave out :math:`\Omega(t)`, which for a target outside the domain is infinite.
+            It is the setting of [1], with a one-hot target and k = 3. The gradient is the same, but for a mask whose
+            target does not sum to k the loss has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
+
+    Returns:
+        Tensor of the batch shape, or a scalar, of the dtype of ``x``.
+
+    Raises:
+        ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range. Contents of
+            tensors are looked at as :mod:`khot.relaxations` says.
+        TypeError: If an argument has the wrong type or dtype.
+
+    References:
+        [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
+
+    Example:
+        >>> x = torch.tensor([2.0, 0.5, 0.0], requires_grad=True)
+        >>> loss = fenchel_young_topk_loss(x, torch.tensor([1.0, 0.0, 1.0]), 2)
+        >>> loss
+        tensor(0.5625, grad_fn=...)
+        >>> torch.autograd.grad(loss, x)[0]
+        tensor([ 0.0000,  0.7500, -0.7500])
+    """
+    check_settings(kind, reduction, unbounded)
+    check_scores(x, -1)
+    check_softness("strength", strength, x, x.shape[:-1], advice="")
+    _check_shape_of_target(target, x)
+    rounding = max(_rounding(x.dtype), _rounding(target.dtype))
+    dtype, x = x.dtype, x.to(compute_dtype(x))
+    y, target, infinite = _SPARSE_MAPS[kind](x, k, strength, p), target.to(x.dtype), x.isinf()
+    if looks_at_contents(x, y, target):
+        _check_entries_of_target(target, y, infinite)
+        if not unbounded and kind != "magnitude":
+            _check_target(target, k, kind, rounding)
+    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
+
+    if kind == "mask":  # sums of y are exactly k: what x is measured from cancels, and its digits with it
+        centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
+        x = x - centre
+        offset = centre.squeeze(-1) * (k - target.sum(-1))
+    x = x.masked_fill(infinite, 0)
+
+    def penalty(v: Tensor) -> Tensor:
+        return v.abs().pow(p).sum(-1) / p
+
+    def norm(v: Tensor) -> Tensor | float:
+        return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
+
+    if kind == "magnitude":  # by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), of which no part cancels
+        exact = y.detach().double()
+        value = (strength.detach() * (p - 1) * penalty(exact) + norm(exact)).to(x.dtype)
+    else:
+        value = ((x * y).sum(-1) - strength * penalty(y)).detach()
+    losses = _conjugate(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
+    if not unbounded:
+        losses = losses + strength * penalty(target) + norm(target)
+    elif kind == "mask":
+        losses = losses + offset
+    return REDUCTIONS[reduction](losses).to(dtype)
+
+
+def _check_shape_of_target(target: Any, x: Tensor) -> None:
+    check_strided("target", target)
+    if not isinstance(target, Tensor) or target.shape != x.shape:
+        raise ValueError(f"`target` must be a tensor of the shape {tuple(x.shape)} of `x`, but is {describe(target)}")
+    if target.is_complex():
+        raise TypeError(f"`target` must be real, but is {describe(target)}")
+
+
+def _check_entries_of_target(target: Tensor, y: Tensor, infinite: Tensor) -> None:
+    """Finite entries, and where scores are infinite those of the mask y."""
+    if not bool(target.isfinite().all()):
+        raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
+    if bool((infinite & (target != y)).any()):
+        raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
+
+
+def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
+    """The arguments that are no tensors."""
+    if not isinstance(kind, str) or kind not in _SPARSE_MAPS:
+        raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_flag("unbounded", unbounded)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """By how much of its size a sum may be off for entries in this dtype; half types are computed in another."""
+    if not dtype.is_floating_point:
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    return eps if dtype.itemsize == 2 else 64 * eps
+
+
+def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float) -> None:
+    lowest = 0 if kind == "mask" else -1
+    excess = target.abs().double().sum(-1) - k
+    size = (
+        k.double().abs() if isinstance(k, Tensor) else torch.full((), abs(k), dtype=torch.float64, device=target.device)
+    )
+    slack = (rounding * (1 + size)).clamp(min=SMALLEST_SLACK)
+    if bool(((target < lowest) | (target > 1)).any()):
+        raise ValueError(
+            f"`target` must lie in [{lowest}, 1] for kind={kind!r}, but ranges over [{target.min()}, {target.max()}]"
+        )
+    if bool((excess > slack).any()) or (kind == "mask" and bool((excess < -slack).any())):
+        rule = "sum to k" if kind == "mask" else "have absolute values that sum to at most k"
+        raise ValueError(
+            f"`target` must {rule} for kind={kind!r}, but its sums differ from k={k} by up to "
+            f"{excess.abs().max().item():.3g}; pass `unbounded=True` to leave out the infinite constant"
+        )

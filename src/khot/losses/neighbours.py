@@ -1,0 +1,121 @@
+"""The loss of nearest neighbours in learned features."""
+
+import torch
+from torch import Tensor
+
+from khot._validation import (
+    check_choice,
+    check_function,
+    check_positive_contents,
+    check_softness,
+    check_strided,
+    is_finite,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import compute_dtype
+from khot.relaxations import transport_topk
+
+from .shared import REDUCTIONS, Relaxation, describe
+
+
+def knn_loss(
+    query: Tensor,
+    keys: Tensor,
+    query_labels: Tensor,
+    key_labels: Tensor,
+    k: float | Tensor,
+    softness: float | Tensor,
+    relaxation: Relaxation = transport_topk,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""Minus the logarithm of the share of a query's k relaxed nearest neighbours that have its label.
+
+    .. math:: L_q = -\log \frac{1}{k} \sum_{j : \ell_j = \ell_q} A_{qj}, \qquad
+        A_q = \mathrm{relaxation}(-\lVert f_q - f_j \rVert^2, k, \mathrm{softness})
+
+    It trains the network that makes the features; tests use the majority of the k nearest. Queries whose label no key
+    has are left out: their loss is 0, and they do not count in the mean. Computed in logarithms where the relaxation
+    has one, so that neighbours far beyond the threshold keep their gradient; of another mask, shares below the smallest
+    normal number count as that number, with no gradient. Differentiable in the features, ``k`` and ``softness``.
+
+    Args:
+        query: Features (..., queries, d).
+        keys: Features (..., keys, d).
+        query_labels: Labels (..., queries) of an integer type.
+        key_labels: Labels (..., keys).
+        k: Number of neighbours, positive; broadcasts with (..., queries).
+        softness: Third argument of the relaxation, on the scale of squared distances.
+        relaxation: A relaxed top-k mask, called as ``relaxation(x, k, softness)``.
+        reduction: "mean" or "sum" over the queries, or "none".
+
+    Returns:
+        Tensor (..., queries), or a scalar, of the dtype of ``query``.
+
+    Raises:
+        ValueError: If shapes do not match, or ``k`` or ``softness`` is out of range.
+        TypeError: If features are not floating-point or labels not integer tensors.
+
+    References:
+        [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", NeurIPS, section 4.1.
+
+    Example:
+        >>> keys, key_labels = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([0, 0, 1])
+        >>> knn_loss(torch.tensor([[0.5], [3.0]]), keys, torch.tensor([0, 1]), key_labels, 2, 0.5, reduction="none")
+        tensor([0.0000, 0.6931])
+    """
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_choice("reduction", reduction, REDUCTIONS)
+    _check_features(query, keys)
+    _check_labels("query_labels", query_labels, query)
+    _check_labels("key_labels", key_labels, keys)
+    dtype = torch.promote_types(compute_dtype(query), compute_dtype(keys))
+    scores = -_squared_distances(query.to(dtype), keys.to(dtype))
+    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+    check_positive_contents("softness", softness)
+    same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)
+    has_neighbour = same.any(-1)
+    logarithm = getattr(relaxation, "logarithm", None)
+    if logarithm is None:
+        share = (relaxation(scores, k, softness) * same).sum(-1)
+        logs = share.clamp(min=torch.finfo(share.dtype).tiny).log()
+    else:
+        open_rows = same | ~has_neighbour.unsqueeze(-1)  # a row without an entry would have no gradient but NaN
+        logs = logarithm(scores, k, softness).masked_fill(~open_rows, -torch.inf).logsumexp(-1)
+    size = torch.as_tensor(k, dtype=logs.dtype, device=logs.device)
+    losses = torch.where(has_neighbour, size.log() - logs, 0.0)
+    if reduction == "mean":
+        return (losses.sum() / has_neighbour.sum().clamp(min=1)).to(query.dtype)
+    return REDUCTIONS[reduction](losses).to(query.dtype)
+
+
+def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:
+    """(..., queries, keys); what all features have in common is subtracted first, and its digits with it."""
+    centre = keys.detach().mean(-2, keepdim=True)
+    query, keys = query - centre, keys - centre
+    squares = query.square().sum(-1, keepdim=True) + keys.square().sum(-1).unsqueeze(-2)
+    return (squares - 2 * query @ keys.mT).clamp(min=0)
+
+
+def _check_features(query: object, keys: object) -> None:
+    for name, value in (("query", query), ("keys", keys)):
+        check_strided(name, value)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise TypeError(f"`{name}` must be a floating-point tensor of features, but is {describe(value)}")
+        if value.dim() < 2:
+            raise ValueError(f"`{name}` must have shape (..., items, features), but is {describe(value)}")
+        if looks_at_contents(value) and not is_finite(value) and not value.isfinite().all():
+            raise ValueError(f"`{name}` must be finite, but contains {value[~value.isfinite()][0].item()}")
+    assert isinstance(query, Tensor) and isinstance(keys, Tensor)
+    if query.shape[:-2] != keys.shape[:-2] or query.shape[-1] != keys.shape[-1]:
+        raise ValueError(
+            f"`keys` must have the batch shape and the number of features of `query`, {tuple(query.shape)}, but is "
+            f"{describe(keys)}"
+        )
+
+
+def _check_labels(name: str, labels: object, features: Tensor) -> None:
+    check_strided(name, labels)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"`{name}` must be an integer tensor of labels, but is {describe(labels)}")
+    if labels.shape != features.shape[:-1]:
+        raise ValueError(f"`{name}` must have the shape {tuple(features.shape[:-1])}, but is {describe(labels)}")

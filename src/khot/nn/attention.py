@@ -1,0 +1,180 @@
+r"""Attention in which every query attends to its k most similar keys.
+
+With A a top-k mask of each row of scores :math:`S = Q K^\top / \sqrt{d}`, it is softmax(S + log A) V. The mask may as
+well multiply the terms of the softmax, which is the same and takes zeros:
+
+.. math:: \text{weights}_{ij} = A_{ij} e^{S_{ij}} / {\textstyle\sum_l} A_{il} e^{S_{il}}.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+
+from khot._validation import (
+    check_flag,
+    check_function,
+    check_share,
+    check_softness,
+    check_strided,
+    checked_int,
+    checked_positive,
+    checked_real,
+    looks_at_contents,
+)
+from khot.kernels.exact.rows import compute_dtype
+from khot.relaxations import sigmoid_topk, topk_mask
+
+from ._masking import Relaxation
+
+
+def topk_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k: float | Tensor,
+    softness: float | Tensor | None = None,
+    relaxation: Relaxation = sigmoid_topk,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    r"""Attention of every query to its k most similar keys: hard, or relaxed with log A added to the logits [1].
+
+    .. math:: \mathrm{softmax}\!\left(S + \log A\right) V, \qquad S = \text{scale} \cdot Q K^\top, \quad
+        A = \mathrm{relaxation}(S, k, \text{softness})
+
+    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which it is equal at
+    k = S for hard masks. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
+    and of equal ones the earlier count. Queries that may attend to fewer than k keys, as the first ones under a causal
+    mask, attend to all of these; a query that may attend to none gets 0. Differentiable as the relaxation is.
+
+    Args:
+        query: ``(..., L, d)``.
+        key: ``(..., S, d)``.
+        value: ``(..., S, e)``.
+        k: Number of keys for a query; a tensor broadcasts with ``(..., L)``: one for each head has shape ``(heads,
+        1)``.
+            An integer for a hard mask.
+        softness: Third argument of the relaxation, on the scale of the logits; None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        attn_mask: Of bools, True where a query may attend to a key, or of numbers that are added to the logits,
+        ``-inf``
+            where it may not; broadcasts with ``(..., L, S)``.
+        is_causal: Whether queries attend to no later keys.
+        dropout_p: Probability that a weight is dropped.
+        scale: What the products are multiplied by; :math:`1 / \sqrt{d}` if None.
+
+    Returns:
+        Tensor ``(..., L, e)`` of the dtype of ``query``.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If shapes do not match, or an argument is out of range.
+
+    References:
+        [1] Xie et al. (2020), "Differentiable Top-k with Optimal Transport", NeurIPS, section 4.3.
+        [2] Gupta et al. (2021), "Memory-efficient transformers via top-k attention", arXiv:2106.06899.
+
+    Example:
+        >>> query, key, value = torch.eye(3), torch.eye(3), torch.eye(3)
+        >>> topk_attention(query, key, value, 1)
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
+        >>> topk_attention(query, key, value, 2, softness=0.1, is_causal=True)[0]
+        tensor([1., 0., 0.])
+    """
+    _check_tensors(query, key, value, attn_mask)
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_flag("is_causal", is_causal)
+    check_share("dropout_p", dropout_p)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(checked_real("scale", scale))
+    dtype = compute_dtype(query)
+    scores = (query.to(dtype) * scale) @ key.to(dtype).mT
+    scores = _masked(scores, attn_mask, is_causal)
+    sizes = _sizes(k, scores, is_causal, attn_mask is not None, softness is None)
+    allowed = None if attn_mask is None else (scores > -torch.inf).any(-1, keepdim=True)
+    if allowed is not None:  # a row without keys has a softmax of NaN
+        scores = scores.masked_fill(~allowed, 0.0)
+        sizes = torch.where(allowed.squeeze(-1), sizes, torch.ones_like(sizes))
+    if softness is None:
+        weights = scores.masked_fill(topk_mask(scores.detach(), sizes) == 0, -torch.inf).softmax(-1)
+    else:
+        check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+        weights = relaxation(scores, sizes, softness) * scores.softmax(-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+    if allowed is not None:
+        weights = weights * allowed
+    if dropout_p > 0:
+        weights = dropout(weights, dropout_p)
+    return (weights @ value.to(dtype)).to(query.dtype)
+
+
+def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """The scores, ``-inf`` where a query may not attend to a key."""
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        else:
+            scores = scores + attn_mask.to(scores.dtype)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: bool) -> Any:
+    """How many keys each query attends to: k, or all that it may attend to where these are fewer."""
+    queries, keys = scores.shape[-2:]
+    if not isinstance(k, Tensor):
+        k = checked_int("k", k, "an int for a hard mask") if is_hard else checked_positive("k", k, torch.Size())
+        if k <= 0:
+            raise ValueError(f"`k` must be positive, but got {k}")
+        k = min(k, keys)
+        if not (is_causal or has_mask):
+            return k
+        k = torch.tensor(k, device=scores.device, dtype=torch.int64 if is_hard else scores.dtype)
+    elif is_hard and (k.is_floating_point() or k.is_complex() or k.dtype == torch.bool):
+        raise TypeError(f"`k` must be an int or an integer tensor for a hard mask, but got {k.dtype}")
+    elif looks_at_contents(k) and not bool((k > 0).all()):
+        raise ValueError(f"`k` must be positive, but got {k.min().item():g}")
+    try:
+        k = k.to(scores.device).expand(scores.shape[:-1])
+    except RuntimeError:
+        wanted = tuple(scores.shape[:-1])
+        raise ValueError(f"`k` must broadcast to (..., L) = {wanted}, but got shape {tuple(k.shape)}") from None
+    if has_mask:
+        return k.minimum((scores > -torch.inf).sum(-1).to(k.dtype))
+    if is_causal:
+        return k.minimum(torch.arange(1, queries + 1, dtype=k.dtype, device=k.device).clamp(max=keys))
+    return k.clamp(max=keys)
+
+
+def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        check_strided(name, given)
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            got = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise TypeError(f"`{name}` must be a floating-point tensor, but got {got}")
+        if given.dim() < 2:
+            raise ValueError(f"`{name}` must have shape (..., tokens, features), but got {tuple(given.shape)}")
+        if given.dtype != query.dtype:
+            raise TypeError(f"`{name}` must have the dtype {query.dtype} of `query`, but has {given.dtype}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"`key` must have the {query.shape[-1]} features of `query`, but got {tuple(key.shape)}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"`value` must have the {key.shape[-2]} tokens of `key`, but got {tuple(value.shape)}")
+    if attn_mask is None:
+        return
+    check_strided("attn_mask", attn_mask)
+    if not isinstance(attn_mask, Tensor) or not (attn_mask.dtype == torch.bool or attn_mask.is_floating_point()):
+        raise TypeError(f"`attn_mask` must be a tensor of bools or of floating-point numbers, but got {attn_mask!r}")
+    try:
+        torch.broadcast_shapes(attn_mask.shape, (*query.shape[:-1], key.shape[-2]))
+    except RuntimeError:
+        wanted = (*query.shape[:-1], key.shape[-2])
+        raise ValueError(f"`attn_mask` must broadcast to {wanted}, but got {tuple(attn_mask.shape)}") from None

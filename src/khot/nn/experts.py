@@ -1,0 +1,266 @@
+"""Routers of mixtures of experts: experts that choose tokens, and tokens that choose experts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._torch_internals import is_wrapped
+from khot._validation import check_scores, check_strided, checked_int, expanded, looks_at_contents, tensors_among
+from khot.kernels.exact.rows import compute_dtype
+from khot.relaxations import sigmoid_topk, topk_mask
+
+from ._masking import Masking, Relaxation, checked_size, has_parts, places_of_largest
+from .topk import Selection, TopK
+
+
+class ExpertChoice(TopK):
+    """Routing in which every expert takes the tokens that it wants most, so that all have the same load.
+
+    Takes gates ``(..., tokens, experts)`` and keeps in each column the ``capacity`` largest: gates times a mask along
+    the tokens. A token may go to several experts, or to none. ``relaxation=sparse_topk`` has zeros and a gradient.
+    An expert takes all tokens where there are fewer than its capacity: a last batch may be shorter, and ``-inf``
+    excludes tokens such as padding. ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes
+    another capacity for this call, a number or a tensor ``(..., experts)``. :meth:`select` gives the gates and places
+    of the tokens alone, ``(..., capacity, experts)``.
+
+    Args:
+        capacity: Number of tokens for each expert; for a relaxed mask the sum of its weights.
+        softness: None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
+        learn_softness: Whether the softness is a parameter.
+
+    References:
+        [1] Zhou et al. (2022), "Mixture-of-experts with expert choice routing", arXiv:2202.09368.
+
+    Example:
+        >>> gates = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])  # three tokens, two experts
+        >>> ExpertChoice(1)(gates)
+        tensor([[0.9000, 0.0000],
+                [0.0000, 0.0000],
+                [0.0000, 0.7000]])
+    """
+
+    takes_excluded = True
+
+    def __init__(
+        self,
+        capacity: float,
+        softness: float | None = None,
+        relaxation: Relaxation = sigmoid_topk,
+        straight_through: bool = False,
+        learn_softness: bool = False,
+    ) -> None:
+        super().__init__(capacity, softness, relaxation, -2, straight_through, learn_softness)
+
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``k``, under the name of ``capacity``, or the softness."""
+        if name == "k":
+            return checked_size("capacity", value, whole=self._softness is None)
+        return super().checked(name, value, learned)
+
+    @property
+    def capacity(self) -> float:
+        """Number of tokens for each expert, which may be assigned at any time."""
+        return self.k
+
+    @capacity.setter
+    def capacity(self, value: float) -> None:
+        self.k = value
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        return super().forward(x, self._capacity_for(x, self.number("k") if k is None else k))
+
+    def select(self, x: Tensor, k: int | None = None) -> Selection:
+        """Gates and places of the tokens of each expert, ``(..., capacity, experts)``, as :meth:`TopK.select` does.
+
+        Args:
+            x: Gates ``(..., tokens, experts)``.
+            k: Capacity for this call, an int; that of the module if None.
+        """
+        _check_gates(x)
+        capacity = self.checked("k", self.k if k is None else k)
+        return super().select(x, min(capacity, x.shape[-2]))
+
+    def _capacity_for(self, x: Tensor, capacity: float | Tensor) -> float | Tensor:
+        """At most the tokens that each expert can take."""
+        _check_gates(x)
+        tokens: Any = x.shape[-2]
+        looks = not has_parts(x) and looks_at_contents(*tensors_among(x, capacity))
+        if isinstance(capacity, Tensor):
+            self._check_each(capacity, x)
+            if looks and bool((capacity < 0).any()):
+                raise ValueError(f"`capacity` must be at least 0, but got {capacity.min().item():g}")
+        else:
+            capacity = min(self.checked("k", capacity), tokens)
+        if has_parts(x) or (self.softness is None and not looks and not isinstance(capacity, Tensor)):
+            return (
+                capacity  # a hard mask leaves excluded tokens out by itself, and parts alone do not tell their number
+            )
+        if not looks or bool((x == -torch.inf).any()):
+            tokens = (x != -torch.inf).sum(-2)
+        if isinstance(tokens, Tensor):
+            return torch.minimum(torch.as_tensor(capacity, device=x.device).expand(tokens.shape), tokens)
+        return capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else capacity
+
+    def _check_each(self, capacity: Tensor, x: Tensor) -> None:
+        """One capacity for each expert, of an integer type where the mask is hard."""
+        if self.softness is None and (capacity.is_floating_point() or capacity.dtype == torch.bool):
+            raise TypeError(f"`capacity` must be an int or an integer tensor for a hard mask, but got {capacity.dtype}")
+        expanded("capacity", capacity, x.shape[:-2] + x.shape[-1:])
+
+    def extra_repr(self) -> str:
+        return f"capacity={self.k}{self.shown_softness()}"
+
+
+def _check_gates(x: Any) -> None:
+    check_strided("x", x)
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"`x` must have shape (..., tokens, experts), but got {got}")
+
+
+class TokenChoice(Masking):
+    r"""Routing in which every token takes the k experts that suit it most.
+
+    Takes logits ``(..., tokens, experts)`` and gives the weights of the experts, 0 for those not chosen: the softmax of
+    the logits times a mask m, renormalised over what is kept,
+
+    .. math:: w_e = m_e e^{x_e} / {\textstyle\sum_j} m_j e^{x_j}.
+
+    :meth:`select` gives the k weights and experts alone. :meth:`balance_loss` and :meth:`z_loss` are of the last call
+    in training. With a ``capacity`` every expert keeps at most so many tokens, those with the largest probabilities,
+    and weights are renormalised over the experts that a token has left: a token that has none gets 0. ``k``,
+    ``capacity`` and ``softness`` may be assigned at any time; ``module(x, k)`` takes another k for this call, a number
+    or one for each token.
+
+    Args:
+        k: Number of experts for each token; for a relaxed mask its sum.
+        softness: None for the hard mask.
+        relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
+        straight_through: Whether a hard mask gets the gradient of the relaxed one.
+        learn_softness: Whether the softness is a parameter.
+        capacity: Largest number of tokens for each expert, an int; None for no limit.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    References:
+        [1] Shazeer et al. (2017), "Outrageously large neural networks", arXiv:1701.06538.
+        [2] Fedus, Zoph, Shazeer (2022), "Switch transformers", arXiv:2101.03961, Eq. (4).
+        [3] Zoph et al. (2022), "ST-MoE", arXiv:2202.08906, Eq. (5).
+
+    Example:
+        >>> router = TokenChoice(2)
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 3.0]])  # two tokens, three experts
+        >>> router(logits)
+        tensor([[0.7311, 0.2689, 0.0000],
+                [0.0000, 0.5000, 0.5000]])
+        >>> router.select(logits).indices
+        tensor([[0, 1],
+                [1, 2]])
+    """
+
+    numbers = ("k", "_softness", "capacity")
+    k: float
+    capacity: int | None
+
+    def __init__(
+        self,
+        k: float,
+        softness: float | None = None,
+        relaxation: Relaxation = sigmoid_topk,
+        straight_through: bool = False,
+        learn_softness: bool = False,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(softness, relaxation, straight_through, learn_softness)
+        self.k, self.capacity = k, capacity
+        self._balance: Tensor | None = None
+        self._square: Tensor | None = None
+
+    def checked(self, name: str, value: Any, learned: bool = False) -> Any:
+        """``k``, the capacity, which may be None, or the softness."""
+        if name != "capacity":
+            return super().checked(name, value, learned)
+        if value is None:
+            return None
+        capacity = checked_int("capacity", value, "an int or None")
+        if capacity < 1:
+            raise ValueError(f"`capacity` must be at least 1, but got {value}")
+        return capacity
+
+    def forward(self, x: Tensor, k: float | Tensor | None = None) -> Tensor:
+        return self._weights(x, self.number("k") if k is None else k).to(x.dtype)
+
+    def select(self, x: Tensor, k: int | None = None) -> Selection:
+        """Weights and indices of the experts of each token, ``(..., tokens, k)``, in increasing order of the experts.
+
+        Args:
+            x: Logits ``(..., tokens, experts)``.
+            k: Number of experts for this call, an int; that of the module if None.
+        """
+        check_scores(x, -1)
+        k = checked_int("k", self.k if k is None else k, "an int for a selection, as all tokens have as many experts")
+        weights, indices = self._weights(x, k), places_of_largest(x.detach(), k)
+        return Selection(weights.gather(-1, indices).to(x.dtype), indices)
+
+    def balance_loss(self) -> Tensor:
+        r"""How unevenly the last call in training loads the experts [2]: 1 if evenly, at most their number.
+
+        .. math:: E {\textstyle\sum_e} f_e P_e
+
+        with E experts, :math:`f_e` the share of the choices that fall on expert e, a constant, and :math:`P_e` its mean
+        probability, which carries the gradient. Add a hundredth of it to the loss.
+        """
+        return self._of_the_last_call(self._balance)
+
+    def z_loss(self) -> Tensor:
+        r"""The mean square of log sum exp of the logits of the last call in training [3], which keeps them small."""
+        return self._of_the_last_call(self._square)
+
+    def _of_the_last_call(self, loss: Tensor | None) -> Tensor:
+        if loss is None:
+            raise RuntimeError("TokenChoice has no losses before its first call in training mode")
+        return loss
+
+    def _weights(self, x: Tensor, k: float | Tensor) -> Tensor:
+        check_scores(x, -1)
+        wide = x.to(compute_dtype(x))
+        mask, probabilities = self.mask_of(wide, k, -1), wide.softmax(-1)
+        if self.training:
+            self._note_losses(wide, mask.detach(), probabilities)
+        if self.capacity is not None:
+            mask = mask * self._room(mask.detach(), probabilities.detach())
+        kept = mask * (wide - wide.detach().amax(-1, keepdim=True)).exp()
+        return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+
+    def _room(self, mask: Tensor, probabilities: Tensor) -> Tensor:
+        """Ones where an expert keeps the tokens that chose it."""
+        _check_gates(mask)
+        wanted = probabilities.masked_fill(mask == 0, -1.0)
+        capacity: Any = self.number("capacity")
+        tokens = mask.shape[-2]
+        return topk_mask(
+            wanted, capacity.clamp(max=tokens) if isinstance(capacity, Tensor) else min(capacity, tokens), -2
+        )
+
+    def _note_losses(self, x: Tensor, mask: Tensor, probabilities: Tensor) -> None:
+        if not torch.compiler.is_compiling() and is_wrapped(x):
+            return  # a tensor of a transform means nothing outside of it
+        experts = x.shape[-1]
+        load = mask.reshape(-1, experts).sum(0)
+        share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)
+        self._balance = experts * (share * probabilities.reshape(-1, experts).mean(0)).sum()
+        self._square = x.logsumexp(-1).square().mean()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the losses, whose graphs cannot be copied."""
+        return self.__dict__ | {"_balance": None, "_square": None}
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}{self.shown_softness()}" + (
+            f", capacity={self.capacity}" if self.capacity is not None else ""
+        )

@@ -1,0 +1,99 @@
+"""The losses of khot.losses as modules."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from khot._module import Module
+from khot._validation import check_choice, check_function
+from khot.losses import fenchel_young_topk_loss, topk_cross_entropy
+from khot.losses.cross_entropy import as_weights
+from khot.losses.fenchel_young import check_settings
+from khot.losses.shared import REDUCTIONS, Relaxation
+from khot.relaxations import lapsum_topk
+from khot.relaxations.sparse import check_exponent
+
+
+class FenchelYoungTopKLoss(Module):
+    """:func:`fenchel_young_topk_loss` as a module, called with ``(x, target)``; a ``Parameter`` as strength is learnt.
+
+    Its arguments are the others of the function.
+
+    Raises:
+        TypeError: If an argument has the wrong type; of ``k`` and ``strength`` when it is called.
+        ValueError: If one is out of range; the same.
+
+    Example:
+        >>> FenchelYoungTopKLoss(2)(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]))
+        tensor(0.5625)
+    """
+
+    numbers = ("k", "strength")
+
+    def __init__(
+        self,
+        k: float | Tensor,
+        strength: float | Tensor = 1.0,
+        p: float = 2.0,
+        kind: str = "mask",
+        reduction: str = "mean",
+        unbounded: bool = False,
+    ) -> None:
+        super().__init__()
+        check_settings(kind, reduction, unbounded)
+        check_exponent(p)
+        self.k, self.strength, self.p = k, strength, p
+        self.kind, self.reduction, self.unbounded = kind, reduction, unbounded
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return fenchel_young_topk_loss(
+            x,
+            target,
+            self.number("k"),
+            self.number("strength"),
+            self.p,
+            self.kind,
+            self.reduction,
+            self.unbounded,
+        )
+
+    def extra_repr(self) -> str:
+        shown = f"k={self.k}, strength={self.strength}, p={self.p}, kind={self.kind!r}, reduction={self.reduction!r}"
+        return f"{shown}, unbounded=True" if self.unbounded else shown
+
+
+class TopKCrossEntropyLoss(Module):
+    """:func:`topk_cross_entropy` as a module, called with ``(x, target)``; a ``Parameter`` as softness is learnt.
+
+    Its arguments are the others of the function.
+
+    Raises:
+        TypeError: If an argument has the wrong type; of ``softness`` when it is called.
+        ValueError: If ``reduction`` is none of the three; of ``p_k`` and ``softness`` when it is called.
+
+    Example:
+        >>> TopKCrossEntropyLoss([1.0])(torch.zeros(2, 4), torch.tensor([0, 3])).exp()
+        tensor(4.)
+    """
+
+    numbers = ("softness",)
+
+    def __init__(
+        self,
+        p_k: Sequence[float] | Tensor,
+        relaxation: Relaxation = lapsum_topk,
+        softness: float | Tensor = 1.0,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        as_weights(p_k)  # whose errors are due now
+        check_function("relaxation", relaxation, "(x, k, softness)")
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return topk_cross_entropy(x, target, self.p_k, self.relaxation, self.number("softness"), self.reduction)
+
+    def extra_repr(self) -> str:
+        name = getattr(self.relaxation, "__name__", repr(self.relaxation))
+        return f"p_k={self.p_k}, relaxation={name}, softness={self.softness}, reduction={self.reduction!r}"

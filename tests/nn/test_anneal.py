@@ -1,0 +1,98 @@
+"""Schedules of numbers of modules: their values, their state, and what they refuse."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from khot.nn import Anneal, BatchTopK, ExpertChoice, JumpReLU, TopK
+from tests.inputs import normal
+
+
+def values(schedule, steps):
+    found = [getattr(schedule.module, schedule.name)]
+    for _ in range(steps):
+        schedule.step()
+        found.append(getattr(schedule.module, schedule.name))
+    return found
+
+
+def test_linear():
+    assert values(Anneal(TopK(2, 1.0), "softness", end=0.5, steps=2), 3) == pytest.approx([1.0, 0.75, 0.5, 0.5])
+    assert values(Anneal(TopK(2, 1.0), "softness", end=1, steps=2, start=3), 2) == pytest.approx([3, 2, 1])
+
+
+def test_geometric():
+    schedule = Anneal(TopK(2, 8.0), "softness", end=0.001, steps=100, shape="geometric")
+    found = torch.tensor(values(schedule, 100))
+    torch.testing.assert_close(found[1:] / found[:-1], torch.full((100,), (0.001 / 8) ** 0.01))
+    assert found[-1] == torch.tensor(0.001)
+
+
+def test_whole_numbers_stay_whole():
+    """As hard masks need them; a module of real k gets real ones."""
+    assert values(Anneal(TopK(10), "k", end=4, steps=4), 4) == [10, 8, 7, 6, 4]
+    assert values(Anneal(ExpertChoice(4), "capacity", end=np.int64(2), steps=2), 2) == [4, 3, 2]
+    assert values(Anneal(BatchTopK(3.0), "k", end=2, steps=2), 2) == [3, 2.5, 2]
+    assert values(Anneal(BatchTopK(3), "k", end=2.0, steps=2), 2) == [3, 2.5, 2]
+
+
+def test_learned_numbers_move_too():
+    softness = TopK(2, 1.0, learn_softness=True)
+    schedule = Anneal(softness, "softness", end=0.25, steps=2, shape="geometric")
+    schedule.step()
+    torch.testing.assert_close(softness.softness, torch.tensor(0.5))
+    threshold = JumpReLU(0.0)
+    Anneal(threshold, "threshold", end=1.0, steps=2).step()
+    assert threshold.threshold == 0.5
+
+
+def test_state_continues_a_schedule():
+    first, second = TopK(8, 1.0), TopK(8, 1.0)
+    schedule = Anneal(first, "softness", end=0.1, steps=10)
+    values(schedule, 4)
+    resumed = Anneal(second, "softness", end=0.3, steps=3)
+    resumed.load_state_dict(copy.deepcopy(schedule.state_dict()))
+    assert second.softness == first.softness
+    assert values(resumed, 6) == values(schedule, 6)
+    assert repr(resumed) == repr(schedule)
+    assert repr(schedule) == "Anneal(TopK, 'softness', end=0.1, steps=10, start=1.0, shape='linear')"
+
+
+def test_compiles_once_more():
+    torch.compiler.reset()
+    module, counter, x = TopK(6), CompileCounter(), normal(3, 8)
+    compiled, schedule = torch.compile(module, fullgraph=True, backend=counter), Anneal(module, "k", end=1, steps=5)
+    for _ in range(6):
+        assert torch.equal(compiled(x), module(x))
+        schedule.step()
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Anneal(2, "k", 1, 2), TypeError, "`module` must be a torch.nn.Module"),
+        (lambda: Anneal(TopK(2), "temperature", 1, 2), TypeError, "TopK has no 'temperature'"),
+        (lambda: Anneal(TopK(2), "softness", 1.0, 2), TypeError, "`start` must be given"),
+        (lambda: Anneal(TopK(2), "k", 1, 0), ValueError, "`steps` must be at least 1"),
+        (lambda: Anneal(TopK(2), "k", 1, 2.5), TypeError, "`steps` must be an int"),
+        (lambda: Anneal(TopK(2), "k", "1", 2), TypeError, "`end` must be a real number"),
+        (lambda: Anneal(TopK(2), "k", 1.5, 2), TypeError, "`k` must be an int for a hard mask"),
+        (lambda: Anneal(TopK(2, 1.0), "softness", 0.0, 2), ValueError, "`softness` must be positive"),
+        (lambda: Anneal(TopK(2), "k", 0, 2, shape="geometric"), ValueError, "`start` and `end` must be positive"),
+        (lambda: Anneal(TopK(2), "k", 1, 2, shape="cosine"), ValueError, "`shape` must be 'linear' or 'geometric'"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_refused_schedule_leaves_the_module():
+    module = TopK(3, 1.0)
+    with pytest.raises(ValueError, match="softness"):
+        Anneal(module, "softness", end=0.5, steps=3, start=-1.0)
+    assert module.softness == 1.0
