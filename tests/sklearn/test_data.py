@@ -72,6 +72,14 @@ def test_several_outputs(y):
     assert selector.predictor_(torch.zeros(1, FEATURES)).shape == (1, 2 if y.dtype == float else 4)
 
 
+def test_parts_that_are_held_out_have_weights_of_their_own():
+    """Nearly all of the weight is held out or nearly none, whichever of the parts has the first row."""
+    weights = np.where(np.arange(ROWS) == 0, 1000.0, 1.0)
+    for part in prepared(X, TARGETS["classes"], weights, "auto").split(0.3, seed=0):
+        assert part.weights.mean() == pytest.approx(1) and part.codes().isfinite().all()
+        np.testing.assert_allclose((part.codes() * part.weights[:, None]).mean(0), 0, atol=1e-6)
+
+
 def test_an_output_of_one_class_among_others():
     y = np.stack([TARGETS["classes"] == "yes", np.zeros(ROWS, dtype=bool)], -1)
     assert KHotSelector(2, max_iter=10).fit(X, y).predictor_(torch.zeros(1, FEATURES)).shape == (1, 3)

@@ -66,14 +66,19 @@ class Data:
             return self.y.double()
         columns = [one_hot(y, number) for y, number in zip(self.y.unbind(-1), self.classes, strict=True)]
         indicators = torch.cat(columns, -1).double()
-        shares = (indicators * self.weights[:, None]).mean(0)
+        shares = (indicators * self.weights[:, None]).sum(0) / self.weights.sum()
         return (indicators - shares) / (shares * (1 - shares)).sqrt().clamp(min=1e-6)
 
     def split(self, fraction: float, seed: int) -> tuple["Data", "Data"]:
         """Rows to train on, and a fraction that is held out; every class in proportion, where there is one output."""
         labels = self.y if len(self.classes) == 1 else None
         parts = train_test_split(np.arange(len(self)), test_size=fraction, random_state=seed, stratify=labels)
-        return self.rows(parts[0]), self.rows(parts[1])
+        train, held_out = map(self.rows, parts)
+        return train.normalised(), held_out.normalised()
+
+    def normalised(self) -> "Data":
+        """With weights of mean 1."""
+        return replace(self, weights=self.weights / self.weights.mean())
 
 
 def prepared(X: NDArray[Any], y: NDArray[Any] | None, weights: NDArray[Any], task: str) -> Data:
