@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
+from torch.distributions import Distribution
 from torch.jit._trace import is_tracing
 from torch.nn import Parameter
 
@@ -36,6 +37,7 @@ __all__ = [
     "overrides_torch_functions",
     "recorder",
     "runs_unwatched",
+    "validates",
     "version_of",
     "with_known_sequences",
     "writes_onnx",
@@ -81,6 +83,15 @@ def runs_unwatched() -> bool:
         and functorch.peek_interpreter_stack() is None
         and _C._get_tracing_state() is None
     )
+
+
+# torch 2.6 asks `all`, which vmap refuses.
+_VALIDATES_MAPPED = "_is_all_true" in Distribution.__init__.__code__.co_names
+
+
+def validates(*tensors: Tensor) -> bool:
+    """Whether checks of ``torch.distributions`` can look at these tensors; of a vmap newer versions can."""
+    return _VALIDATES_MAPPED or not any(map(is_mapped, tensors))
 
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # looked up once

@@ -11,7 +11,7 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
-from khot._torch_internals import is_tracing
+from khot._torch_internals import is_tracing, validates
 from khot._tracing import broadcast_shapes, untraced
 from khot._validation import can_look, check_strided, checked_shape, has_contents
 from khot.laws.kept import Snapshot
@@ -45,7 +45,8 @@ class KHotDistribution(TorchDistribution):
             if self._fits():
                 return
             self._validate_range()
-        if looks or (has_contents(*tensors) and not is_tracing()):  # in transforms of torch.func torch's checks can
+        # In transforms of torch.func torch's checks can look.
+        if looks or (has_contents(*tensors) and not is_tracing() and validates(*tensors)):
             super().__init__(self._batch_shape, self._event_shape, validate_args=validate_args)
         if looks:
             self._validate_contents()
@@ -154,7 +155,7 @@ class KHotDistribution(TorchDistribution):
     def _validate_sample(self, value: Tensor) -> None:
         """As in torch; where rows differ in k, a value for several of them, as in enumeration over k, must fit one."""
         check_strided("value", value)
-        if not self._has_contents(value):
+        if not (self._has_contents(value) and validates(value, *self._tensors())):
             self._validate_shape(value)
             return
         if self._is_in_support(value):
