@@ -74,7 +74,7 @@ def weights(x: Tensor) -> Tensor:
 
 def levels(x: Tensor) -> Tensor:
     """Of quantiles, in (0, 1)."""
-    return torch.tensor([0.125, 0.5, 0.75], dtype=x.dtype, device=x.device)
+    return torch.arange(1, 8, 3, dtype=x.dtype, device=x.device) / 8
 
 
 def twos(x: Tensor) -> Tensor:
