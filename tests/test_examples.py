@@ -43,6 +43,7 @@ def test_is_short_and_a_page(file):
 @pytest.mark.parametrize("name", ARRIVED)
 def test_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    pyro.clear_param_store()
     left = runpy.run_path(str(SCRIPTS[name]))
     plt.close("all")
     pyro.clear_param_store()

@@ -7,6 +7,7 @@ well multiply the terms of the softmax, which is the same and takes zeros:
 """
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -56,14 +57,12 @@ def topk_attention(
         query: ``(..., L, d)``.
         key: ``(..., S, d)``.
         value: ``(..., S, e)``.
-        k: Number of keys for a query; a tensor broadcasts with ``(..., L)``: one for each head has shape ``(heads,
-        1)``.
-            An integer for a hard mask.
+        k: Number of keys for a query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``: one number
+            for each head has shape ``(heads, 1)``.
         softness: Third argument of the relaxation, on the scale of the logits; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         attn_mask: Of bools, True where a query may attend to a key, or of numbers that are added to the logits,
-        ``-inf``
-            where it may not; broadcasts with ``(..., L, S)``.
+            ``-inf`` where it may not; broadcasts with ``(..., L, S)``.
         is_causal: Whether queries attend to no later keys.
         dropout_p: Probability that a weight is dropped.
         scale: What the products are multiplied by; :math:`1 / \sqrt{d}` if None.
@@ -131,7 +130,10 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
     """How many keys each query attends to: k, or all that it may attend to where these are fewer."""
     queries, keys = scores.shape[-2:]
     if not isinstance(k, Tensor):
-        k = checked_int("k", k, "an int for a hard mask") if is_hard else checked_positive("k", k, torch.Size())
+        if is_hard or isinstance(k, Integral):
+            k = checked_int("k", k, "an int for a hard mask")
+        else:
+            k = checked_positive("k", k, torch.Size())
         if k <= 0:
             raise ValueError(f"`k` must be positive, but got {k}")
         k = min(k, keys)

@@ -9,6 +9,7 @@ or the cross-entropy in nats of classes. The loss of rows with weights :math:`w`
 :math:`\sum_i w_i \ell_i / \sum_i w_i`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,11 +71,20 @@ class Data:
         return (indicators - shares) / (shares * (1 - shares)).sqrt().clamp(min=1e-6)
 
     def split(self, fraction: float, seed: int) -> tuple["Data", "Data"]:
-        """Rows to train on, and a fraction that is held out; every class in proportion, where there is one output."""
-        labels = self.y if len(self.classes) == 1 else None
+        """Rows to train on, and a fraction that is held out.
+
+        Of one output every class is held out in proportion, unless a class has a single row, or there are more classes
+        than rows on a side.
+        """
+        labels = self.y if len(self.classes) == 1 and self._can_be_stratified(fraction) else None
         parts = train_test_split(np.arange(len(self)), test_size=fraction, random_state=seed, stratify=labels)
         train, held_out = map(self.rows, parts)
         return train.normalised(), held_out.normalised()
+
+    def _can_be_stratified(self, fraction: float) -> bool:
+        held_out = math.ceil(fraction * len(self))
+        counts = torch.bincount(self.y.flatten())
+        return min(held_out, len(self) - held_out) >= len(counts) and int(counts[counts > 0].min()) > 1
 
     def normalised(self) -> "Data":
         """With weights of mean 1."""
