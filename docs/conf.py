@@ -65,7 +65,11 @@ autodoc_typehints_format = "short"
 maximum_signature_line_length = 100
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "exclude-members": "set_fit_request, set_score_request",  # scikit-learn adds them, with its own references
+}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False

@@ -18,7 +18,7 @@ from .idle_units import DEAD_AFTER, CountsIdleUnits
 class Selection(NamedTuple):
     """The k entries that were chosen, as :meth:`TopK.select` gives them.
 
-    Attributes:
+    Args:
         values: The entries, with their gradient; of :class:`GatherTopK` the tokens.
         indices: Their places in the ground set, int64, in increasing order.
     """

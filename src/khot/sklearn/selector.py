@@ -45,7 +45,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     themselves, as in a concrete autoencoder: those that are selected shall tell the others.
 
     With a linear predictor, training does not start from equal logits but from where least squares bring them, which
-    need no draws: see :mod:`khot.sklearn.start`. After 100 steps it then hurries to decide between features that are
+    need no draws: see ``khot.sklearn.start``. After 100 steps it then hurries to decide between features that are
     alike. It takes a fraction of a second for some dozens or hundreds of features, where a hidden layer, which starts
     from equal logits, takes seconds.
 
