@@ -160,7 +160,7 @@ def transport() -> plt.Figure:
         axis.imshow(plan.T.numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
         axis.set(title=f"sorted_transport_topk, ε = {epsilon:g}", xlabel="item", ylabel="rank")
     target = torch.zeros_like(scores)
-    target[scores.argsort()[:4]] = 1  # the four smallest shall become the largest
+    target[scores.argsort()[:4]] = 1  # the four smallest are to become the largest
     for axis, epsilon in zip(axes[4:], (10.0, 1.0, 0.1, 0.01), strict=True):
         leaf = scores.clone().requires_grad_()
         mask = khot.transport_topk(leaf, 4, epsilon)
@@ -171,7 +171,7 @@ def transport() -> plt.Figure:
         axis.quiver(scores, mask.detach(), arrows, still, angles="xy", scale_units="xy", scale=2, width=0.006)
         axis.set(title=f"transport_topk, ε = {epsilon:g}", xlabel="score, and where −gradient moves it", ylabel="mask")
         axis.set_xlim(-1.6, 1.6)
-    figure.suptitle("red: items that shall be among the four largest")
+    figure.suptitle("red: items that should be among the four largest")
     return figure
 
 

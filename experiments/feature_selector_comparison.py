@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Table]:
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), help="data sets (default: all)")
     parser.add_argument("--k", type=int, help="number of features (default: 5, but 10 of digits and 2 of xor)")
     args = parse(parser, arguments, smoke={"seeds": 2, "data": ["breast_cancer"]})
-    KHotSelector(1, max_iter=1).fit(np.eye(20), np.arange(20.0))  # loads compiled loops, which no row shall pay for
+    KHotSelector(1, max_iter=1).fit(np.eye(20), np.arange(20.0))  # loads the compiled loops, so that no row pays for it
     tables = {}
     for name in args.data:
         tables[name] = compare(name, args.k or DATA[name][1], args)

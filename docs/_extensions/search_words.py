@@ -37,5 +37,5 @@ PHRASES = {
     "topk_attention": "sparse attention, top-k attention",
 }
 
-# Sphinx takes what stands between commas for one word, and a query for several.
+# Sphinx indexes the text between two commas as one keyword, but splits a query into words.
 OF = {name: ", ".join(dict.fromkeys(re.findall(r"\w+", text.lower()))) for name, text in PHRASES.items()}

@@ -12,6 +12,7 @@ from tests.inputs import normal
 
 N = 10**6
 SIZE = N // 3
+OF_A_ROW = 16  # numbers that a map may keep for a row beside those of its items
 
 
 def peak_memory(function, x):
@@ -42,7 +43,7 @@ MAPS = {
     "normal_topk": (lambda x: khot.normal_topk(x, SIZE, 0.1), 8),
     "sparse_topk": (lambda x: khot.sparse_topk(x, SIZE, 0.1, 1.5), 8),
     "capped_softmax": (lambda x: khot.capped_softmax(x, SIZE, 0.1), 8),
-    "permutahedron_rank": (lambda x: khot.permutahedron_rank(x, 0.1), 26.01),
+    "permutahedron_rank": (lambda x: khot.permutahedron_rank(x, 0.1), 26),
     "permutahedron_sort": (lambda x: khot.permutahedron_sort(x, 0.1), 26),
     "sorted_transport_topk": (lambda x: khot.sorted_transport_topk(x, 3, 0.1), 48),
 }
@@ -66,4 +67,4 @@ def test_peak_memory(name, dtype):
         assert found <= (limit if dtype == torch.float64 else 2 * limit + 2)
         limit = 8 if name != "sparse_topk_magnitude_hard" else 20  # whose row goes from the fast path to the exact one
     with backend("auto"):
-        assert peak_memory(function, normal(N, dtype=dtype).requires_grad_()) <= limit
+        assert peak_memory(function, normal(N, dtype=dtype).requires_grad_()) <= limit + OF_A_ROW / N

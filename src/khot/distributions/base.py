@@ -28,6 +28,8 @@ class KHotDistribution(TorchDistribution):
 
     parameter_name = "logits"
     _derived: tuple[Snapshot, dict[str, Any]] | None = None  # see `derived`
+    _shared_k: int | None = None  # the size, where it is known to be the same in all rows
+    _log_prob: Any  # log-probability of values in the support
 
     def __init__(
         self, batch_shape: Size = Size(), event_shape: Size = Size(), validate_args: bool | None = None
@@ -168,6 +170,18 @@ class KHotDistribution(TorchDistribution):
             fits = cast(Constraint, self.support).check(value)
             if not (fits.long().sum_to_size(value.shape[:-1]) > 0).all():
                 raise
+
+    def _log_prob_of_any(self, value: Tensor, some_value: Callable[[], Tensor]) -> Tensor:
+        """``_log_prob`` of values in the support, ``-inf`` of others, in whose place ``some_value()`` is scored."""
+        if self._validate_args:
+            self._validate_sample(value)
+            if self._shared_k is not None:
+                return self._log_prob(value)
+        if value.device.type == "cpu" and self._is_in_support(value):
+            return self._log_prob(value)
+        inside = cast(Constraint, self.support).check(value)
+        value = torch.where(inside.unsqueeze(-1), value, some_value())
+        return self._log_prob(value).masked_fill(~inside, -torch.inf)
 
     def _is_in_support(self, value: Tensor) -> bool:
         """Whether one look tells that a value will pass all checks, which are slow: each is for one message."""

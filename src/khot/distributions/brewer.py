@@ -72,7 +72,7 @@ class Brewer(SamplingDesign):
         return self._in_slabs(log_prob, self.probs, value, largest=law.SLAB >> size).to(self.probs.dtype)
 
     def _largest_k(self) -> int:
-        """The largest k of any row, or n where nobody can look at it."""
+        """The largest k of any row, or n where it cannot be read."""
         if isinstance(self.size, int):
             return self.size
         if not can_look(self.k):

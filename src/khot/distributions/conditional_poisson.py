@@ -284,7 +284,7 @@ class ConditionalPoisson(SamplingDesign):
         """The range of sizes that all rows have.
 
         Raises:
-            NotImplementedError: For what is wanted, if rows differ or nobody can look at the contents of k.
+            NotImplementedError: For what is wanted, if rows differ in k, or the contents of k cannot be read.
         """
         if self._shared_ends is None:
             if not can_look(self.k, self.largest_k):

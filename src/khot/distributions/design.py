@@ -244,14 +244,9 @@ class SamplingDesign(CheckedDesign):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of values ``(*sample_shape, *batch_shape, n)``."""
-        if self._validate_args:
-            self._validate_sample(value)
-            if self._shared_k is not None:
-                return self._log_prob(value)
-        if value.device.type == "cpu" and self._is_in_support(value):
-            return self._log_prob(value)
-        inside = self.support.check(value)
-        unit = torch.arange(self.event_shape[0], device=value.device)
-        some_value = (unit < self.k.unsqueeze(-1)).to(value.dtype)  # k-hot, in the place of those that are not
-        value = torch.where(inside.unsqueeze(-1), value, some_value)
-        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+
+        def first_units() -> Tensor:
+            unit = torch.arange(self.event_shape[0], device=value.device)
+            return (unit < self.k.unsqueeze(-1)).to(value.dtype)
+
+        return self._log_prob_of_any(value, first_units)

@@ -133,7 +133,7 @@ class EnumeratedDesign(SpreadDesign):
         """The different k of the rows, in increasing order.
 
         Raises:
-            NotImplementedError: For what is wanted, if nobody can look at the contents of k.
+            NotImplementedError: For what is wanted, if the contents of k cannot be read.
         """
         if self._shared_k is not None:
             return [self._shared_k]

@@ -93,7 +93,7 @@ def _expected_log_prob(p: SamplingDesign, q: ConditionalPoisson) -> Tensor:
 def _kl_phantom_unit(p: PhantomUnit, q: PhantomUnit) -> Tensor:
     """Of the wrapped designs; infinite where p has a size that q has not."""
     if p.event_shape != q.event_shape:
-        return _enumerated(p, q)  # which says so
+        return _enumerated(p, q)  # raises with the reason
     possible = (p.k >= q.k) & (p.largest_k <= q.largest_k)
     larger, wrapped = possible & (p.k > q.k), p.wrapped
     if not can_look(larger) or larger.any():

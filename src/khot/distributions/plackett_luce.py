@@ -156,19 +156,9 @@ class PlackettLuce(KHotDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of indices ``(*sample_shape, *batch_shape, k)`` in the order of choice."""
         self._check_value(value)
-        if self._validate_args:
-            self._validate_sample(value)
-            if self._shared_k is not None:
-                return self._log_prob(value)
-        if value.device.type == "cpu" and self._is_in_support(value):
-            return self._log_prob(value)
-        inside = self.support.check(value)
-        some_value = torch.arange(self.event_shape[0], device=value.device)
-        value = torch.where(inside.unsqueeze(-1), value, some_value)
-        return self._log_prob(value).masked_fill(~inside, -torch.inf)
+        return self._log_prob_of_any(value, lambda: torch.arange(self.event_shape[0], device=value.device))
 
     def _log_prob(self, value: Tensor) -> Tensor:
-        """That of values of the support."""
         value = value.expand(*broadcast_shapes(shape_of(value)[:-1], self.batch_shape), -1).long()
         return law.log_prob(self._log_weights, self.size, value).to(self.logits.dtype)
 

@@ -69,9 +69,7 @@ def enumerated(
 
     if len(starts) == 1:
         return part(0).to(dtype)
-    scores_of(
-        design, support.values(0, 1)
-    )  # what the design computes once, it shall not compute inside of a checkpoint
+    scores_of(design, support.values(0, 1))  # computed once, and outside of the checkpoint
     parts = (checkpoint(part, start, use_reentrant=False) for start in starts)
     total = next(parts)
     for more in parts:

@@ -113,7 +113,7 @@ class ReinMax(DesignWrapper):
                 "the size: take khot.score_function or khot.StraightThrough, or k=(low, high) in the guide"
             )
         if relaxation is not None or not isinstance(design, ConditionalPoisson):
-            _link_for(design, relaxation)  # whose errors are due now
+            _link_for(design, relaxation)  # validates the argument at once
 
     def rsample(self, sample_shape: SizeLike = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         return self.attach_gradient(draw(self.design, sample_shape, generator))

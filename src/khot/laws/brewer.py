@@ -62,7 +62,7 @@ def sample(
     Args:
         probs: Inclusion probabilities, which are balanced here.
         k: Number of ones, of the shape of the batch.
-        size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
+        size: At least the largest k of any row: the number of steps where ``k`` cannot be read.
         shape: Of the independent draws.
         generator: Source of randomness, torch's default one if None.
         kept: Where the balanced probabilities are kept, or are to be.
@@ -103,7 +103,7 @@ def _subsets(size: int, device: torch.device) -> Subsets:
     )
 
 
-@count_as_constant  # compilers trace through what keeps it, and warn
+@count_as_constant  # a compiler that traced into the cache would warn
 def _listed_subsets(size: int) -> tuple[list[list[int]], list[list[int]]]:
     return _kept_subsets(size)
 

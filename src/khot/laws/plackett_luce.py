@@ -11,7 +11,7 @@ among the units that no earlier choice took, and the other sums follow from it b
 :math:`D_j = D_{j+1} + e^{\theta_{v_j}}`. Both cost O(n + k), in steps that are differentiable to any order.
 
 Functions take log-weights ``(*batch, n)``, where ``-inf`` excludes a unit, indices ``(*sample, *batch, k)`` within the
-range, and a size for each row, an int or a tensor ``(*batch)``; what stands beyond a row's size is ignored.
+range, and a size for each row, an int or a tensor ``(*batch)``. Entries beyond the size of a row are ignored.
 """
 
 import torch

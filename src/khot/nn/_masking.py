@@ -130,7 +130,7 @@ class Masking(Module):
 def hard_mask(x: Tensor, k: Any, dim: int | tuple[int, ...]) -> Tensor:
     """:func:`topk_mask` that never marks an entry that ``-inf`` excludes: an error where there are too few others.
 
-    Where nobody can look at the contents, such a mask has fewer ones.
+    Where contents cannot be read, such a mask has fewer ones.
     """
     if not isinstance(k, Tensor):
         k = checked_int("k", k, "an int or an integer tensor for a hard mask")

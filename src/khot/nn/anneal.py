@@ -70,7 +70,7 @@ class Anneal:
         self.last_step = 0
         before = getattr(module, name)
         self.whole = all(isinstance(value, int) for value in (before, self.start, self.end))
-        for value in (self.end, self.start):  # the errors of both ends are due now
+        for value in (self.end, self.start):  # both ends are validated at once
             try:
                 setattr(module, name, value)
             except (TypeError, ValueError):

@@ -187,7 +187,7 @@ class BatchTopK(CountsIdleUnits):
     def _of_dtensor(self, x: Any, k: float | Tensor) -> Tensor:
         softness = super()._current_softness()
         if isinstance(softness, Tensor):
-            as_dtensor("softness", softness, "x", x.device_mesh)  # whose errors are due now
+            as_dtensor("softness", softness, "x", x.device_mesh)  # validates the argument at once
         x = placed(x, [replicated(x.device_mesh)[0] if p.is_partial() else p for p in x.placements])
         cut = [at for at, placement in enumerate(x.placements) if shard_axis(placement) is not None]
         with spread_over(shards_of(x, set(range(x.dim())), cut)):
@@ -286,7 +286,7 @@ class BatchTopK(CountsIdleUnits):
             size, _ = self._sizes(x, x.numel(), k)
             threshold = _threshold_for(threshold, scores.detach(), torch.as_tensor(size, dtype=torch.float64))
         dtype = torch.promote_types(x.dtype, threshold.dtype)
-        nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # where nobody can look
+        nothing = torch.zeros_like(threshold).masked_fill(threshold.isnan(), torch.nan)  # where contents cannot be read
         return torch.where(scores.to(dtype) > threshold.to(dtype), x, nothing.to(x.dtype))
 
     def to_jumprelu(self) -> JumpReLU:

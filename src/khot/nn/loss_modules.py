@@ -86,7 +86,7 @@ class TopKCrossEntropyLoss(Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        as_weights(p_k)  # whose errors are due now
+        as_weights(p_k)  # validates the argument at once
         check_function("relaxation", relaxation, "(x, k, softness)")
         check_choice("reduction", reduction, REDUCTIONS)
         self.p_k, self.relaxation, self.softness, self.reduction = p_k, relaxation, softness, reduction

@@ -164,8 +164,8 @@ class TopK(TopKMask, CountsIdleUnits):
 
         Returns:
             Values and indices with k entries along ``dim``, in increasing order of the indices. Several axes are one,
-            in row-major order, at the end. Where rows have fewer than k entries above ``-inf``, and nobody can look,
-            the values of the others are 0.
+            in row-major order, at the end. Where rows have fewer than k entries above ``-inf``, and contents cannot be
+            read, the values of the others are 0.
         """
         check_scores(x, self.dim, joint=True)
         k = checked_int("k", self.k if k is None else k, "an int for a selection, as all rows have as many entries")

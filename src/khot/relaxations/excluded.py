@@ -12,9 +12,7 @@ from torch import Tensor
 
 from khot._validation import looks_at_contents
 
-APART = (
-    2.0**-8
-)  # share of the lowest entry by which excluded ones are below it at least, so that no rounding joins them
+APART = 2.0**-8  # excluded entries are below the lowest one by this share of it at least: rounding cannot join them
 
 
 class Filled(NamedTuple):
@@ -46,7 +44,7 @@ def filled_below(x: Tensor, distance: Tensor | float) -> Filled:
 
 
 def may_have_excluded(x: Tensor) -> bool:
-    """Whether some entry is -inf, as far as anybody may look."""
+    """Whether some entry is -inf; True where contents cannot be read."""
     return x.numel() > 0 and (not looks_at_contents(x) or bool((x.detach() == -torch.inf).any()))
 
 

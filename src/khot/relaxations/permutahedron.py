@@ -173,9 +173,8 @@ def permutahedron_sort(x: Tensor, strength: float | Tensor = 1.0, dim: int = -1)
     if may_have_excluded(items):
         is_excluded = w == -torch.inf
         count = is_excluded.sum(-1, keepdim=True)
-        highest = (
-            w[..., :1].detach().nan_to_num(neginf=0.0)
-        )  # at which they pool neither with each other nor with others
+        # There they pool neither with each other nor with the others.
+        highest = w[..., :1].detach().nan_to_num(neginf=0.0)
         w = torch.where(is_excluded, highest, w)
     y = _project(places, w, column(strength, items), "places,x").to(x.dtype)
     return (y if count is None else with_lowest_first(y, count)).movedim(-1, dim)

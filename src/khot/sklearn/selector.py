@@ -42,7 +42,7 @@ class KHotSelector(SelectorMixin, BaseEstimator):
     than ``price``, and is selected if it is drawn more often than not. The loss is the cross-entropy in nats, or for
     values the mean squared error as a share of their variance, so that ``price=0.01`` asks a feature to explain one
     percent of it. Of several outputs it is the mean of their losses. Without ``y`` the values are the features
-    themselves, as in a concrete autoencoder: those that are selected shall tell the others.
+    themselves, as in a concrete autoencoder: the selected features predict the others.
 
     With a linear predictor, training does not start from equal logits but from where least squares bring them, which
     need no draws: see ``khot.sklearn.start``. After 100 steps it then hurries to decide between features that are

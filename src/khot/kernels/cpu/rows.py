@@ -113,7 +113,7 @@ def dot(x, y):
 
 @inlined
 def difference(a, b):
-    return a - b  # which sums in any order must not take apart
+    return a - b  # a call of its own: a sum under fastmath would reassociate it
 
 
 @summed

@@ -26,7 +26,7 @@ def draw_by_draw(probs: Tensor, k: Tensor, size: int, number: Callable[[int], Te
     Args:
         probs: Inclusion probabilities ``(..., n)``, balanced.
         k: Number of ones ``(...)``.
-        size: At least the largest k of any row: the number of steps where nobody can look how many there are to do.
+        size: At least the largest k of any row: the number of steps where ``k`` cannot be read.
         number: Uniform numbers ``(..., 1)`` for the unit that is drawn when so many, the certain ones among them, are
             left to draw.
     """

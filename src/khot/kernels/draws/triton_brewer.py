@@ -15,12 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gpu.plans import Table, plan
 from ..gpu.random_numbers import place_of, random_words, uniform_double
-from ..gpu.tools import on_device, rows_of, store_tile, without_expansion
-from .triton_tournament import balance
-
-DRAWN: Table = {torch.float64: ((128, 1), (512, 4), (2048, 8), (4096, 16))}
+from ..gpu.tools import store_tile
+from .triton_tournament import balance, draw_by_programs
 
 
 @triton.jit
@@ -61,15 +58,4 @@ def _brewer_draw(
 
 
 def brewer_draw(probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype) -> Tensor:
-    shape, batch = (draws, *probs.shape), k.numel()
-    draws, (probs, k) = without_expansion(draws, probs, k)
-    rows, sizes = rows_of(probs), k.reshape(-1)
-    count, n = rows.shape
-    how = plan(count, n, torch.float64, DRAWN)
-    x = torch.empty(draws * count, n, dtype=dtype, device=probs.device)
-    with on_device(probs):
-        _brewer_draw[(draws * count,)](
-            rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n, *first,
-            BLOCK=how.block, num_warps=how.warps,
-        )  # fmt: skip
-    return x.reshape(shape)
+    return draw_by_programs(_brewer_draw, probs, k, seed, first, draws, dtype)

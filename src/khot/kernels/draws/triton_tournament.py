@@ -11,6 +11,7 @@ in float64, whatever the dtype of probs.
 
 # mypy: disable-error-code="no-untyped-def"
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -66,9 +67,10 @@ def _tournament(
     tl.store(x_ptr + unit, (p > 0.5).to(tl.float32).to(x_ptr.dtype.element_ty), mask=(place == 0) & (unit < n))
 
 
-def pivotal_draw(
-    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
+def draw_by_programs(
+    kernel: Any, probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
 ) -> Tensor:
+    """Draws ``(draws, *batch, n)``, each by one program of a kernel that has the arguments of :func:`_tournament`."""
     shape, batch = (draws, *probs.shape), k.numel()
     draws, (probs, k) = without_expansion(draws, probs, k)
     rows, sizes = rows_of(probs), k.reshape(-1)
@@ -76,8 +78,14 @@ def pivotal_draw(
     how = plan(count, n, torch.float64, TOURNAMENT)
     x = torch.empty(draws * count, n, dtype=dtype, device=probs.device)
     with on_device(probs):
-        _tournament[(draws * count,)](
+        kernel[(draws * count,)](
             rows, x, sizes, seed, rows.stride(0), x.stride(0), sizes.stride(0), count, batch, n, *first,
             BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return x.reshape(shape)
+
+
+def pivotal_draw(
+    probs: Tensor, k: Tensor, seed: Tensor, first: Sequence[int], draws: int, dtype: torch.dtype
+) -> Tensor:
+    return draw_by_programs(_tournament, probs, k, seed, first, draws, dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 SURE = 500.0  # log-odds of a certain event, finite
 LARGEST = 300.0  # whose exponential is the hazard of a unit that has come for certain
-SMALL, LATE = -60.0, 10.0  # whose exponentials have powers, which are in derivatives of quotients
+SMALL, LATE = -60.0, 10.0  # bounds within which powers of exp(z) are finite in second derivatives
 LEAST = 1e-30  # value of 1 - F before its kink, so that derivatives stay finite
 
 

@@ -44,7 +44,7 @@ class _Workers:
         while not self.closed:
             serve(job, worker, LOOKS)
             asleep[worker] = True
-            serve(job, worker, 1)  # for who had seen it awake
+            serve(job, worker, 1)  # one last look: a caller may have seen this worker awake
             bell.get()
             asleep[worker] = False
 
