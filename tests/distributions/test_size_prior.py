@@ -18,6 +18,7 @@ from khot import (
     enumerated,
     score_function,
 )
+from khot.laws import size_prior
 from tests import gof
 from tests.distributions.test_size_range import assert_close, vectors
 from tests.inputs import normal
@@ -236,3 +237,10 @@ def test_estimators():
 def test_errors(error, match, k):
     with pytest.raises(error, match=match):
         ConditionalPoisson(logits=LOGITS, k=k, validate_args=True)
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(0.0, [1, 0]), (1 - 2**-53, [2, 1])])
+def test_no_size_of_weight_0_is_drawn_at_either_end(share, drawn, monkeypatch):
+    weights = torch.tensor([[0.0, 0.3, 0.7, 0.0], [0.1, 0.2, 0.0, 0.0]], dtype=torch.float64)
+    monkeypatch.setattr(size_prior, "uniform", lambda shape, dtype, *_: torch.full(shape, share, dtype=dtype))
+    assert size_prior._drawn(weights, None).tolist() == drawn
