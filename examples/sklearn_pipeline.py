@@ -25,7 +25,7 @@ sizes = [1, 2, 4, 8]
 
 
 # %%
-# Both selectors stand in the same pipeline. `KHotSelector` chooses features together, so they need not repeat each
+# Both selectors are used in the same pipeline. `KHotSelector` chooses features together, so they need not repeat each
 # other.
 def search(selector, parameter: str) -> GridSearchCV:
     pipeline = make_pipeline(StandardScaler(), selector, LogisticRegression())

@@ -161,6 +161,6 @@ def rankings(n: int, k: int, start: int, stop: int, device: torch.device) -> Ten
         digits.append(rank % (n - j))
         rank = rank // (n - j)
     value: list[Tensor] = []
-    for digit in digits:  # the last choice first: an earlier one moves up those that it stands before
+    for digit in digits:  # the last choice first: an earlier one moves up those that follow it
         value = [digit, *(later + (later >= digit) for later in value)]
     return torch.stack(value, -1) if value else torch.zeros(stop - start, 0, dtype=torch.long, device=device)

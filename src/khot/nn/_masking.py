@@ -162,7 +162,7 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
         and not has_parts(x)
         and bool(x.detach().amin() > -torch.inf)
     ):
-        return x * mask  # of which there are none: that is known sooner than they are replaced
+        return x * mask  # no entry is excluded: to find that out is cheaper than to replace them
     return x.masked_fill(x == -torch.inf, 0) * mask
 
 

@@ -34,7 +34,7 @@ STEEPEST = 60.0  # logarithm of the largest slope of a quantile in q, in scales:
 
 
 class _Row(NamedTuple):
-    """Sorted rows; excluded entries stand at the lowest other one, with the weight 0."""
+    """Sorted rows; excluded entries take the place of the lowest other one, with weight 0."""
 
     half: Tensor  # half the entries (..., n), whose differences do not overflow
     scale: Tensor  # half the scale (..., 1)

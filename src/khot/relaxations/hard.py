@@ -73,4 +73,4 @@ def positions(value: Tensor, k: int) -> Tensor:
     """Where k-hot vectors ``(..., n)`` have their ones, ``(..., k)`` in increasing order."""
     if can_look(value) and value.device.type == "cpu":
         return value.nonzero()[:, -1].view(*value.shape[:-1], k)
-    return value.topk(k, sorted=False).indices.sort(-1).values  # whose shape does not depend on what it finds
+    return value.topk(k, sorted=False).indices.sort(-1).values  # a shape that does not depend on the contents

@@ -44,7 +44,7 @@ class _Rows(NamedTuple):
     """What an order map is of."""
 
     rows: _Sorted
-    excluded: Tensor | None  # how many entries of each row are (..., 1), None if nobody knows of any
+    excluded: Tensor | None  # how many entries of each row are (..., 1), None if none is known to be
     dtype: torch.dtype
 
 

@@ -17,7 +17,7 @@ from .numba_plan import BLOCK, EPS, Sums, add_up, clear, factorise, fill, fill_p
 from .solver import FAR_OFF, OVERSHOOT
 
 X, HALF, Y, T, LEFT = range(5)  # places of the addresses of tensors; the last one gets which rows are left to others
-NARROWEST, WIDEST = 1e-150, 1e150  # temperatures with which nothing overflows but what shall
+NARROWEST, WIDEST = 1e-150, 1e150  # temperatures between which only infinite results overflow
 
 
 @per_row

@@ -1,4 +1,4 @@
-"""The derivative of sorted optimal transport in Triton; the formulas stand in :mod:`khot.kernels.transport`.
+"""The derivative of sorted optimal transport in Triton; the formulas are in :mod:`khot.kernels.transport`.
 
 One program per row, which makes the plan P again in tiles, see the module ``triton_tile``: two passes
 for the duals h of the places, H h = sum_i P_.i o (g_.i - <P_.i, g_.i>), and one for the gradient. The second solves for

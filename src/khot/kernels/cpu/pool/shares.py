@@ -115,7 +115,7 @@ def serve(job, worker, looks):
 @kept_on_disk
 @njit(**LOOP)
 def offer(job, rows, shares, workers, code, data):
-    store(job + TICKET, load(job + TICKET) | TAKEN)  # nobody takes a share of a job that is half written
+    store(job + TICKET, load(job + TICKET) | TAKEN)  # no thread may take a share of a half-written job
     store(job + DONE, 0)
     store(job + ROWS, rows)
     store(job + CODE, code)

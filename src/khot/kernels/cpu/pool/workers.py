@@ -1,4 +1,4 @@
-"""The workers of the pool: who leads them, when they sleep, and what becomes of them at a fork and at the end."""
+"""The workers of the pool: how they are led, when they sleep, and what happens to them at a fork and at the end."""
 
 import atexit
 import ctypes
@@ -14,7 +14,7 @@ from .entries import HEADER, entry_of
 from .shares import lead, offer, serve
 
 LOOKS = 2**13  # of a worker for the next share before it sleeps: some 0.2 ms
-SHARES_A_THREAD = 4  # so that who begins late or is slow takes fewer
+SHARES_A_THREAD = 4  # so that a thread that starts late or is slow takes fewer
 
 
 class _Workers:
@@ -25,7 +25,7 @@ class _Workers:
         self.forget()
 
     def forget(self) -> None:
-        self.lock = threading.Lock()  # of who leads
+        self.lock = threading.Lock()  # held by the thread that leads
         self.job = np.zeros(7, np.int64)
         self.threads: list[threading.Thread] = []
         self.bells: list[SimpleQueue[None]] = []
