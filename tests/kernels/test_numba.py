@@ -193,8 +193,9 @@ def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
     assert (first, second) == ("0 2\n", "2 2\n")
 
 
-def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
-    """Its file is not that of the loop that is kept, where numba's own cache looks."""
+@pytest.fixture
+def copied_kernels(tmp_path, monkeypatch):
+    """A copy of the sources to edit, and a function that finds the folder as a new process would."""
     copy = tmp_path / "kernels"
     shutil.copytree(SOURCE / "kernels", copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(cache, "PACKAGE", copy)
@@ -205,15 +206,42 @@ def test_an_edited_link_is_compiled_anew(tmp_path, monkeypatch):
             cached.cache_clear()
         return cache._folder()
 
-    try:
-        before = folder()
-        assert before.is_dir() and folder() == before
-        link = copy / "links" / "laplace_numba.py"
-        link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
-        assert folder() != before and not before.exists()
-    finally:
-        for cached in (cache.source_stamp, cache._folder):
-            cached.cache_clear()
+    yield copy, folder
+    for cached in (cache.source_stamp, cache._folder):
+        cached.cache_clear()
+
+
+def edit(copy):
+    link = copy / "links" / "laplace_numba.py"
+    link.write_text(link.read_text().replace("tail = half * exp(-a)", "tail = half * exp(-two * a)"))
+
+
+def test_an_edited_link_is_compiled_anew(copied_kernels):
+    """Its file is not that of the loop that is kept, where numba's own cache looks."""
+    copy, folder = copied_kernels
+    before = folder()
+    assert before.is_dir() and folder() == before
+    edit(copy)
+    assert folder() != before and not before.exists()
+
+
+def test_processes_that_start_together_keep_the_folder_of_each_other(copied_kernels, monkeypatch):
+    """While one process removes the loops of older sources, another has made the folder of the new ones already."""
+    copy, folder = copied_kernels
+    before, kept = folder(), []
+    edit(copy)
+
+    def remove_beside_another_process(path, **options):
+        current = before.parent / cache.source_stamp()[:16]
+        current.mkdir(parents=True, exist_ok=True)
+        kept.append(current / "loop")
+        kept[-1].touch()
+        remove(path, **options)
+
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", remove_beside_another_process)
+    assert folder() != before and not before.exists()
+    assert kept and all(path.exists() for path in kept)
 
 
 def test_the_folder_is_none_of_the_working_directory(tmp_path, monkeypatch):

@@ -54,12 +54,15 @@ def _base() -> Path:
 @functools.cache
 def _folder() -> Path | None:
     """The folder for this installation; None, with a warning, if it cannot be written."""
-    installation = _base() / f"khot_{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
+    environment = f"{PACKAGE} of {sys.prefix}"  # two environments may share a checkout
+    installation = _base() / f"khot_{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
     path = installation / source_stamp()[:16]
     try:
         if not path.exists():
-            shutil.rmtree(installation, ignore_errors=True)  # of sources that are no more
-        path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            for other in installation.iterdir():  # never this folder or its parent: another process may just make them
+                if other != path:
+                    shutil.rmtree(other, ignore_errors=True)  # loops of older sources
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         _warn_once(error)
