@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from numba import njit
+from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
@@ -62,14 +62,26 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _part(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiles what only compiled functions call: once for all numbers of a type.
+
+    numba would compile it again for every number that stands in a call, as in ``f(x, 0)``, though LLVM, which sees the
+    number when it puts the function into its caller, makes the same machine code of it.
+    """
+    found = njit(**options, **PART)(_named(function))
+    template = found.get_call_template
+    found.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
+    return found
+
+
 def inlined(function: Callable[..., Any]) -> Any:
     """Compiles what is done to an item."""
-    return njit(fastmath=FUSED, forceinline=True, **PART, **WITH_CALLER)(_named(function))
+    return _part(function, fastmath=FUSED, forceinline=True, **WITH_CALLER)
 
 
 def per_row(function: Callable[..., Any]) -> Any:
     """Compiles what is done to a row, in the order that is written down."""
-    return njit(fastmath=FUSED, **PART, **WITH_CALLER)(_named(function))
+    return _part(function, fastmath=FUSED, **WITH_CALLER)
 
 
 def summed(function: Callable[..., Any]) -> Any:
@@ -77,12 +89,12 @@ def summed(function: Callable[..., Any]) -> Any:
 
     What it writes may overlap no other argument.
     """
-    return njit(fastmath=ANY_ORDER, **PART, **APART)(_named(function))
+    return _part(function, fastmath=ANY_ORDER, **APART)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into what calls them, which costs less than the call."""
-    return njit(fastmath=ANY_ORDER, forceinline=True, **PART, **APART)(_named(function))
+    return _part(function, fastmath=ANY_ORDER, forceinline=True, **APART)
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
