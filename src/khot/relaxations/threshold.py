@@ -71,8 +71,8 @@ def topk_threshold(
     link = link_of(relaxation, _call.is_compiling)
     if link is None:
         raise TypeError(
-            "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as its "
-            f"attribute `link`, but got {relaxation!r}"
+            "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
+            f"its attribute `link`, but got {relaxation!r}"
         )
     return ThresholdMap(link, "softness").threshold(_call, rows, k, softness)
 
