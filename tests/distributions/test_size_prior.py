@@ -215,7 +215,7 @@ def test_estimators():
     found = torch.autograd.grad(surrogate, [logits, prior])
     for one, other in zip(exact, found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0.05)
-    with pytest.raises(NotImplementedError, match="not known under a prior over the size: take khot.score_function"):
+    with pytest.raises(NotImplementedError, match="not known under a prior over the size: use khot.score_function"):
         ReinMax(design)
 
 
