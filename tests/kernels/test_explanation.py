@@ -52,7 +52,7 @@ def test_a_line_for_each_backend():
     assert found.chosen == "torch"  # though it was not asked for by an operator that has it in another place
     lines = str(found).splitlines()
     assert lines[0] == "threshold_mask runs on torch"
-    assert lines[1:] == [f"  not on {name}: the backend asked for is torch" for name in ("triton", "numba")]
+    assert lines[1:] == [f"  not on {name}: the requested backend is torch" for name in ("triton", "numba")]
 
 
 def test_keyword_arguments_and_records_of_functions():
@@ -64,7 +64,7 @@ def test_keyword_arguments_and_records_of_functions():
 
 def test_a_backend_that_comes_second_says_first_what_it_refuses():
     with backend("triton"):
-        assert explain(order_draw, *draw_arguments(X, 0)).refused["numba"] == "the backend asked for is triton"
+        assert explain(order_draw, *draw_arguments(X, 0)).refused["numba"] == "the requested backend is triton"
     assert explain(order_draw, *draw_arguments(X, 0)).refused["triton"] == platforms.PLATFORMS["triton"].elsewhere
 
 
