@@ -88,7 +88,7 @@ needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="its reason would be that
         ("threshold_mask", (X, ROW, ROW, "normal", "log_mask", "scale", False), "no pieces for loops of logarithms"),
         (threshold.mask, (X[:0], *MASK[1:]), "there is nothing to compute"),
         (order_draw, draw_arguments(X, 0), "there is nothing to draw"),
-        (isotonic, (X, X, ROW, 1.5, False, False, 0, ""), "it pools for p = 2 only"),
+        (isotonic, (X, X, ROW, 1.5, False, False, 0, ""), "it only pools, and only for p = 2"),
         (sorted_transport, (torch.zeros(1, 500), ROW, 300, 1e-9, 100, False), "more than 200 places"),
         (sorted_transport, (X[:, :1], ROW, 1, 1e-9, 100, False), "there is one place"),
     ],
