@@ -77,7 +77,7 @@ def traced_through(function: F) -> F:
 
 
 class _Derived(lazy_property):  # type: ignore[type-arg]
-    """A lazy property whose value is computed anew when the parameters of the design have changed."""
+    """A lazy property whose value is computed again when the parameters of the design have changed."""
 
     def __get__(self, instance: Any, obj_type: Any = None) -> Any:
         if instance is None:

@@ -191,7 +191,7 @@ def base_law(fn: Any) -> Any:
 
 
 def keep_laws(trace: Any, kept: dict[str, Kept]) -> None:
-    """Passes values computed from the priors of earlier runs, which a model makes anew each time, to equal priors."""
+    """Passes values computed from the priors of earlier runs, which a model makes again each time, to equal priors."""
     for name, of_site in kept.items():
         base_law(trace.nodes[name]["fn"]).kept = of_site
 
