@@ -1,4 +1,4 @@
-"""The clipped powers in numba: loops of their own for integer exponents, one pair of loops for all others."""
+"""The clipped powers in numba: separate loops for each integer exponent, and one pair of loops for all others."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -10,7 +10,7 @@ from ..cpu.loops import inlined, per_row, specialised
 from ..cpu.maths import FLUSHED_EXP, LOG, Real
 from .base_numba import Compiled, NumbaLink
 
-GENERAL = "clip_power", "clip_power_steep"  # variants with exponents that are no integers, by logarithms
+GENERAL = "clip_power", "clip_power_steep"  # variants for exponents that are not integers, by logarithms
 FLAT = "clip", "clip_power", "clip_power_2", "clip_power_3", "clip_power_4"
 
 
@@ -52,7 +52,7 @@ def power_below(variant: str, real: Real) -> Compiled:
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    """Steep powers have z in float64: they multiply its rounding by their exponent."""
+    """The record of a clipped power. Steep powers have z in float64, because they multiply its rounding."""
     zero, one = real(0), real(1)
     wide = real if variant in FLAT else np.float64
     slope_power = power_below(variant, real)
@@ -75,7 +75,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def terms(z, q):
-        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that keeps a loop from being vectorised
+        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that prevents vectorisation
         rate, tail = powers(z if inside else wide(1), q)
         return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * (rate if inside else wide(0))
 
@@ -85,7 +85,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def slope(z, q):
-        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
+        inside = (z > zero) & (z < one)  # not `and`, a branch that prevents vectorisation
         return real(q) * slope_power(z, q) if inside else zero
 
     return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)
