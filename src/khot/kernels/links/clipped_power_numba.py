@@ -1,4 +1,4 @@
-"""The clipped powers in numba: loops of their own for q = 1, powers by logarithms for all other exponents."""
+"""The clipped powers in numba: separate loops for q = 1; all other powers are computed by logarithms."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -33,7 +33,7 @@ def power_below(variant: str, real: Real) -> Compiled:
 
 
 def numba_link(variant: str, real: Real) -> NumbaLink:
-    """Steep powers have z in float64: they multiply its rounding by their exponent."""
+    """The record of a clipped power. Steep powers have z in float64, because they multiply its rounding."""
     zero, one = real(0), real(1)
     wide = np.float64 if variant == "clip_power_steep" else real
     power = power_below(variant, real)
@@ -55,7 +55,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def terms(z, q):
-        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that keeps a loop from being vectorised
+        inside = (z > wide(0)) & (z < wide(1))  # not `and`, a branch that prevents vectorisation
         rate, tail = powers(z if inside else wide(1), q)
         return wide(0) if z < wide(1) else wide(1), tail if inside else wide(0), wide(q) * (rate if inside else wide(0))
 
@@ -65,7 +65,7 @@ def numba_link(variant: str, real: Real) -> NumbaLink:
 
     @inlined
     def slope(z, q):
-        inside = (z > zero) & (z < one)  # not `and`, a branch that keeps a loop from being vectorised
+        inside = (z > zero) & (z < one)  # not `and`, a branch that prevents vectorisation
         return real(q) * power(z, q) if inside else zero
 
     return NumbaLink(terms, value, slope, _quantile, _newton_step, distances=wide)
