@@ -25,8 +25,8 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 # -------------------------------
 #
 # Eight items have scores, and we choose the three with the largest ones. What happens to the choice of item 2 while its
-# score grows? Nothing at all, then it jumps from 0 to 1, and then nothing happens again. The derivative is zero wherever
-# it exists, so gradient descent never learns that a larger score would have helped.
+# score grows? Nothing at all, then it jumps from 0 to 1, and then nothing happens again. The derivative is zero
+# wherever it exists, so gradient descent never learns that a larger score would have helped.
 scores = torch.tensor([1.2, -0.4, 0.3, 2.0, -1.1, 0.7, -0.2, 0.9], dtype=torch.float64)
 n, k = len(scores), 3
 items = range(n)
@@ -103,9 +103,9 @@ right.set(title="entry 2 of the mask", xlabel="score of item 2")
 # Where masks live: the capped simplex
 # ------------------------------------
 #
-# All vectors with entries between 0 and 1 that sum to k form a polytope, the *capped simplex*. Its corners are the k-hot
-# vectors. With n = 3 we can look at it: the condition on the sum leaves a plane. For k = 1 the polytope is the triangle
-# that softmax maps to; for k = 2 the triangle is upside down; between them lies a hexagon.
+# All vectors with entries between 0 and 1 that sum to k form a polytope, the *capped simplex*. Its corners are the
+# k-hot vectors. With n = 3 we can look at it: the condition on the sum leaves a plane. For k = 1 the polytope is the
+# triangle that softmax maps to; for k = 2 the triangle is upside down; between them lies a hexagon.
 #
 # Each line follows the mask of one score vector from temperature 10, close to the centre, to temperature 0.02, close to
 # a corner. For k = 1.5 the corners have one entry of 1/2.
@@ -126,6 +126,7 @@ for axis, size in zip(axes, (1, 1.5, 2), strict=True):
     axis.plot(*corners.T, "o", color="black", markersize=4)
     axis.set(title=f"n = 3, k = {size:g}", aspect="equal", xticks=[], yticks=[])
 
+
 # %%
 # The gradient of the mask
 # ------------------------
@@ -136,8 +137,8 @@ for axis, size in zip(axes, (1, 1.5, 2), strict=True):
 #
 # .. math:: \frac{\partial y_i}{\partial x_j} = w_i \delta_{ij} - \frac{w_i w_j}{\sum_l w_l}
 #
-# Read it as a competition. An item that gains score gains mass (the diagonal) and takes it from the others in proportion
-# to *their* slopes. Items far from the threshold, certainly in or certainly out, hardly take part.
+# Read it as a competition. An item that gains score gains mass (the diagonal) and takes it from the others in
+# proportion to *their* slopes. Items far from the threshold, certainly in or certainly out, hardly take part.
 def jacobian(x: Tensor, k: float, temperature: float) -> Tensor:
     y = soft_mask(x, k, temperature)
     w = y * (1 - y) / temperature
@@ -158,8 +159,8 @@ figure.colorbar(shown)
 # Random choices
 # --------------
 #
-# A mask is not a choice yet. To explore, a model should *draw* k items, the promising ones more often. The simplest idea
-# is to toss one coin per item, with the entries of the mask as probabilities. Then the number of items varies:
+# A mask is not a choice yet. To explore, a model should *draw* k items, the promising ones more often. The simplest
+# idea is to toss one coin per item, with the entries of the mask as probabilities. Then the number of items varies:
 mask = soft_mask(scores, k, 0.5)
 coins = torch.bernoulli(mask.expand(20_000, n))
 counts = coins.sum(-1).long().bincount(minlength=n + 1)
@@ -183,7 +184,8 @@ left.set(title="number of ones from independent coins")
 right.bar(items, mask, color="0.85", label="the mask = the coins")
 right.plot(items, kept.mean(0), "x", color="tab:red", label="share among the draws that we kept")
 right.plot(items, by_logits.mean, "_", markersize=14, color="tab:red", label="ConditionalPoisson(logits=...).mean")
-right.plot(items, by_probs.sample((20_000,)).mean(0), ".", color="tab:blue", label="draws of ConditionalPoisson(probs=...)")
+drawn = by_probs.sample((20_000,)).mean(0)
+right.plot(items, drawn, ".", color="tab:blue", label="draws of ConditionalPoisson(probs=...)")
 right.set(title="inclusion probabilities", xlabel="item", ylim=(0, 1.5))
 right.legend(fontsize="small")
 
@@ -219,8 +221,8 @@ def exact(x: Tensor) -> Tensor:
 #
 # * The **score function** needs only the values of the loss. It makes choices more probable if their loss was below
 #   average. The estimate is right on average, but noisy.
-# * **Straight-through** uses the slope of the loss. It shows the loss a hard draw, and sends the gradient to the mask as
-#   if the mask had been there. It has little noise, but on average it is a bit wrong, because the loss is curved and
+# * **Straight-through** uses the slope of the loss. It shows the loss a hard draw, and sends the gradient to the mask
+#   as if the mask had been there. It has little noise, but on average it is a bit wrong, because the loss is curved and
 #   the draw is not where the mask is.
 
 
@@ -239,8 +241,8 @@ def straight_through(x: Tensor, draws: int = 16) -> Tensor:
 
 # %%
 # We repeat each estimate 200 times. The marks show its mean and standard deviation, and the grey bars are the exact
-# gradient. khot's own ``reinmax`` is there as well: it is a straight-through estimator that follows the curvature of the
-# loss to second order, and its bias is smaller.
+# gradient. khot's own ``reinmax`` is there as well: it is a straight-through estimator that follows the curvature of
+# the loss to second order, and its bias is smaller.
 def gradient(estimator) -> Tensor:
     x = scores.clone().requires_grad_()
     return torch.autograd.grad(estimator(x), x)[0]
@@ -292,7 +294,8 @@ figure.colorbar(shown)
 # What to try
 # -----------
 #
-# * Replace ``score_function`` by ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest steps?
+# * Replace ``score_function`` by ``straight_through`` or ``khot.reinmax`` in the loop. Which one needs the fewest
+#   steps?
 # * Let the items cost 6.5 together. More than one choice does. Does the model learn one of them or all?
 # * Replace the logistic function by another step, such as ``torch.distributions.Normal(0, 1).cdf``. You get
 #   ``khot.normal_topk``. What changes in the Jacobian?

@@ -7,8 +7,8 @@ entries, but it may be a mixture of many more *parts*, of which only a few are p
 a dictionary of parts, and encodes each vector by the few that it needs.
 
 With real activations nobody knows the true parts. In this tutorial we make the data ourselves, so that we can check
-what the autoencoder finds. You will see why a plain autoencoder fails, what a top-k layer changes, how to choose k, what
-to do about units that never come to life, and what to do if some inputs need more parts than others.
+what the autoencoder finds. You will see why a plain autoencoder fails, what a top-k layer changes, how to choose k,
+what to do about units that never come to life, and what to do if some inputs need more parts than others.
 """
 
 import matplotlib.pyplot as plt
@@ -167,17 +167,18 @@ right.set(title=f"parts found, of {PARTS}", xlabel="k", ylim=(0, PARTS + 2))
 # Dead units
 # ----------
 #
-# Some units above are dead: no test vector uses them. That does no harm, because there are 16 more units than parts. But
-# a bad start can kill units that are needed, since a unit that is never among the k largest gets no gradient. We provoke
-# this by moving the encoder's bias far down for all but 16 units.
+# Some units above are dead: no test vector uses them. That does no harm, because there are 16 more units than parts.
+# But a bad start can kill units that are needed, since a unit that is never among the k largest gets no gradient. We
+# provoke this by moving the encoder's bias far down for all but 16 units.
 #
 # ``TopK`` counts for how many rows each unit has not been kept, if you give it the number of units. ``auxiliary_loss``
-# then lets the dead units explain what the others leave over. The weight of this loss is that of Gao et al. (2024), 1/32.
+# then lets the dead units explain what the others leave over. The weight of this loss is that of Gao et al. (2024),
+# 1/32.
 
 
 def badly_started(activation: nn.Module) -> Autoencoder:
     model = Autoencoder(activation)
-    model.encoder.bias.data[16:] = -10.0
+    model.encoder.bias.data[16:] = -3.0
     return model
 
 
@@ -223,8 +224,9 @@ with torch.no_grad():
 # What to try
 # -----------
 #
-# * Give the data more parts than there are units. Which parts are found: those with large weights, or the frequent ones?
+# * Give the data more parts than there are units. Which parts are found: those with large weights, or the frequent
+#   ones?
 # * Some parts often occur together in practice. Draw ``present`` such that part 1 never comes without part 0. Does the
 #   autoencoder still keep them apart?
-# * A Matryoshka autoencoder also reconstructs from the first 16 and the first 32 units alone. The recipes for PyTorch in
-#   the guide show its loss, which takes one line.
+# * A Matryoshka autoencoder also reconstructs from the first 16 and the first 32 units alone. The recipes for PyTorch
+#   in the guide show its loss, which takes one line.

@@ -1,7 +1,8 @@
 """What the site makes of the repository's address, which `[project.urls]` in pyproject.toml has once it is known."""
 
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 
 def address(pyproject: Path) -> str | None:

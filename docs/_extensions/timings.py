@@ -39,7 +39,8 @@ def table() -> str:
     slow = [(seconds, page) for seconds, page in spent if seconds >= SHORTEST]
     rest = sum(seconds for seconds, _ in spent[len(slow) :])
     lines = [f"{seconds:9.1f} {reading[page]:6.1f} {running[page]:6.1f}  {page}" for seconds, page in slow]
-    return "\n".join(["  seconds   read    run  page", *lines, f"{rest:9.1f}{'':16}{len(spent) - len(slow)} other pages"])
+    lines.append(f"{rest:9.1f}{'':16}{len(spent) - len(slow)} other pages")
+    return "\n".join(["  seconds   read    run  page", *lines])
 
 
 def _starts_reading(app: Sphinx, page: str, content: list[str]) -> None:
