@@ -30,7 +30,8 @@ torch.set_num_threads(1)  # threads would cost more than they save on tensors th
 # --------
 #
 # The outcome depends on the variables 0, 4 and 9. Variable 1 is a near copy of variable 0, and variable 5 one of
-# variable 4: their correlations are about 0.95. **Your data goes here:** replace ``z``, the standardised variables (rows, variables), and ``y``, the outcome.
+# variable 4: their correlations are about 0.95. **Your data goes here:** replace ``z``, the standardised variables
+# (rows, variables), and ``y``, the outcome.
 z = torch.randn(ROWS, VARIABLES)
 for copy, original in ((1, 0), (5, 4)):
     z[:, copy] = 0.95 * z[:, original] + 0.31 * torch.randn(ROWS)
