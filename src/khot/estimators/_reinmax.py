@@ -148,7 +148,7 @@ class ReinMax(DesignWrapper):
     def _attach_with_phantom(self, design: PhantomUnit, value: Tensor) -> Tensor:
         wrapped = design.wrapped
         slope = (wrapped.probs * (1 - wrapped.probs)).detach()
-        # Where the sum is an integer, the phantom is certain and cannot compensate a change of the sum: its gradient
+        # Where the sum is an integer, the phantom is certain and cannot offset a change of the sum: its gradient
         # is that of straight-through. Elsewhere the sum including the phantom does not change.
         total = wrapped.probs.sum(-1, keepdim=True)
         share = slope / slope.sum(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)

@@ -118,7 +118,7 @@ def _nearest_item(x_rows, n, t, TILE: tl.constexpr):
 
 @triton.jit
 def _offset_of(end, anchor, side, inverse):
-    """An end of a bracket in t as an offset, with a margin for rounding; infinite ends become the farthest offsets."""
+    """An end of a bracket in t as an offset, with a margin for rounding; the largest doubles stay farthest."""
     off = tl.minimum(tl.maximum((end - anchor) * inverse, -FARTHEST_64), FARTHEST_64)
     off = tl.where(side * end >= 0.5 * LARGEST_64, side * FARTHEST_64, off)
     return off + side * (1.0 + tl.abs(off)) * SLACK
