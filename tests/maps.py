@@ -42,7 +42,7 @@ def publics(*registries: Iterable[Any]) -> list[Any]:
 
 
 def only_for(applies: Callable[..., bool]) -> Callable[[Any], Any]:
-    """Marks a check that concerns only some members, so that it is not a test of the others that passes without checking."""
+    """Marks a check that concerns only some members, so that the others have no idle test of it."""
 
     def mark(check: Any) -> Any:
         check.applies = applies
