@@ -79,6 +79,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 templates_path = ["_templates"]
 add_module_names = False
+default_role = "code"  # single backticks in docstrings and examples, as in Markdown
 toc_object_entries = False
 
 intersphinx_mapping = {

@@ -132,7 +132,7 @@ def provenance(experiment: Experiment) -> str:
         sentences.append(f"Data: {', '.join(same)}, as in the paper.")
     other = [NAMES.get(name, name) for name in used if name not in source.data] if used else ["generated"]
     if experiment.documents and source.data and other:
-        what = "Some tables have other data than the paper's" if same else "The data differ from the paper's"
+        what = "Other tables differ" if same else "The data differ from the paper's"
         sentences.append(
             f"**{what}**: {', '.join(other)} here, {theirs} there. Compare the order of the methods, not the numbers."
         )

@@ -9,6 +9,6 @@ BACKENDS = ["numba", "torch"] if HAS_NUMBA else ["torch"]
 
 
 def skip_without_triton() -> None:
-    """Skips a module, before it imports Triton's kernels, where no Triton compiles them."""
+    """Skips a module before it imports Triton's kernels, if no Triton can compile them."""
     if reason := lacks_triton():
         pytest.skip(reason, allow_module_level=True)

@@ -55,7 +55,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a run of chosen files
 
 @pytest.fixture(params=["triton"] if INTERPRETED else BACKENDS)
 def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend of a CPU in its turn, for what is computed in all of them.
+    """Each backend of a CPU in turn, for tests of what all of them compute.
 
     Cases of such tests are those of pairs: each value of another parameter meets each backend.
     """

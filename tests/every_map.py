@@ -1,4 +1,4 @@
-"""Every public map by a call of one argument, for what is promised of all of them: tracing, compiling, exporting."""
+"""Every public map as a function of one argument, for what all of them promise: tracing, compiling, exporting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class NamedCauchy(Cauchy, name="tests.named_cauchy"):
 
 
 def with_sum(k: int | float) -> Callable[..., Tensor]:
-    """How a mask is called that sums to k."""
+    """How to call a mask that sums to k."""
     return lambda function, x, softness: function(x, k, softness)
 
 

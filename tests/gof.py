@@ -31,7 +31,7 @@ def check_sampler(draws: Tensor, support: Tensor, pmf: Tensor) -> None:
 
 
 def num_draws(pmf: Tensor) -> int:
-    """Enough draws for a chi-square test that merges no cell, within reason."""
+    """Enough draws for a chi-square test that merges no cell, up to a limit."""
     smallest = pmf[pmf > 0].min().item()
     return min(max(20_000, math.ceil(MIN_EXPECTED / smallest)), 1_000_000)
 

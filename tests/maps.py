@@ -1,4 +1,4 @@
-"""The relaxed maps under test, with the traits that their contract reads: a new member joins by one entry."""
+"""The relaxed maps under test, with the traits that their contract reads: a new member needs one entry."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from khot.relaxations.engine import ThresholdMap
 
 
 def behind(member: Any) -> Any:
-    """The function or class that a member of a registry calls: what a partial is one of."""
+    """The function or class that a member of a registry calls, without the arguments of a partial."""
     return behind(member.func) if isinstance(member, partial) else member
 
 
@@ -42,7 +42,7 @@ def publics(*registries: Iterable[Any]) -> list[Any]:
 
 
 def only_for(applies: Callable[..., bool]) -> Callable[[Any], Any]:
-    """Marks a check that is about some members only, so that the others have no test of it that passes idly."""
+    """Marks a check that concerns only some members, so that the others have no idle test of it."""
 
     def mark(check: Any) -> Any:
         check.applies = applies

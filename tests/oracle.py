@@ -1,4 +1,4 @@
-"""Reads the reference values in tests/oracles; what they are and how accurate to be stands in the README there."""
+"""Reads the reference values in tests/oracles, whose README describes them and the required accuracy."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def interpreted_cases(name: str) -> list[Any]:
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Numbers, some of which are spelled as strings."""
+    """Numbers, some of which are written as strings."""
     return torch.tensor([float(v) for v in values], dtype=torch.float64).to(dtype)
 
 

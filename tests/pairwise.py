@@ -1,4 +1,4 @@
-"""Which of many cases to take so that values which meet in one of them still meet, two at a time."""
+"""Chooses few of many cases such that any two values that meet in some case still meet."""
 
 import heapq
 from collections.abc import Hashable, Mapping, Sequence
@@ -7,7 +7,7 @@ from zlib import crc32
 
 
 def covering(cases: Sequence[Mapping[str, Hashable]], together: int = 2) -> list[int]:
-    """Indices, in order, of cases in which each two values that are in any case together still are.
+    """Indices, in order, of cases that still contain every pair of values that occurs in some case.
 
     Greedy: the case with the most pairs that are new; of those, one in no order, so that all values are taken about
     equally often. The pairs that are new only ever become fewer, so that it is enough to look at the top of a heap.

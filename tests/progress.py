@@ -1,4 +1,4 @@
-"""A line of progress every few seconds, instead of a dot for each test: for runs of many minutes."""
+"""Prints a line of progress every few seconds instead of a dot for each test, for runs of many minutes."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""All but the maps under test, with the traits that their contracts read: a new member joins by one entry.
+"""Designs and estimators under test, with the traits that their contracts read: a new member needs one entry.
 
 What a class or a function says of itself (which parts of its law a design has, whether an estimator is unbiased) is
 read from it. ``public`` of a case is what it tests: tests/test_public_api.py looks for every public name among them.

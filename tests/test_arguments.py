@@ -1,4 +1,4 @@
-"""Every argument of everything public, given what it cannot be: an error in time, which names the argument."""
+"""Every argument of everything public, with invalid values: an early error names the argument."""
 
 import inspect
 import math
@@ -84,7 +84,7 @@ WRONG: dict[str, list[Any]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Something public, with arguments that it takes and the kind of each.
+    """A public function or class, with valid arguments and the kind of each.
 
     Attributes:
         call: Called with the good arguments, one of which is replaced.
@@ -100,7 +100,7 @@ class Call:
 
 
 def used(make: Callable[..., Any], *args: Any, **good: Any) -> Callable[..., Any]:
-    """What makes an object and calls it: an object that is bad has to be found out by then."""
+    """Constructs an object and calls it; a bad object must raise an error by then."""
     return lambda **kwargs: make(**kwargs)(*args, **good)
 
 

@@ -69,7 +69,7 @@ every_map = pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 @pytest.mark.slow
 def test_reinmax_of_given_probabilities(case, name):
-    """Needs the slope of a relaxation that is named; conditional Poisson has its own."""
+    """The estimator needs the derivative of a named relaxation; conditional Poisson has its own."""
     torch.manual_seed(0)
     scores = SCORES.clone().requires_grad_()
     given = case.make(probs=MAPS[name](scores, 3, 0.8))
@@ -87,7 +87,7 @@ def test_reinmax_of_given_probabilities(case, name):
 @pytest.mark.parametrize("case", [case for case in DESIGNS if case.takes_relaxation], ids=lambda case: case.name)
 @pytest.mark.slow
 def test_reinmax_of_a_relaxation(case, name):
-    """Needs its slope, or another map's in its place."""
+    """The estimator needs the derivative of the relaxation, or of another map in its place."""
     torch.manual_seed(0)
     scores = SCORES.clone().requires_grad_()
     made = case.make(logits=scores, k=3, relaxation=MAPS[name], temperature=0.8)

@@ -1,4 +1,4 @@
-"""compare_estimators: what it reports equals what theory says of estimators whose law is known."""
+"""compare_estimators reports what theory says about estimators whose law is known."""
 
 import itertools
 import math
@@ -53,7 +53,7 @@ def test_default_estimators_on_a_linear_loss():
 
 @pytest.mark.parametrize("num_samples", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_moments_of_the_score_function(num_samples):
-    """Its law is known, the mean of loss times score: each moment within gof.Z_LIMIT of its own standard errors."""
+    """The law of the mean of loss times score is known: each moment is within gof.Z_LIMIT standard errors."""
     torch.manual_seed(0)
     repeats, design = 400, ConditionalPoisson(logits=LOGITS, k=2)
     (row,) = compare_estimators(design, linear, {"score": score_function}, num_samples, repeats).rows
@@ -90,7 +90,7 @@ def test_bias_is_measured():
 
 @pytest.mark.parametrize("make", [ConditionalPoisson, Sampford])
 def test_probabilities_are_compared_where_their_sum_stays(make):
-    """Given probs, straight-through is exact for a linear loss up to a constant, which no change of probs sees."""
+    """Given probs, straight-through is exact for a linear loss up to a constant, which no feasible change sees."""
     probs = torch.tensor([0.3, 0.9, 0.2, 0.6], dtype=torch.float64)
     (row,) = compare_estimators(make(probs=probs), linear, {"st": straight_through}, 1, num_repeats=2).rows
     assert row.bias < 1e-9
@@ -101,7 +101,7 @@ def test_probabilities_are_compared_where_their_sum_stays(make):
 
 @pytest.mark.parametrize("phantom", [False, True])
 def test_moments_of_given_gradients(phantom):
-    """Of estimates that are known numbers: their unbiased variance, the cosine of those that are not 0."""
+    """For known estimates: their unbiased variance, and the mean cosine of those that are not 0."""
     probs = torch.tensor([0.3, 0.9, 0.2, 0.6], dtype=torch.float64)
     design = PhantomUnit(ConditionalPoisson, probs=probs) if phantom else ConditionalPoisson(probs=probs)
     lengths = itertools.cycle([1.0, 3.0, 0.0])  # also of the first call, which is not measured

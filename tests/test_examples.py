@@ -17,7 +17,7 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "examples"
 LESSONS = FOLDER.parent / "tutorials"
-OWN_TESTS = {"sharded_expert_choice"}  # of several processes
+OWN_TESTS = {"sharded_expert_choice"}  # with several processes
 ARRIVED: dict[str, Callable[[dict[str, Any]], bool]] = {  # by the names that a script leaves
     "pyro_feature_selector": lambda left: left["accuracy"] > 0.8,
     "khot_vae": lambda left: left["losses"][-1] < 0.75 * left["losses"][0],

@@ -1,4 +1,4 @@
-"""``generator=`` of everything that draws: the same sampler, from another source than torch's global one."""
+"""``generator=`` of everything that draws: the same sampler, with another source of randomness than torch's."""
 
 import ast
 import inspect
@@ -119,7 +119,7 @@ def test_other_things_are_no_generators(name):
 
 @pytest.mark.parametrize("name", sorted(DRAWING.keys() - {"phantom_unit"}))  # its sizes need a real one
 def test_generators_of_another_device_are_refused(name):
-    """Fake tensors of a device that need not be there."""
+    """Fake tensors on a device that need not exist."""
     with FakeTensorMode():
         design = DRAWING[name](torch.zeros(2, 5, device="cuda"))
         with pytest.raises(ValueError, match="`generator` must be on the device of the draws, cuda.*but is on cpu"):
@@ -145,7 +145,7 @@ def test_compiled_graphs_break_at_a_generator(name):
 
 
 def functions_that_draw():
-    """All that are public."""
+    """All public functions that draw."""
     classes = [getattr(khot, name) for name in khot.__all__ if inspect.isclass(getattr(khot, name))]
     found = [case.public for case in FUNCTIONS] + [perturbed_topk]
     for cls in (cls for cls in classes if issubclass(cls, KHotDistribution)):

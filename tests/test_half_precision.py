@@ -1,4 +1,4 @@
-"""bfloat16 and float16: every result is the rounding of that in float32, for each member of each family.
+"""bfloat16 and float16: every result is the rounded result of float32, for each member of each family.
 
 Draws are those of float32 with the same seed, so that their laws are, too. What is compared is at most one number of
 the half type apart: float32 results that lie next to the middle of two numbers may round either way.
@@ -48,7 +48,7 @@ def places(x):
 
 
 def assert_rounded(found, exact):
-    """``found`` is the float32 ``exact`` rounded to its half type, or next to that."""
+    """``found`` is the float32 ``exact`` rounded to the half type, or a neighbour of it."""
     assert found.shape == exact.shape and exact.dtype == torch.float32 and found.dtype in HALF_TYPES
     rounded = exact.to(found.dtype)
     assert torch.equal(found.isnan(), rounded.isnan()) and torch.equal(found.isinf(), rounded.isinf())

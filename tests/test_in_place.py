@@ -1,4 +1,4 @@
-"""Users write into results as into those of torch's own functions: autograd allows it, and is right."""
+"""Users can write into results in place, as with torch's own functions, and autograd stays correct."""
 
 import pytest
 import torch

@@ -62,7 +62,7 @@ def test_straight_through_reaches_the_optimum(elbo_class):
 
 @pytest.mark.slow
 def test_relaxed_form_finds_the_best_pair():
-    """While the temperature falls. The relaxed loss is no smaller than the least one of the pairs themselves."""
+    """The temperature falls. The relaxed loss is at least the smallest loss of the pairs themselves."""
     relax = KHotReparam(temperature=0.5)
     relaxed = [poutine.reparam(fn, {"x": relax}) for fn in (model, guide)]
     elbo = Trace_ELBO(num_particles=20, vectorize_particles=True, max_plate_nesting=1)

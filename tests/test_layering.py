@@ -1,4 +1,4 @@
-"""Who may know whom: imports run one way and in no circle, and nobody reaches into what is private elsewhere.
+"""Imports run one way and in no circle, and no package uses private names of another.
 
 A *room* is a part of khot, a *package* a folder of modules; the operations of ``khot.kernels`` are packages in one
 room.
@@ -94,7 +94,7 @@ def room(module: str) -> str:
 
 
 def package(module: str) -> str:
-    """The folder of a module without khot, or the module where that lies in no folder."""
+    """The folder of a module below khot, or the module itself if it lies in no folder."""
     parts = module.split(".")[1:]
     return ".".join(parts if module in PACKAGES or len(parts) == 1 else parts[:-1])
 

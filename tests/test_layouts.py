@@ -1,4 +1,4 @@
-"""Sparse and nested tensors: an error that says what to give instead, from everything that takes a tensor."""
+"""Everything that takes a tensor refuses sparse and nested tensors, with an error that says what to pass instead."""
 
 import pytest
 import torch

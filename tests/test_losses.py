@@ -61,7 +61,7 @@ def test_oracle_of_the_signed_map(case):
 
 
 def feasible(kind, n=6, k=2.5, seed=0, rows=4):
-    """A target in the interior of the domain, from another map than the one under test."""
+    """A target in the interior of the domain, made by another map than the one under test."""
     x = normal(rows, n, seed=seed)
     if kind == "mask":
         return sigmoid_topk(x, k)
@@ -101,7 +101,7 @@ class TestFenchelYoung:
             torch.testing.assert_close(found, jacobian)
 
     def test_derivative_in_the_target(self, kind, p):
-        """Up to a constant for the mask, whose targets have one sum."""
+        """Up to a constant for the mask, because its targets all have the same sum."""
         x, target = normal(4, 6, seed=3), feasible(kind).requires_grad_()
 
         def loss(target):

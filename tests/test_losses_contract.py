@@ -53,7 +53,7 @@ def check_derivatives(case):
 
 
 def check_scores_are_relative(case):
-    """A constant added to all scores, as to logits, changes nothing; also where float32 has few digits left."""
+    """Adding a constant to all scores changes nothing, even if float32 has few digits left."""
     x, target = normal(5, 6, dtype=torch.float32), case.targets(2, 5)
     far = (x + 1e4).requires_grad_()
     exact = far.detach().double().requires_grad_()

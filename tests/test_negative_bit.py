@@ -15,7 +15,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=st
 
 
 def negated(x):
-    """The same numbers as x, whose negatives are in memory."""
+    """The same numbers as x, stored as their negatives."""
     found = torch._neg_view(-x.detach())
     assert found.is_neg() and found.is_contiguous() and found.equal(x)
     return found

@@ -121,7 +121,7 @@ def test_public_name_is_in_a_registry(package, name):
 
 
 def test_bases_cannot_be_members():
-    """Without a subclass they do nothing."""
+    """They do nothing unless a subclass defines them."""
     with pytest.raises(NotImplementedError):
         khot.SamplingDesign(logits=torch.zeros(3), k=1).sample()
     with pytest.raises(TypeError, match="abstract"):

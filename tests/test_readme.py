@@ -106,7 +106,7 @@ def test_commands():
 
 
 def test_costs():
-    section = README.split("<!-- from benchmarks/results -->")[1]
+    section = README.split("<!-- from benchmarks/results -->")[1].split("<!-- end -->")[0]
     rows = re.findall(r"^\| (.+?) \|([\d. |]+)\|$", section, flags=re.MULTILINE)
     table = {label: cells.replace("|", " ").split() for label, cells in rows}
     assert table.keys() == COSTS.keys()
@@ -116,6 +116,18 @@ def test_costs():
         for column, cell in zip(columns, table[label], strict=True):
             digits = len(cell.partition(".")[2])
             assert cell == f"{float(row[column]):.{digits}f}", (label, column)
+
+
+def test_times_of_hard_masks():
+    section = README.split("<!-- from benchmarks/results/selection_cpu.csv -->")[1].split("<!-- end -->")[0]
+    with (ROOT / "benchmarks" / "results" / "selection_cpu.csv").open(newline="", encoding="utf-8") as lines:
+        expected = [
+            f"| {row['batch']} × {row['n']}, {row['k']} | {float(row['topk_mask_ms']):.2f} "
+            f"| {float(row['topk_scatter_ms']):.2f} | {float(row['ratio']):.2f} |"
+            for row in csv.DictReader(lines)
+            if row["rows"] == "normal"
+        ]
+    assert [line for line in section.splitlines() if line[:3] != "|--" and line[:2] == "| "][1:] == expected
 
 
 def test_times_of_other_libraries():

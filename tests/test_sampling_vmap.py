@@ -18,7 +18,7 @@ PATHWISE = {
 
 
 def draws_of(draw, batch=1500):
-    """Draws at one parameter, ``(batch, 2, n)``, after a look at whether those that should be the same are."""
+    """Draws at one parameter, ``(batch, 2, n)``; asserts that those that should be equal are equal."""
     torch.manual_seed(0)
     rows = LOGITS.expand(batch, 6)
     same = torch.vmap(draw, randomness="same")(rows[:5])

@@ -73,7 +73,7 @@ def test_forward_and_backward(case):
 )
 @pytest.mark.slow
 def test_half_types(case, given):
-    """Their twins in float32 are made within the graph."""
+    """Their float32 copies are made within the graph."""
     function, logits = loss(case, given), LOGITS.bfloat16()
     once = compiled(function, backend="eager")
     torch.testing.assert_close(outcome(once, logits), outcome(function, logits), rtol=0.02, atol=0.02)

@@ -85,7 +85,7 @@ def test_is_the_sum_over_pairs():
 
 @pytest.mark.filterwarnings("ignore:horvitz_thompson approximates")
 def test_without_pairs_hajek_and_deville():
-    """Of simple random sampling it is the exact form: n (n - k) / k times the variance in the sample."""
+    """For simple random sampling it has the textbook form: n (n - k) / k times the variance in the sample."""
     design = Pivotal(probs=torch.full((6,), 0.5, dtype=torch.float64))
     y = normal(6)
     value = design.sample((50,))

@@ -18,7 +18,7 @@ CERTAIN = {"excluded": (-math.inf,), "included": (math.inf,), "both": (math.inf,
 
 
 def with_certain(free, certain):
-    """The logits of all units, those without a choice first; they have a gradient, too."""
+    """The logits of all units, those with infinite logits first, all with a gradient."""
     return torch.cat((torch.tensor(certain, dtype=free.dtype), free.detach())).requires_grad_()
 
 

@@ -14,7 +14,7 @@ NODES = 150 * 2**20  # bytes for the integrals of a slab of rows at all nodes of
 
 
 def peak(function):
-    """The most bytes that were allocated at a time while the function ran."""
+    """The peak number of bytes that were allocated while the function ran."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()
     allocated = most = 0

@@ -194,7 +194,7 @@ def test_analytic_adjustment_improves_on_none_where_few_units_are_undecided(prob
 
 @pytest.mark.parametrize("half", [50.0, 350.0, 400.0, 560.0])
 def test_exact_positions_of_log_odds_that_no_probability_shows(half):
-    """Those of two units are plus and minus half of their distance."""
+    """The positions of two units are plus and minus half of their distance."""
     logits = torch.tensor([2 * half, -1e17, 0.0], dtype=torch.float64)
     design = ParetoSampling(logits=logits, k=1, adjust="exact")
     assert design.sample().tolist() == [1.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Values outside of the support: without validation their log-probability is -inf, with gradient 0, for every law."""
+"""Without validation, values outside the support have log-probability -inf and gradient 0 under every law."""
 
 from functools import partial
 

@@ -141,7 +141,7 @@ def test_rows_of_different_size(name):
 
 @one_quickly
 def test_gradients(name):
-    """Nothing holds the sum of the probabilities, so the identities of a score hold in every coordinate."""
+    """The sum of the probabilities is free, so the identities of a score hold in every coordinate."""
     logits = PROBS[0].logit().requires_grad_()
     support = make(name, logits=logits).enumerate_support()
     support = support[make(name, logits=logits).log_prob(support) > -math.inf]

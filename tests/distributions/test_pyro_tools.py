@@ -50,7 +50,7 @@ some_quickly = pytest.mark.parametrize(
 
 
 def hierarchy(make):
-    """A continuous latent shifts the logits of a plate of k-hot ones, which are seen through noise."""
+    """A continuous latent variable shifts the logits of a plate of k-hot sites, which are observed with noise."""
 
     def model(data=SEEN):
         shift = pyro.sample("shift", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""A law that scores the draws of another has to have its marginals, or an error says how far they are apart."""
+"""A law that scores the draws of another must have the same marginals; otherwise an error says how far they differ."""
 
 import re
 
@@ -28,7 +28,7 @@ every_design = pytest.mark.parametrize("design_case", DESIGNS, ids=lambda case: 
 
 
 class Unknown(Pivotal):
-    """A law whose inclusion probabilities nobody has calculated."""
+    """A law without known inclusion probabilities."""
 
     @property
     def mean(self):

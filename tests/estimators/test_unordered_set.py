@@ -27,7 +27,7 @@ tensor = partial(torch.tensor, dtype=torch.float64)
 
 
 def set_probability(weights, rest):
-    """Of drawing all of ``weights`` first: the sum over their orders, next to ``rest`` that is not drawn."""
+    """The probability of drawing all of ``weights`` first: the sum over their orders; ``rest`` is not drawn."""
     total = 0.0
     for order in itertools.permutations(weights):
         left, probability = sum(weights) + rest, 1.0

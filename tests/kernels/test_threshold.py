@@ -17,7 +17,7 @@ class CountingLogistic(Logistic):
 
 
 def residual(x, k, scale, t):
-    """sum(F) - k with each entry from the shorter tail, so that it means something in wide gaps too."""
+    """sum(F) - k with each entry from the shorter tail, so that it is accurate in wide gaps too."""
     z = (x.double() - t[..., None]) / scale
     tail = torch.sigmoid(-z.abs())
     return torch.where(z > 0, -tail, tail).sum(-1) + ((z > 0).sum(-1) - k), tail.sum(-1)

@@ -1,4 +1,4 @@
-"""Every Triton kernel against its reference: on an accelerator, or in the interpreter in a process made for it."""
+"""Every Triton kernel against its reference, on an accelerator or in a separate process in the interpreter."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every kernel compiled ahead of time for devices that are not here, in a process that interprets nothing."""
+"""Every kernel is compiled ahead of time for absent devices, in a process without the interpreter."""
 
 import os
 import re

@@ -90,7 +90,7 @@ def test_ties_and_symmetry(order_map):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_permutation_is_doubly_stochastic(dtype):
-    """Also far from 0 in units of the scale, where a float32 has no digits left for the distances."""
+    """Also far from 0 in units of the scale, where float32 cannot represent the distances."""
     x = on_device(1, 140, dtype=dtype)
     for scale in (1e-5, 0.05, 1e4):
         matrix = soft_permutation(x, scale)

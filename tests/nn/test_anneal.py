@@ -32,7 +32,7 @@ def test_geometric():
 
 
 def test_whole_numbers_stay_whole():
-    """As hard masks need them; a module of real k gets real ones."""
+    """Hard masks need integers; a module with a real k gets real numbers."""
     assert values(Anneal(TopK(10), "k", end=4, steps=4), 4) == [10, 8, 7, 6, 4]
     assert values(Anneal(ExpertChoice(4), "capacity", end=np.int64(2), steps=2), 2) == [4, 3, 2]
     assert values(Anneal(BatchTopK(3.0), "k", end=2, steps=2), 2) == [3, 2.5, 2]

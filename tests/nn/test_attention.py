@@ -25,7 +25,7 @@ def test_all_keys_are_torch_s_attention(options):
 
 
 def weights_of(k, softness=None, **options):
-    """Values that are unit vectors show the weights."""
+    """With unit vectors as values, the output shows the weights."""
     return topk_attention(Q, K, torch.eye(5).double().expand(2, 3, 5, 5), k, softness, **options)
 
 

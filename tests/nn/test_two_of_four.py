@@ -19,7 +19,7 @@ def digits(seed):
 
 
 def network(sparsity=None):
-    """Narrow, so that half of the weights are missed."""
+    """A narrow network, so that the missing half of the weights matters."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
     for layer in model[::2] if sparsity else ():
         parametrize.register_parametrization(layer, "weight", sparsity())

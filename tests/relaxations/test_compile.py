@@ -1,4 +1,4 @@
-"""Maps in one compiled graph, forward and backward, for any shape; a few of them through Inductor's C++, too.
+"""Maps in one compiled graph, forward and backward, for any shape, and a few of them through Inductor's C++.
 
 The masks, the order maps and the baselines have tests of their own of the first.
 """

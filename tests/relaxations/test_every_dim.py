@@ -1,4 +1,4 @@
-"""Every map along every axis: of shapes whose axes have equal lengths too, where strides coincide."""
+"""Every map along every axis, also for shapes whose axes have equal lengths, where strides coincide."""
 
 import warnings
 

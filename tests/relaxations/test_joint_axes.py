@@ -1,4 +1,4 @@
-"""Several axes as one ground set: every mask is that of the flattened axes, without a copy where that is a view."""
+"""Several axes as one ground set: every mask equals that of the flattened axes, without a copy if a view suffices."""
 
 import pytest
 import torch

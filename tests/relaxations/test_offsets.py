@@ -1,4 +1,4 @@
-"""Thresholds that no float64 number near the scores could hold: t is an offset from an item of the row."""
+"""Thresholds that no float64 near the scores can represent: t is an offset from an item of the row."""
 
 import pytest
 import torch

@@ -93,7 +93,7 @@ def test_known_ranks(order_map):
 @every_dtype
 @pytest.mark.parametrize("ratio", [1e3, 1e8, pytest.param(1e17, marks=interpreted), 1e30])
 def test_ratios_to_the_scale(order_map, dtype, ratio):
-    """Ties and near ties keep their digits, however far all others are in scales."""
+    """Ties and near ties stay accurate, however many scales away the other items are."""
     base = torch.tensor([0.5, -1.5, 0.5, 2.0, -0.75, 0.5, 2.0], dtype=dtype)
     compare(order_map, base, 1 / ratio)
     near = base.clone()

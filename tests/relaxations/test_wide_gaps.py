@@ -82,7 +82,7 @@ def test_logarithms_of_certain_items(dtype, far, function):
 
 @each_dtype
 def test_gradient_of_log_odds_of_a_masked_item(dtype):
-    """Through log y of the item below the gap, which follows the threshold."""
+    """Checks log y of the item below the gap, which follows the threshold."""
     x = masked_row(dtype, -1e9).requires_grad_()
     (of_x,) = torch.autograd.grad(log_sigmoid_topk(x, 3)[0], x)
     expected = torch.cat((torch.tensor([0.5], dtype=dtype), -side_shares(dtype)))
