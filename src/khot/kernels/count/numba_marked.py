@@ -245,5 +245,6 @@ def marked_count_draw(
     rows = math.prod(batch)
     out, parts = torch.empty(draws, rows, n, dtype=torch.bool, device=probs.device), draw_parts(rows, draws)
     arguments = (x.contiguous().numpy() for x in (probs.reshape(rows, n), k.reshape(rows), seed))
-    over_rows(_draw_tasks, rows * parts, (16 * parts + 2 * draws) * rows * n, parts, *arguments, tuple(first), out.numpy())
+    items = (16 * parts + 2 * draws) * rows * n
+    over_rows(_draw_tasks, rows * parts, items, parts, *arguments, tuple(first), out.numpy())
     return out.view(draws, *batch, n).to(dtype)

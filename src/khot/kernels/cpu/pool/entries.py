@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(kernel: Any, arguments: Sequence[Any]) -> Entry | None:
-    """That of a compiled loop; None for a function of Python, or arguments that are neither those of CODES nor tuples of them."""
+    """That of a compiled loop; None for a function of Python, or for arguments that no ``_code`` describes."""
     key = kernel, tuple([_kind(value) for value in arguments])
     try:
         return _entries[key]
