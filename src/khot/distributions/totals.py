@@ -26,20 +26,18 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         \Bigl(\frac{\pi_i \pi_j}{\pi_{ij}} - 1\Bigr) \Bigl(\frac{y_i}{\pi_i} - \frac{y_j}{\pi_j}\Bigr)^2
 
     T is unbiased under every design that can draw each unit with ``y_i`` other than 0. V, the form of Sen, Yates and
-    Grundy, is unbiased for the variance of T where every pair can be drawn, and may be negative. Of a design whose size
-    varies (:class:`PhantomUnit`) the phantom is one of the units, with ``y = 0``.
+    Grundy, is unbiased for the variance of T where every pair can be drawn, and may be negative. The phantom of a
+    :class:`PhantomUnit` is one of the units, with ``y = 0``.
 
-    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville, for designs of high entropy and
-    many units (it is too large where a design spreads its draws over an order that y follows), with the m units of S
-    that are not certain:
+    A design without ``pairwise_inclusion`` gets the approximation of Hájek and Deville for designs of high entropy and
+    many units (too large if draws are spread over an order that y follows), of the m units of S that are not certain:
 
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    One unit says nothing about a variance: this V is NaN for m = 1. With fewer than 30 units in the population its
-    first use on a class of designs warns. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling`
-    and :class:`SequentialPoisson` compute their pairs as sums over all subsets if there are at most 1,000,000 of these,
-    in as many evaluations of ``log_prob``: then V is exact, and with more subsets it is approximated.
+    This V is NaN for m = 1. With fewer than 30 units in the population its first use on a class of designs warns.
+    :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling` and :class:`SequentialPoisson` have
+    exact pairs, and so an exact V, by enumeration of up to 1,000,000 subsets; with more V is approximated.
 
     Differentiable in ``y``, and in the parameter of the design as its inclusion probabilities and pairs are.
 
@@ -80,9 +78,11 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     _check_observed(y, value)
     if design.spread is not None:
         return _of_rows_here(design, design.spread, value, y)
-    design = design.in_float32.in_float64()
-    dtype = torch.promote_types(value.dtype, y.dtype)
-    value = value.double()
+    return _estimates(design.in_float32.in_float64(), value.double(), y, torch.promote_types(value.dtype, y.dtype))
+
+
+def _estimates(design: SamplingDesign, value: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """T and V in a dtype, from a design and draws in float64."""
     _check_drawn(value, design)
     value, y = torch.broadcast_tensors(value, y.double())
     y = y.masked_fill(value == 0, 0.0)
@@ -168,7 +168,7 @@ def _warn_of_few_units(name: str) -> None:
         f"horvitz_thompson approximates the variance here, since this {name} has no pairwise_inclusion, and the "
         f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=5)  # of who calls horvitz_thompson
+    warnings.warn(message, RuntimeWarning, stacklevel=6)  # of who calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:

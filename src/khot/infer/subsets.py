@@ -59,7 +59,11 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         tensor([0., 1., 1.])
     """
     _check_design(design)
-    design = design.in_float32
+    return _categorical(design.in_float32)
+
+
+def _categorical(design: SamplingDesign) -> Categorical:
+    """The law of the number of a subset, of a design of computing dtype."""
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
     if max(counts.values(), default=0) > MAX_SUPPORT:

@@ -113,10 +113,9 @@ def sorted_transport_topk(
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is
     a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
-    Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`.
-    Differentiable to any order, forwards and backwards, in ``x`` and ``epsilon``. Newton's method on the k+1 duals
-    takes 2 to 15 steps of O(nk^2) time, with k n exponentials; saves ``x`` and k numbers per row. While it works, a
-    long row takes memory for about 5 plans of (k + 1) n float64 numbers.
+    Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`. Differentiable
+    to any order, forwards and backwards, in ``x`` and ``epsilon``. Newton's method on the k+1 duals takes 2 to 15 steps
+    of O(nk^2) time and, for a long row, memory for about 5 plans; saves ``x`` and k numbers per row.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
@@ -148,25 +147,27 @@ def sorted_transport_topk(
     k = checked_int("k", k, "an int, the number of columns of the result")
     max_iter = checked_count("max_iter", max_iter)
     _check_tol(tol)
-    dim = dim % x.dim()
     rows = x.movedim(dim, -1)
-    batch, n = rows.shape[:-1], rows.shape[-1]
-    check_k(k, x, batch, n)
-    check_softness("epsilon", epsilon, x, batch)
+    check_k(k, x, rows.shape[:-1], rows.shape[-1])
+    check_softness("epsilon", epsilon, x, rows.shape[:-1])
     if k == 0:
         return x.unsqueeze(-1)[..., :0]
-    if tol is None:
-        tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
+    tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE) if tol is None else tol
+    return _columns(rows, k, epsilon, tol, max_iter).movedim(-1, dim % x.dim())
+
+
+def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
+    """Of rows x (..., n), with columns as rows (..., k, n)."""
     on_host = x.is_cuda and not torch.compiler.is_compiling()
-    half = in_rows_of(rows, epsilon, on_host) / 2
-    if not may_have_excluded(rows):
-        y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
-        return y.movedim(-1, dim)
-    if looks_at_contents(rows):
-        check_enough(rows, k)
-    filled = filled_below(rows, _reach(rows, half))
+    half = in_rows_of(x, epsilon, on_host) / 2
+    if not may_have_excluded(x):
+        y: Tensor = _apply(x, half, k, tol, max_iter, checks_contents(x))[0]
+        return y
+    if looks_at_contents(x):
+        check_enough(x, k)
+    filled = filled_below(x, _reach(x, half))
     y, _ = _apply(filled.x, half, k, tol, max_iter, checks_contents(x))
-    return y.masked_fill(filled.is_excluded.unsqueeze(-2), 0.0).to(x.dtype).movedim(-1, dim)
+    return y.masked_fill(filled.is_excluded.unsqueeze(-2), 0.0).to(x.dtype)
 
 
 def _reach(x: Tensor, half: Tensor) -> Tensor:
