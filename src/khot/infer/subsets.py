@@ -7,8 +7,9 @@ import torch
 from pyro.distributions import Categorical
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes, shape_of, untraced
-from khot._validation import can_look, check_strided, checked_index, described
+from khot._validation import check_strided, checked_index, described
 from khot.distributions import SamplingDesign
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors

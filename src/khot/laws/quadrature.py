@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from khot._contents import is_dry_run
 from khot._torch_internals import all_true, is_mapped
-from khot._validation import is_dry_run
 
 DEPTH = 32.0  # e^-32 of its peak is where an integrand ends
 EPS = 1e-15  # rounding of its logarithm

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import (
     check_choice,
@@ -15,7 +16,6 @@ from khot._validation import (
     check_scores,
     check_softness,
     check_strided,
-    looks_at_contents,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk

@@ -7,15 +7,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_choice,
-    check_flag,
-    check_scores,
-    check_softness,
-    check_strided,
-    looks_at_contents,
-)
+from khot._validation import check_choice, check_flag, check_scores, check_softness, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import with_forward_mode
 from khot.relaxations import (

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from khot._contents import looks_at_contents
 from khot._validation import (
     check_flag,
     check_function,
@@ -23,7 +24,6 @@ from khot._validation import (
     checked_int,
     checked_positive,
     checked_real,
-    looks_at_contents,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask

@@ -14,17 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_enough,
-    check_k,
-    check_scores,
-    check_softness,
-    checked_count,
-    checked_int,
-    checks_contents,
-    looks_at_contents,
-)
+from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative

@@ -77,7 +77,8 @@ def _code(kind: types.Type) -> str:
     if isinstance(kind, types.Array):
         return "q" * (5 + 2 * kind.ndim)
     if isinstance(kind, types.BaseTuple):
-        codes = ["" if part is types.boolean else _code(part) for part in kind]
+        parts: Any = kind
+        codes = ["" if part is types.boolean else _code(part) for part in parts]
         return "" if "" in codes else "".join(codes)
     return CODES.get(kind, "")
 
