@@ -1,4 +1,4 @@
-"""Unbiased gradients from differences of f between a draw and those that are one swap away."""
+"""Unbiased gradients from differences of f between a draw and the vectors that are one swap away."""
 
 import math
 from typing import Literal, NamedTuple
@@ -42,7 +42,7 @@ def finite_difference(
 
     f has to be defined on k-hot vectors only. Where the law is concentrated, independent draws repeat each other, but
     the neighbours of one draw do not. Measured for a quadratic f, n = 8, k = 3 and 16 evaluations of f, the variance of
-    :func:`score_function` with leave-one-out is 0.3 times the one here where all vectors are about as likely, 2 times
+    :func:`score_function` with leave-one-out is 0.3 times the variance here if all vectors are about equally likely, 2
     where the mode has the probability 0.5, 37 times at 0.89. Each draw takes k (n - k) further evaluations, without
     gradient, or n for ``partners="drawn"``, with one partner for each unit and more variance. The laws of partners take
     O(n² k) time a row and O(n²) a draw. Differentiable once. Parameters inside f get the mean of their gradients at the
@@ -53,8 +53,8 @@ def finite_difference(
         f: Maps values ``(m, *batch_shape, *event_shape)`` to losses ``(m, *batch_shape)``, for any m.
         num_samples: Number of independent draws, S.
         partners: ``"all"`` or ``"drawn"``.
-        chunk_size: About how many of the further vectors f gets at a time, for each row of the batch; at least S.
-        generator: Source of randomness, torch's default one if None.
+        chunk_size: Approximate number of further vectors that f gets at a time, for each row of the batch; at least S.
+        generator: Source of randomness; by default torch's own.
 
     Returns:
         Surrogate of shape ``batch_shape``, whose value is the mean of f over the draws.
@@ -62,7 +62,7 @@ def finite_difference(
     Raises:
         TypeError: If ``design`` is no distribution, ``chunk_size`` no int, or f returns no floating-point tensor.
         ValueError: If ``num_samples`` or ``chunk_size`` < 1, ``partners`` is unknown, or f returns the wrong shape.
-        NotImplementedError: If ``design`` is another one.
+        NotImplementedError: If ``design`` is not one of the above.
 
     References:
         [1] Titsias, Lázaro-Gredilla (2015), "Local expectation gradients for black box variational inference".
@@ -76,7 +76,7 @@ def finite_difference(
     num_samples = checked_call(design, f, num_samples)
     check_choice("partners", partners, ("all", "drawn"))
     chunk_size = checked_count("chunk_size", chunk_size)
-    _conditional_poisson(design)  # whose error is due now
+    _conditional_poisson(design)  # raises before anything is drawn
     values = draw(design, (num_samples,), generator)
     return _surrogate(design, f, values, evaluate(f, values, design), partners, chunk_size, generator)
 
@@ -90,7 +90,7 @@ def _surrogate(
     chunk_size: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The mean loss, with the gradient that the differences at these draws make."""
+    """The mean loss, with the gradient that follows from the differences at these draws."""
     law, num_samples = _conditional_poisson(in_float32(design)), shape_of(values)[0]
     sizes = law.sizes("finite_difference")
     with torch.no_grad():
@@ -106,9 +106,9 @@ def _surrogate(
 
 
 class _Pairs(NamedTuple):
-    """Pairs of units to exchange in vectors ``(S, *batch, n)``, each ``(S, *batch, P)``; a unit with itself: nothing.
+    """Pairs of units to exchange in vectors ``(S, *batch, n)``, each ``(S, *batch, P)``; a unit may pair with itself.
 
-    A difference of f counts for a unit with its chance of having the other one as its partner.
+    A difference of f counts for a unit with the probability that the other one is its partner.
     """
 
     first: Tensor
@@ -118,16 +118,16 @@ class _Pairs(NamedTuple):
 
 
 def _drawn_pairs(chances: Tensor, generator: torch.Generator | None) -> _Pairs:
-    """Every unit with a partner that is drawn."""
+    """Every unit with one partner drawn at random."""
     noise = exponential(shape_of(chances), chances.dtype, chances.device, generator)
     unit = torch.arange(chances.shape[-1], device=chances.device).expand(chances.shape[:-1])
-    has_partner = chances.sum(-1) > 0.5  # else the sum is 0
+    has_partner = chances.sum(-1) > 0.5  # otherwise the sum is 0
     second = torch.where(has_partner, (chances / noise).argmax(-1), unit)
     return _Pairs(unit, second, has_partner.double(), torch.zeros_like(chances[..., 0]))
 
 
 def _all_pairs(chances: Tensor, vectors: Tensor, sizes: list[int]) -> _Pairs:
-    """Every unit that is in with every one that is out; where rows differ in size, some units with themselves."""
+    """Every unit that is in with every unit that is out; if rows differ in size, some units with themselves."""
     order = vectors.argsort(-1, descending=True)
     inside, outside = order[..., : max(sizes, default=0)], order[..., min(sizes, default=0) :]
     first = inside.unsqueeze(-1).expand(*inside.shape, outside.shape[-1]).flatten(-2)
@@ -141,10 +141,10 @@ def _all_pairs(chances: Tensor, vectors: Tensor, sizes: list[int]) -> _Pairs:
 def _differences(
     design: Distribution, f: Loss, values: Tensor, losses: Tensor, pairs: _Pairs, swaps_at_a_time: int
 ) -> Tensor:
-    """f of the draws less f with a pair exchanged, ``(S, *batch, P)``."""
+    """f of the draws minus f with a pair exchanged, ``(S, *batch, P)``."""
     vectors = _vectors(design, values)
     per_vector, n = shape_of(pairs.first)[-1], shape_of(vectors)[-1]
-    batch_dim = len(design.batch_shape) + 1  # with the draws
+    batch_dim = len(design.batch_shape) + 1  # including the draws
     latents = math.prod(shape_of(vectors)[batch_dim:-1])
     flat = vectors.reshape(*shape_of(vectors)[:batch_dim], latents, n)
     first, second = (unit.reshape(*shape_of(flat)[:-1], per_vector) for unit in pairs[:2])
@@ -174,19 +174,19 @@ def _gradient(law: ConditionalPoisson, vectors: Tensor, pairs: _Pairs, differenc
     change = torch.zeros_like(vectors)  # (S, *batch, n)
     for unit, chance in ((pairs.first, pairs.chance_of_first), (pairs.second, pairs.chance_of_second)):
         change = change.scatter_add(-1, unit, chance * differences)
-    change = (2 * vectors - 1) * change  # of f by taking a unit in
+    change = (2 * vectors - 1) * change  # the change of f when a unit is included
     mean = law.mean.double()
     slope = mean * (1 - mean)
     gradient = slope * change.mean(0)
-    # No law changes where all logits move alike: so the exact gradient sums to 0, and without its mean the estimate is
-    # closer to it.
+    # Adding the same number to all logits changes no law, so the exact gradient sums to 0. Subtracting its mean brings
+    # the estimate closer to the exact gradient.
     varies = slope > 0
     offset = gradient.sum(-1, keepdim=True) / varies.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(varies, gradient - offset, 0.0)
 
 
 def _conditional_poisson(design: Distribution) -> ConditionalPoisson:
-    """The law of natural parameters that a design, or each of several latents, is made of."""
+    """The ConditionalPoisson of natural parameters behind a design, or behind each of several latents."""
     law = _latent(design)
     law = law.wrapped if isinstance(law, PhantomUnit) else law
     if not isinstance(law, ConditionalPoisson):
@@ -196,8 +196,8 @@ def _conditional_poisson(design: Distribution) -> ConditionalPoisson:
         )
     if law.size_varies:
         raise NotImplementedError(
-            f"finite_difference exchanges units, which a range of sizes, {law.support}, is not all of; score_function "
-            "is for every size"
+            f"finite_difference exchanges units, which does not reach all vectors of a range of sizes, {law.support}; "
+            "score_function works for every size"
         )
     return law
 
@@ -209,6 +209,6 @@ def _latent(design: Distribution) -> Distribution:
 
 
 def _vectors(design: Distribution, values: Tensor) -> Tensor:
-    """Values of ``design`` as float64 ones of its :func:`_conditional_poisson`, with the phantom unit if it has one."""
+    """Values of ``design`` as float64 values of its :func:`_conditional_poisson`, with its phantom unit if any."""
     law = _latent(design)
     return law.with_phantom(values) if isinstance(law, PhantomUnit) else values.double()

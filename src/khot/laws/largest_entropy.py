@@ -13,7 +13,7 @@ from .kept import Kept
 
 
 class _LargestEntropy(Function):
-    """Of ``probs``, with the logits that belong to them, and the entropy itself as a constant."""
+    """The entropy as a function of ``probs``; their logits are given, and its value is a constant."""
 
     @staticmethod
     def forward(probs: Tensor, logits: Tensor, value: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ class _LargestEntropy(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])  # a function of probs, to which second derivatives go
+        ctx.save_for_backward(inputs[1])  # the logits, a function of probs, which receives second derivatives
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
@@ -45,8 +45,8 @@ _apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
 def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
     r"""Entropy ``(*batch,)`` of a conditional Poisson design with logits of :func:`khot.laws.inverse.solve_logits`.
 
-    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi> its derivative is that
-    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no solution of a linear system.
+    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi>, its derivative is that
+    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no linear system.
     """
     with torch.no_grad():
         value = entropy(logits.detach(), k, kept)

@@ -26,10 +26,10 @@ from .size_range import SizeRange, centred
 Size = int | Tensor | SizeRange
 
 SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
-FAR = 200.0  # e^-100 is nothing beside 1
-WHOLE = 2**17  # entries of rows that are taken all together: some 50 MB, and nothing is made twice
-SLAB = 2**14  # of more rows, entries whose product trees are made at a time
-SLABS = 12  # at most; larger slabs then
+FAR = 200.0  # e^-100 is negligible compared with 1
+WHOLE = 2**17  # entries of rows that are processed as a whole: some 50 MB, and nothing is computed twice
+SLAB = 2**14  # beyond that, entries whose product trees are built at a time
+SLABS = 12  # at most; the slabs become larger instead
 
 
 class Tilted(NamedTuple):
@@ -37,31 +37,31 @@ class Tilted(NamedTuple):
 
     z: Tensor  # (*batch, n), theta + c
     shift: Tensor  # (*batch,), c
-    k: Tensor  # (*batch,), of a range the k_0 of its weights
-    flip: Tensor  # (*batch,), where the tree counts zeros because they are fewer than the ones
+    k: Tensor  # (*batch,); for a range, the k_0 of its weights
+    flip: Tensor  # (*batch,), where the tree counts zeros because there are fewer zeros than ones
     leaf: Tensor  # (2, n, rows), probabilities of what the tree does not count and of what it counts
     tree: ProductTree
 
     def log_probability(self) -> Tensor:
-        """log P(B = k), of a range the logarithm of the weighted sum."""
+        """log P(B = k); for a range the logarithm of the weighted sum."""
         return probability(self.leaf, self.tree).log().view(self.k.shape)
 
 
 def _threshold(logits: Tensor, k: Tensor) -> Tensor:
-    """A t with B = k likely for c = -t: the root of ``sum sigmoid(logits - t) = k``, in short rows a cheaper one."""
+    """A t for which B = k is likely with c = -t: the root of ``sum sigmoid(logits - t) = k``; cheaper in short rows."""
     if logits.shape[-1] > SHORT_ROW:
         return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
-    # Half-way between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
+    # Midway between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
     end = torch.full_like(logits[..., :1], torch.inf)
     ordered = torch.cat((end, logits.sort(-1, descending=True).values, -end), -1)
     above, below = ordered.gather(-1, torch.stack((k, k + 1), -1)).unbind(-1)
-    # Where one of the two is infinite or missing, far from the other.
+    # If one of the two is infinite or missing, far from the other.
     above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
     return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _bound(k: int | Tensor, n: int) -> int:
-    """A Python number not below min(k, n - k) of any row, without asking an accelerator or a vmap for it."""
+    """A Python number not below min(k, n - k) of any row, without reading from an accelerator or a vmap."""
     if isinstance(k, int):
         return max(1, min(k, n - k))
     if k.device.type == "cpu" and k.numel() and can_look(k):
@@ -79,8 +79,8 @@ def expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
 def tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> Tilted:
     """The :class:`Tilted` of these logits, differentiable in them.
 
-    ``balanced`` says that the expected number of ones is k for the logits as they are. In code that runs now on a CPU
-    the tree is one of plain numbers, whose results have their derivatives from :mod:`khot.kernels.count.kept_tree`.
+    ``balanced`` tells that the expected number of ones is already k. In eager code on a CPU the tree contains plain
+    numbers, and results get their derivatives from :mod:`khot.kernels.count.kept_tree`.
     """
     if forest_roots.is_fused(logits) or not runs_on_cpu(logits):
         return _planted(logits, k, balanced, ProductTree)

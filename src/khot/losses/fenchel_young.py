@@ -1,4 +1,4 @@
-"""Fenchel-Young losses of the sparse top-k maps: the mathematics is in :mod:`khot.losses`."""
+"""Fenchel-Young losses of the sparse top-k maps; :mod:`khot.losses` explains the mathematics."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from khot.relaxations import (
 
 from .shared import REDUCTIONS, describe
 
-# How far the sum of a target may always be off, as in constraints.capped_simplex: that of a mask is, the further the
-# scores are from the threshold.
+# The error that the sum of a target may always have, as in constraints.capped_simplex. The sum of a mask has a larger
+# error the farther the scores are from the threshold.
 SMALLEST_SLACK = 1e-6
 
 _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed": sparse_topk_signed}
@@ -30,7 +30,7 @@ _SPARSE_MAPS = {"mask": sparse_topk, "magnitude": sparse_topk_magnitude, "signed
 class _Conjugate(Function):
     """(f(x), x, strength, y, dR(y)/d strength) -> f(x) = max_y <x, y> - Omega(y), with the derivatives of the maximum.
 
-    By the envelope theorem they are those at fixed y: y itself in x. Differentiated once more, y and R move with x.
+    By the envelope theorem these are the derivatives at fixed y: y itself in x. At second order, y and R vary with x.
     """
 
     generate_vmap_rule = True
@@ -64,8 +64,8 @@ _conjugate = with_forward_mode(_Conjugate, _conjugate_jvp)
 def _half_squared_k_support_norm(v: Tensor, k: float | Tensor) -> Tensor:
     """min over 0 <= z <= 1, sum z = k of sum v^2 / (2 z), along the last axis; Argyriou, Foygel, Srebro (2012).
 
-    The r largest have z = 1 and the others, with sum s, z = v (k - r) / s, for the r where these z are at most 1. A
-    wrong r in rounding is harmless: any feasible z is an upper bound.
+    The r largest have z = 1, and the others, with sum s, have z = v (k - r) / s; r is such that these z are at most 1.
+    A value of r that is wrong due to rounding is harmless: any feasible z is an upper bound.
     """
     descending = v.abs().sort(-1, descending=True).values
     largest_left = pad(descending, (0, 1))
@@ -94,21 +94,21 @@ def fenchel_young_topk_loss(
     .. math:: L(x, t) = \Omega^*(x) + \Omega(t) - \langle x, t\rangle \ge 0, \qquad
         \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
 
-    with the maximiser :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
+    where the maximiser is :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
     regulariser :math:`\Omega` is given in :mod:`khot.losses`. Zero where y(x) = target. Differentiable in ``x``, once
-    more than the map is, and once in ``target`` and ``strength``; ``k`` is taken as a constant.
+    more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as a constant.
 
     Args:
-        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target is then 0.
-        target: Tensor like ``x``, finite, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
-            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" anything. Sums may
-            be off by the rounding of the target's dtype.
-        k: As of the map.
+        x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target must be 0.
+        target: Finite tensor like ``x``, in the domain of the map: for "mask" in [0, 1] with sum ``k`` (k-hot, or
+            soft), for "signed" in [-1, 1] with a sum of absolute values up to ``k``, for "magnitude" without
+            restriction. Sums may be off by the rounding error of the target's dtype.
+        k: See the map.
         strength: Positive weight of the regulariser.
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         kind: Which of the maps: "mask", "magnitude" or "signed".
         reduction: "mean" or "sum" over the batch, or "none".
-        unbounded: Take any target, and leave out :math:`\Omega(t)`, infinite outside the domain: the setting of [1],
+        unbounded: Accept any target, and leave out :math:`\Omega(t)`, infinite outside the domain: the setting of [1],
             with a one-hot target and k = 3. The gradient is the same. The loss of a mask whose target does not sum to k
             has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
 
@@ -147,7 +147,7 @@ def _penalty(v: Tensor, p: float) -> Tensor:
 def _magnitude_losses(
     x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
 ) -> Tensor:
-    """By Euler's theorem <x, y> = strength p R(y) + 2 norm(y), of which no part cancels."""
+    """By Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation."""
     exact = y.detach().double()
     value = strength.detach() * (p - 1) * _penalty(exact, p) + _half_squared_k_support_norm(exact, k)
     losses = _conjugate(value.to(x.dtype), x, strength, y, _penalty(y, p)) - (x * target).sum(-1)
@@ -167,7 +167,7 @@ def _signed_losses(
 def _mask_losses(
     x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
 ) -> Tensor:
-    """Sums of y are exactly k: what x is measured from cancels, and its digits with it."""
+    """y sums to exactly k, so subtracting a constant from x changes nothing and saves digits."""
     infinite = x.isinf()
     centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
     losses = _signed_losses((x - centre).masked_fill(infinite, 0), y, target, k, strength, p, unbounded)
@@ -200,7 +200,7 @@ def _check_target(target: Tensor, x: Tensor, y: Tensor, k: float | Tensor, domai
 
 
 def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
-    """The arguments that are no tensors."""
+    """Checks the arguments that are not tensors."""
     if not isinstance(kind, str) or kind not in _SPARSE_MAPS:
         raise ValueError(f"`kind` must be one of {', '.join(map(repr, _SPARSE_MAPS))}, but got {kind!r}")
     check_choice("reduction", reduction, REDUCTIONS)
@@ -208,7 +208,7 @@ def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """By how much of its size a sum may be off for entries in this dtype; half types are computed in another."""
+    """The relative error that a sum of entries in this dtype may have; half types are computed in another dtype."""
     if not dtype.is_floating_point:
         return 0.0
     eps = torch.finfo(dtype).eps

@@ -1,7 +1,7 @@
 r"""Attention in which every query attends to its k most similar keys.
 
-With A a top-k mask of each row of scores :math:`S = Q K^\top / \sqrt{d}`, it is softmax(S + log A) V. The mask may as
-well multiply the terms of the softmax, which is the same and takes zeros:
+Let A be a top-k mask of each row of scores :math:`S = Q K^\top / \sqrt{d}`. The result is softmax(S + log A) V.
+Equivalently, the mask multiplies the terms of the softmax, which also works for zeros:
 
 .. math:: \text{weights}_{ij} = A_{ij} e^{S_{ij}} / {\textstyle\sum_l} A_{il} e^{S_{il}}.
 """
@@ -43,28 +43,28 @@ def topk_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    r"""Attention of every query to its k most similar keys: hard, or relaxed with log A added to the logits [1].
+    r"""Attention of every query to its k most similar keys: hard, or relaxed by adding log A to the logits [1].
 
     .. math:: \mathrm{softmax}\!\left(S + \log A\right) V, \qquad S = \text{scale} \cdot Q K^\top, \quad
         A = \mathrm{relaxation}(S, k, \text{softness})
 
-    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which it is equal at
-    k = S for hard masks. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
-    and of equal ones the earlier count. Queries that may attend to fewer than k keys attend to all of these, and get 0
-    if there are none. Differentiable as the relaxation is.
+    Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which a hard mask
+    with k = S is equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
+    and ties go to earlier keys. Queries that may attend to fewer than k keys attend to all of these, and get 0 if there
+    are none. Differentiable if the relaxation is.
 
     Args:
         query: ``(..., L, d)``.
         key: ``(..., S, d)``.
         value: ``(..., S, e)``.
-        k: Number of keys for a query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``.
+        k: Number of keys per query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``.
         softness: Third argument of the relaxation, on the scale of the logits; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
         attn_mask: Bools, True where a query may attend to a key, or numbers to add to the logits, ``-inf`` where it may
             not; broadcasts with ``(..., L, S)``.
-        is_causal: Whether queries attend to no later keys.
+        is_causal: Whether to exclude later keys.
         dropout_p: Probability that a weight is dropped.
-        scale: What the products are multiplied by; :math:`1 / \sqrt{d}` if None.
+        scale: Factor of the dot products; by default :math:`1 / \sqrt{d}`.
 
     Returns:
         Tensor ``(..., L, e)`` of the dtype of ``query``.
@@ -110,7 +110,7 @@ def _weights(scores: Tensor, sizes: Any, softness: float | Tensor | None, relaxa
 
 
 def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-    """The scores, ``-inf`` where a query may not attend to a key."""
+    """The scores, with ``-inf`` where a query may not attend to a key."""
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
@@ -123,7 +123,7 @@ def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor
 
 
 def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: bool) -> Any:
-    """How many keys each query attends to: k, or all that it may attend to where these are fewer."""
+    """The number of keys that each query attends to: k, or all that it may attend to if these are fewer."""
     queries, keys = scores.shape[-2:]
     if not isinstance(k, Tensor):
         if is_hard or isinstance(k, Integral):

@@ -1,7 +1,7 @@
-"""Draws with one marked unit, and their law, by a second table beside that of the count, in numba.
+"""Draws with one marked unit, and their law, with a second table beside that of the count, in numba.
 
-With p = pi, marks have the weight pq for either value of a unit: M, the weight of all marks among the first units with
-their count, is
+With p = pi, marks have the weight pq for either value of a unit. Let M be the weight of all marks among the first
+units, by their count:
 
     M_{i+1}(m) = q_i M_i(m) + p_i M_i(m - 1) + p_i q_i (F_i(m) + F_i(m - 1))
 """
@@ -48,7 +48,7 @@ class Chances(NamedTuple):
 
 @summed
 def _sums(probs):
-    """Of the probabilities and of what their rounding error is spread in proportion to."""
+    """The sum of the probabilities, and of the quantities in proportion to which its rounding error is distributed."""
     total = spread = 0.0
     for i in range(probs.shape[0]):
         total += probs[i]
@@ -63,7 +63,7 @@ def _share(total, spread, k):
 
 @per_row
 def _balance(probs, k, chances):
-    """Writes the balanced probabilities; whether all of them are numbers, and k is a sum that they can have."""
+    """Writes the balanced probabilities; returns whether all are numbers and k is a possible sum."""
     p, q, weight = chances
     total, spread = _sums(probs)
     share = _share(total, spread, k)
@@ -97,7 +97,7 @@ def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, sl
             slope[r, :] = np.nan
             continue
         chance, total, table, marked = _plan_marked(chances, k[r], table, marked)
-        log_total[r] = math.log(total if total > 0 else chance)  # in rows without a choice there is nothing to mark
+        log_total[r] = math.log(total if total > 0 else chance)  # rows without a choice have nothing to mark
         if with_slope:
             descend(table, balanced[r], q, rest, complement, inclusion)
             for i in range(n):
@@ -115,7 +115,7 @@ def marked_count(probs: Tensor, k: Tensor, with_slope: bool) -> tuple[Tensor, Te
 
 @summed
 def _score(probs, value):
-    """Log-probability of independent units of these values, and how far these are from the expectation in all."""
+    """Log-probability of independent units with these values, and their total distance from the expectation."""
     score = distance = 0.0
     for i in range(probs.shape[0]):
         chance = probs[i] if value[i] == 1 else 1.0 - probs[i]
@@ -143,7 +143,7 @@ def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) ->
 
 @per_row
 def _pull_through_balance(probs, k, g):
-    """From cotangents of balanced probabilities to those of the given ones, in their place."""
+    """Turns cotangents of balanced probabilities into those of the given ones, in place."""
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     common = 0.0
@@ -187,7 +187,7 @@ def marked_count_log_prob_derivative(
 def _draw_block(table, marked, chances, start, stop, counts, open_, seed, origin, out):
     """Draws units ``stop - 1``, ..., ``start`` of many draws, numbered from ``origin`` as in :mod:`.numba_backend`.
 
-    ``counts`` are those of the units up to there, and ``open_`` says whether the mark is among them.
+    ``counts`` are those of the units up to there, and ``open_`` tells whether the mark is among them.
     """
     (p, q, weight), (draw, row, unit) = chances, origin
     for d in range(counts.shape[0]):

@@ -1,6 +1,6 @@
-"""What a row of units is given its count, and products with their covariance, in numba: by nodes or by the recursion.
+"""Results for a row of units given its count, and products with their covariance, in numba, by nodes or by recursion.
 
-A row is done by the nodes of :mod:`.numba_nodes` if these keep all digits, and by :mod:`.numba_recursion` else.
+A row uses the nodes of :mod:`.numba_nodes` if these keep all digits, and :mod:`.numba_recursion` otherwise.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -43,7 +43,7 @@ class Workplace(NamedTuple):
 
 @inlined
 def _table_size(n):
-    """Numbers of the largest table that a row of n units may need."""
+    """The size of the largest table that a row of n units may need."""
     return min((n + 1) * (n + 3), WHOLE_TABLE + (int(math.sqrt(n)) + 3) * (n + 3))
 
 
@@ -58,7 +58,7 @@ def workplace(n):
 
 @per_row
 def count_law(p, q, k, work):
-    """The :class:`Law` of the count of units of these chances, k of which are about what is expected."""
+    """The :class:`Law` of the count of units with these probabilities, of which about k are expected to be ones."""
     nodes, terms, chance = law_of_count(p, q, k, *work.by_nodes)
     if nodes:
         return Law(p, q, k, chance, nodes, terms, work.table)
@@ -68,7 +68,7 @@ def count_law(p, q, k, work):
 
 @per_row
 def probabilities(law, work, complement, inclusion):
-    """Writes what the chances of units are given the count."""
+    """Writes the probabilities of units given the count."""
     if law.nodes:
         given_count(law.p, law.q, law.nodes, law.terms, *work.by_nodes, complement, inclusion)
     else:

@@ -43,7 +43,7 @@ def _solve(
     inputs = items.data_ptr(), (k.data_ptr(), 0.0), (scale.data_ptr(), 0.0)
     results = y.data_ptr(), (at.anchor.data_ptr(), at.offset.data_ptr()), left.data_ptr()
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
-        if check:  # of all rows, whose numbers the errors tell
+        if check:  # for all rows, because errors contain row numbers
             span = row_range(KINDS[kind].scores(items))
             exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
         some = items[left], k[left], scale[left], link, kind, softness, False
@@ -93,7 +93,7 @@ def _loops(link: Link, x: Tensor, kind: str) -> Loops:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """As contiguous rows of the computing dtype."""
+    """x as contiguous rows of the computing dtype."""
     return x.detach().to(compute_dtype(x)).reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -102,10 +102,10 @@ def _flat(value: Tensor) -> Tensor:
 
 
 class Plain(NamedTuple):
-    """The map of contiguous scores in a computing dtype, k and scale being numbers, at the least fixed cost.
+    """The map for contiguous scores in a computing dtype, with numbers k and scale, at the least fixed cost.
 
     Attributes:
-        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None if not all rows are ordinary.
+        mask: ``(x, k, scale, link, kind)``: y, anchors and offsets; None unless all rows are ordinary.
         gradient: ``(x, scale, anchor, offset, grad, link, kind)``: dL/dx, or None likewise.
     """
 
