@@ -35,18 +35,18 @@ def finite_difference(
         = \pi_i (1 - \pi_i) \, E\Big[(2 x_i - 1) \sum_j P(j \mid i, x) \big(f(x) - f(x^{ij})\big)\Big]
 
     with :math:`\theta` the logits, :math:`\pi` the mean, and :math:`x^{ij}` the vector x with the entries i and j
-    exchanged, where they differ. In the last equation samples with i and without it are drawn together, unit by unit
-    from the same uniform numbers, so that they differ in one further unit: the partner j of i, the first one that only
-    one of them takes. Its law :math:`P(j \mid i, x)` is known exactly. The estimate is the last expectation at S draws,
-    less its mean over the units, as the exact gradient sums to 0.
+    exchanged, where they differ. In the last equation samples with i and samples without it are drawn together, unit by
+    unit from the same uniform numbers, and differ in one further unit: the partner j of i, the first unit that only one
+    of them takes. So :math:`P(j \mid i, x)` is known exactly. The estimate averages the expression inside the last
+    expectation over S draws, minus its mean over the units, because the exact gradient sums to 0.
 
-    f has to be defined on k-hot vectors only. Where the law is concentrated, independent draws repeat each other, but
-    the neighbours of one draw do not. Measured for a quadratic f, n = 8, k = 3 and 16 evaluations of f, the variance of
-    :func:`score_function` with leave-one-out is 0.3 times the variance here if all vectors are about equally likely, 2
-    where the mode has the probability 0.5, 37 times at 0.89. Each draw takes k (n - k) further evaluations, without
-    gradient, or n for ``partners="drawn"``, with one partner for each unit and more variance. The laws of partners take
-    O(n² k) time a row and O(n²) a draw. Differentiable once. Parameters inside f get the mean of their gradients at the
-    draws. The phantom of a :class:`~khot.PhantomUnit` is a unit, too.
+    f only has to be defined on k-hot vectors. Where the law is concentrated, independent draws repeat each other, but
+    the neighbours of one draw do not. For a quadratic f with n = 8, k = 3 and 16 evaluations of f, the measured
+    variance of :func:`score_function` with leave-one-out is 0.3 times the variance here if all vectors are about
+    equally likely, 2 times if the mode has probability 0.5 and 37 times at 0.89. Each draw costs k (n - k) further
+    evaluations without gradient; ``partners="drawn"`` needs only n, one partner for each unit, with a larger variance.
+    The laws of the partners take O(n² k) time for each row and O(n²) for each draw. Differentiable once. Parameters in
+    f get the mean of their gradients at the draws. The phantom of a :class:`~khot.PhantomUnit` is a unit as any other.
 
     Args:
         design: A ConditionalPoisson, a PhantomUnit of it, or several latents of one made independent by ``to_event``.
