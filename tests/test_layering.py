@@ -23,6 +23,7 @@ LEVELS = {
     "_notes": -2,
     "_torch_internals": -2,
     "_tracing": -1,
+    "_contents": -1,
     "_module": 0,
     "_validation": 0,
     "_distributed": 0,

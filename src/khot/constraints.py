@@ -20,8 +20,9 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look, check_strided, checked_count, checked_int
+from khot._validation import check_strided, checked_count, checked_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.log_odds import inside, log_volume, remember_scores, sigmoid_topk_log_odds, smallest_positive

@@ -147,8 +147,7 @@ def compare_estimators(
 
     More draws reduce the variance of an estimator, but never its bias. So prefer ReinMax if its bias is small compared
     with the exact gradient, and otherwise the leave-one-out score function, which is unbiased. Straight-through is the
-    cheapest: it is exact for linear f and ignores curvature. The gradients of ReinMax and straight-through depend on f
-    between k-hot vectors.
+    cheapest, exact for linear f. The gradients of ReinMax and straight-through depend on f between k-hot vectors.
 
     Gradients are those of E[f(x)], summed over the batch, with respect to the parameter of the design, ``probs`` or
     ``logits``. The sum of ``probs`` is fixed, so only the part that does not change it counts. The exact gradient is
@@ -157,17 +156,15 @@ def compare_estimators(
     Args:
         design: A design, or designs by name.
         f: Maps values ``(num_samples, *batch_shape, n)`` to losses ``(num_samples, *batch_shape)``.
-        estimators: Functions ``estimator(design, f, num_samples)`` by name. By default, with the recommended ones
-            first: ReinMax, the score function with leave-one-out baseline, straight-through, the score function without
-            baseline, unordered set.
+        estimators: Functions ``estimator(design, f, num_samples)`` by name. By default ReinMax, the score function with
+            leave-one-out baseline, straight-through, the score function without baseline, unordered set.
         num_samples: Number of draws in each call, or several such numbers.
         num_repeats: Number of calls of each estimator.
         exact: Exact gradient of the shape of the design's parameter, by name if ``design`` is; for designs without
             log_prob and for large C(n, k).
 
     Returns:
-        A :class:`Comparison`. Combinations that an estimator does not support, such as a design without log_prob or too
-        few samples, are listed as skipped.
+        A :class:`Comparison`. What an estimator does not support, such as too few samples, is listed as skipped.
 
     Raises:
         TypeError: If a design is not a SamplingDesign, or another argument has the wrong type.
@@ -190,22 +187,36 @@ def compare_estimators(
     _check_estimators(estimators)
     if unknown := set(references) - set(designs):
         raise ValueError(f"`exact` must be named as the designs are, {sorted(designs)}, but has {unknown}")
-    rows, skipped = [], []
-    for design_name, member in designs.items():
-        differentiable = _differentiable(member)
-        reference = references.get(design_name)
-        reference = _exact_gradient(differentiable, f) if reference is None else _flat(reference, member)
-        for (name, estimator), size in product(estimators.items(), sizes):
-            one = partial(_gradient, differentiable, f, estimator, size)
-            try:
-                one()  # untimed: first calls are slow
-            except (NotImplementedError, ValueError) as error:
-                skipped.append(f"{name} on {design_name} with num_samples={size}: {error}")
-                continue
-            rows.append(Report(design_name, name, size, **_judge([one() for _ in range(num_repeats)], reference)))
-    if not rows:
-        raise ValueError("\n".join(["there is nothing to compare:", *skipped]))
-    return Comparison(rows, skipped)
+    comparison = Comparison([], [])
+    for name, member in designs.items():
+        settings = product(estimators.items(), sizes)
+        _add_reports(comparison, name, member, f, settings, num_repeats, references.get(name))
+    if not comparison.rows:
+        raise ValueError("\n".join(["there is nothing to compare:", *comparison.skipped]))
+    return comparison
+
+
+def _add_reports(
+    comparison: Comparison,
+    design_name: str,
+    member: SamplingDesign,
+    f: Loss,
+    settings: Iterable[tuple[tuple[str, Estimator], int]],
+    num_repeats: int,
+    exact: Tensor | None,
+) -> None:
+    """Adds those of one design, for pairs of an estimator and a number of samples."""
+    design = _differentiable(member)
+    exact = _exact_gradient(design, f) if exact is None else _flat(exact, member)
+    for (name, estimator), size in settings:
+        one = partial(_gradient, design, f, estimator, size)
+        try:
+            one()  # untimed: first calls are slow
+        except (NotImplementedError, ValueError) as error:
+            comparison.skipped.append(f"{name} on {design_name} with num_samples={size}: {error}")
+            continue
+        judged = _judge([one() for _ in range(num_repeats)], exact)
+        comparison.rows.append(Report(design_name, name, size, **judged))
 
 
 def _check_estimators(estimators: Any) -> None:

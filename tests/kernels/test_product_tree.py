@@ -15,7 +15,8 @@ from torch.autograd.functional import hessian, jacobian
 from khot.kernels.count import pairs as pair_convolution
 from khot.kernels.count import tree as product_tree
 from khot.laws import conditional_poisson as cps
-from khot.laws.inverse import largest_entropy, solve_logits
+from khot.laws.inverse import solve_logits
+from khot.laws.largest_entropy import largest_entropy
 from tests import gof, oracle
 from tests.inputs import normal
 

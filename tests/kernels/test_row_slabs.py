@@ -5,7 +5,7 @@ import torch
 
 from khot import ConditionalPoisson, Sampford
 from khot.kernels.exact.row_slabs import by_rows, in_slabs, slab_size
-from khot.laws import conditional_poisson
+from khot.laws import conditional_poisson, tilted_tree
 from tests.inputs import normal
 
 X, Y = normal(7, 3), normal(7, 2, seed=1)
@@ -96,8 +96,10 @@ LAWS = {
 def test_designs(cls, name, k, monkeypatch):
     results = []
     logits, value = normal(7, 6), None
-    for slab in (conditional_poisson.SLAB, 12, 6):
-        monkeypatch.setattr(conditional_poisson, "SLAB", slab)
+    for slab in (tilted_tree.SLAB, 12, 6):
+        for module in (tilted_tree, conditional_poisson):
+            monkeypatch.setattr(module, "SLAB", slab)
+            monkeypatch.setattr(module, "WHOLE", 0)
         x = logits.clone().requires_grad_()
         design = cls(logits=x, k=k)
         value = design.sample((4,)) if value is None else value

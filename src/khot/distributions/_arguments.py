@@ -10,9 +10,10 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._contents import can_look
 from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, has_float64, shape_of, untraced
-from khot._validation import can_look, check_choice, check_strided
+from khot._validation import check_choice, check_strided
 
 Init = TypeVar("Init", bound=Callable[..., None])
 

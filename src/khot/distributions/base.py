@@ -11,9 +11,10 @@ from torch.distributions import Distribution, Independent
 from torch.distributions.constraints import Constraint
 from torch.types import _size as SizeLike
 
+from khot._contents import can_look, has_contents
 from khot._torch_internals import is_tracing, validates
 from khot._tracing import broadcast_shapes, untraced
-from khot._validation import can_look, check_strided, checked_shape, has_contents
+from khot._validation import check_strided, checked_shape
 from khot.laws.kept import Snapshot
 
 Law = TypeVar("Law", bound="KHotDistribution")
@@ -143,7 +144,7 @@ class KHotDistribution(TorchDistribution):
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def _has_contents(self, *tensors: Tensor) -> bool:
-        """Whether these tensors and the parameters have contents; see :func:`khot._validation.has_contents`."""
+        """Whether these tensors and the parameters have contents; see :func:`khot._contents.has_contents`."""
         return has_contents(*tensors, *self._tensors())
 
     def _checks_contents(self, *tensors: Tensor) -> bool:

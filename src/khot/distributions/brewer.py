@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look, check_generator, checked_shape
+from khot._contents import can_look
+from khot._validation import check_generator, checked_shape
 from khot.kernels.draws import balance
 from khot.laws import brewer as law
 

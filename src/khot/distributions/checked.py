@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from khot._contents import can_look, is_finite, looks_at_contents
 from khot._tracing import shape_of
-from khot._validation import can_look, is_finite, looks_at_contents
 from khot.constraints import capped_simplex
 
 from ._arguments import Vector

@@ -11,15 +11,17 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._contents import can_look, is_finite
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._tracing import one_operation, shape_of
-from khot._validation import can_look, check_generator, checked_shape, is_finite
+from khot._validation import check_generator, checked_shape
 from khot.constraints import k_hot
 from khot.laws import conditional_poisson as law
 from khot.laws import conditional_poisson_parts as law_of_parts
 from khot.laws import size_prior
-from khot.laws.inverse import largest_entropy, solve_logits
+from khot.laws.inverse import solve_logits
+from khot.laws.largest_entropy import largest_entropy
 from khot.laws.size_prior import SizePrior
 from khot.laws.size_range import SizeRange
 from khot.laws.subsets import k_hot_vectors

@@ -14,16 +14,12 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
+from khot._contents import looks_at_contents
 from khot._distributed.batch import SpreadBatch
 from khot._distributed.placements import is_dtensor
 from khot._torch_internals import is_tracing
 from khot._tracing import overrides_functions, shape_of
-from khot._validation import (
-    check_flag,
-    check_function,
-    checked_positive,
-    looks_at_contents,
-)
+from khot._validation import check_flag, check_function, checked_positive
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds
 from khot.laws.kept import Kept

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from khot._validation import can_look
+from khot._contents import can_look
 from khot.laws.subsets import k_hot_vectors, k_hot_vectors_of_rank
 
 from .spread_design import SpreadDesign

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import OneHotCategorical, kl_divergence, register_kl
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes, one_operation
-from khot._validation import can_look
 from khot.laws import size_prior
 from khot.laws.conditional_poisson import log_prob
 

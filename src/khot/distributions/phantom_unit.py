@@ -8,7 +8,8 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look, check_generator
+from khot._contents import can_look
+from khot._validation import check_generator
 from khot.constraints import k_hot
 from khot.kernels.exact.small_numbers import log_odds, sigmoid
 from khot.kernels.operators.autograd import with_derivatives_of

@@ -11,17 +11,10 @@ from torch.distributions import constraints
 from torch.types import _size as SizeLike
 from typing_extensions import Self
 
+from khot._contents import can_look, is_finite
 from khot._distributed.placements import is_dtensor
 from khot._tracing import broadcast_shapes, shape_of
-from khot._validation import (
-    can_look,
-    check_flag,
-    check_generator,
-    check_strided,
-    checked_expansion,
-    checked_shape,
-    is_finite,
-)
+from khot._validation import check_flag, check_generator, check_strided, checked_expansion, checked_shape
 from khot.constraints import ranking
 from khot.laws import plackett_luce as law
 

@@ -20,10 +20,10 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.types import _size as SizeLike
 
+from khot._contents import can_look, is_finite
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation, shape_of
 from khot._validation import (
-    can_look,
     check_draw,
     check_flag,
     check_function,
@@ -31,7 +31,6 @@ from khot._validation import (
     check_strided,
     checked_expansion,
     checked_positive,
-    is_finite,
 )
 from khot.constraints import capped_simplex
 from khot.kernels.operators.autograd import with_derivatives_of

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
-from khot._validation import can_look, check_generator
+from khot._contents import can_look
+from khot._validation import check_generator
 from khot.laws import systematic as law
 from khot.relaxations import sigmoid_topk
 from khot.relaxations.hard import positions

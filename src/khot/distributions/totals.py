@@ -26,23 +26,20 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
         \Bigl(\frac{\pi_i \pi_j}{\pi_{ij}} - 1\Bigr) \Bigl(\frac{y_i}{\pi_i} - \frac{y_j}{\pi_j}\Bigr)^2
 
     T is unbiased under every design that can draw every unit with a nonzero ``y_i``. V, in the form of Sen, Yates and
-    Grundy, is unbiased for the variance of T if every pair can be drawn, and may be negative. For a design whose size
-    varies (:class:`PhantomUnit`) the phantom counts as a unit with ``y = 0``.
-
-    For a design without ``pairwise_inclusion``, V is the approximation of Hájek and Deville for designs of high entropy
-    with many units, where m is the number of units of S that are not certain:
+    Grundy, is unbiased for the variance of T if every pair can be drawn, and may be negative. The phantom of a
+    :class:`PhantomUnit` counts as a unit with ``y = 0``. For a design without ``pairwise_inclusion``, V is the
+    approximation of Hájek and Deville for designs of high entropy with many units, where m is the number of units of S
+    that are not certain:
 
     .. math:: V = \frac{m}{m - 1} \sum_{i \in S} (1 - \pi_i) \Bigl(\frac{y_i}{\pi_i} - B\Bigr)^2, \quad
         B = \frac{\sum_{i \in S} (1 - \pi_i)\,y_i / \pi_i}{\sum_{i \in S} (1 - \pi_i)}
 
-    It is too large if a design spreads its draws over an order that y follows. One unit carries no information about a
-    variance, so this V is NaN for m = 1. With fewer than 30 units in the population its first use on a class of designs
-    raises a warning. :class:`Brewer` (up to k = 10), :class:`GumbelTopK`, :class:`ParetoSampling` and
-    :class:`SequentialPoisson` compute their pairs as sums over all subsets if there are at most 1,000,000, with one
-    evaluation of ``log_prob`` per subset: V is then exact. With more subsets it is approximated.
+    It is too large if a design spreads its draws over an order that y follows, and NaN for m = 1. With fewer than 30
+    units in the population its first use on a class of designs raises a warning. :class:`Brewer` (up to k = 10),
+    :class:`GumbelTopK`, :class:`ParetoSampling` and :class:`SequentialPoisson` enumerate up to 1,000,000 subsets for
+    exact pairs: V is then exact. With more subsets it is approximated.
 
-    The result is differentiable in ``y``, and in the parameter of the design if its inclusion probabilities and pairs
-    are.
+    Differentiable in ``y``, and in the parameter of the design if its inclusion probabilities and pairs are.
 
     Args:
         design: The design that drew ``value``.
@@ -81,9 +78,11 @@ def horvitz_thompson(design: SamplingDesign, value: Tensor, y: Tensor) -> tuple[
     _check_observed(y, value)
     if design.spread is not None:
         return _of_rows_here(design, design.spread, value, y)
-    design = design.in_float32.in_float64()
-    dtype = torch.promote_types(value.dtype, y.dtype)
-    value = value.double()
+    return _estimates(design.in_float32.in_float64(), value.double(), y, torch.promote_types(value.dtype, y.dtype))
+
+
+def _estimates(design: SamplingDesign, value: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """T and V in a dtype, from a design and draws in float64."""
     _check_drawn(value, design)
     value, y = torch.broadcast_tensors(value, y.double())
     y = y.masked_fill(value == 0, 0.0)
@@ -169,7 +168,7 @@ def _warn_of_few_units(name: str) -> None:
         f"horvitz_thompson approximates the variance here, because this {name} has no pairwise_inclusion, and the "
         f"approximation is meant for {FEW} units or more: with fewer, prefer a design that has it, such as Sampford"
     )
-    warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the line that calls horvitz_thompson
+    warnings.warn(message, RuntimeWarning, stacklevel=6)  # at the line that calls horvitz_thompson
 
 
 def _sen_yates_grundy(probs: Tensor, pairs: Tensor, value: Tensor, ratio: Tensor) -> Tensor:

@@ -54,11 +54,14 @@ def enumerated(
         (tensor(0.1667, grad_fn=<...>), tensor([ 0.0833,  0.0833, -0.0833, -0.0833]))
     """
     checked_call(design, f, num_samples)
-    chunk_size = checked_count("chunk_size", chunk_size)
     check_generator(generator)
+    return _total(design, f, checked_count("chunk_size", chunk_size))
+
+
+def _total(design: Distribution, f: Loss, chunk_size: int) -> Tensor:
+    """The sum over the support, a chunk at a time."""
     support = Support(design, f"enumerated sums over at most {MAX_SUPPORT} vectors")
     starts = range(0, support.count, chunk_size)
-
     dtype = torch.float64
 
     def part(start: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._contents import looks_at_contents
 from khot._notes import feels_between_vertices
 from khot._tracing import one_operation
 from khot._validation import (
@@ -23,7 +24,6 @@ from khot._validation import (
     check_scores,
     checked_count,
     checked_positive,
-    looks_at_contents,
     tensors_among,
 )
 from khot.distributions.base import column

@@ -73,15 +73,13 @@ def score_function(
     * ``"moving_average"``: the mean of the losses of the preceding draws in the same call, 0 for the first. Nothing is
       kept from one call to the next; for that, and for S = 1, use a :class:`~khot.MovingAverage` object.
     * a function ``baseline(design)`` that returns a number or a tensor that broadcasts to ``batch_shape``, such as a
-      learned critic of the inputs of the design. It never sees the draws. If it has a method ``update``, this is called
-      with the detached losses ``(S, *batch_shape)`` afterwards.
+      learned critic. It never sees the draws. Its method ``update``, if any, gets the detached losses afterwards.
 
-    Parameters inside f get the mean of their gradients. Second and higher derivatives of the surrogate are unbiased
-    too. On :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's
-    own loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a site that is a design
-    without an estimator gets this estimate; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of
-    the site. With ``"leave_one_out"``, this function is the recommended estimator if :class:`~khot.ReinMax` is not
-    available or too biased; the recipes for Pyro apply it to a model.
+    Parameters inside f get the mean of their gradients. Derivatives of the surrogate of any order are unbiased. On
+    :class:`~khot.ConditionalPoisson` this is SFESS, except that its published control variate includes a draw's own
+    loss, which shrinks the expected gradient to (S - 1) / S of the exact one. In Pyro, a site that is a design without
+    an estimator gets this estimate; TraceGraph_ELBO takes its baseline from ``infer={"baseline": {...}}`` of the site.
+    ``"leave_one_out"`` is the recommended estimator if :class:`~khot.ReinMax` is not available or too biased.
 
     Args:
         design: A distribution over vectors with ``log_prob``, or several of them made independent by ``to_event``.
@@ -99,8 +97,7 @@ def score_function(
         NotImplementedError: If ``design`` has no ``log_prob``.
 
     References:
-        [1] Williams (1992), "Simple statistical gradient-following algorithms for connectionist reinforcement
-            learning".
+        [1] Williams (1992), "Simple statistical gradient-following algorithms", Machine Learning 8.
         [2] Kool, van Hoof, Welling (2019), "Buy 4 REINFORCE samples, get a baseline for free!", for leave-one-out.
         [3] Foerster et al. (2018), "DiCE: the infinitely differentiable Monte Carlo estimator", arXiv:1802.05098.
 
@@ -113,7 +110,7 @@ def score_function(
         True
     """
     _check_baseline(baseline)
-    num_samples = checked_call(design, f, num_samples, min_samples=2 if baseline == "leave_one_out" else 1)
+    num_samples = checked_call(design, f, num_samples, min_samples=_least_draws(baseline))
     values = draw(design, (num_samples,), generator)
     losses = evaluate(f, values, design)
     return _learn(baseline, losses, _surrogate(design, values, losses, baseline))
@@ -159,13 +156,17 @@ def score_function_surrogate(
     """
     _check_baseline(baseline)
     check_design(design)
-    _check_draws(design, value, losses, min_samples=2 if baseline == "leave_one_out" else 1)
+    _check_draws(design, value, losses, min_samples=_least_draws(baseline))
     return _learn(baseline, losses, _surrogate(design, value.detach(), losses, baseline))
 
 
 def _check_baseline(baseline: Any) -> None:
     if not callable(baseline) and not (isinstance(baseline, str) and baseline in NAMED):
         raise ValueError(f"`baseline` must be a function of the design or one of {tuple(NAMED)}, but got {baseline!r}")
+
+
+def _least_draws(baseline: Baseline) -> int:
+    return 2 if baseline == "leave_one_out" else 1
 
 
 def _check_draws(design: Distribution, value: Any, losses: Any, min_samples: int) -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from khot._contents import can_look, has_contents
 from khot._torch_internals import all_true
 from khot._tracing import one_operation, shape_of
-from khot._validation import can_look, check_choice, check_generator, has_contents
+from khot._validation import check_choice, check_generator
 from khot.distributions.base import draw
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.kernels.random_numbers import exponential

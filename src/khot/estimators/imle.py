@@ -7,17 +7,11 @@ import torch
 from torch import Tensor
 from torch.types import _size as SizeLike
 
+from khot._contents import is_dry_run
 from khot._notes import feels_between_vertices
 from khot._torch_internals import is_mapped
 from khot._tracing import one_operation
-from khot._validation import (
-    check_choice,
-    check_draw,
-    check_fraction,
-    check_positive_contents,
-    checked_positive,
-    is_dry_run,
-)
+from khot._validation import check_choice, check_draw, check_fraction, check_positive_contents, checked_positive
 from khot.distributions.base import column
 
 from .perturbation import PerturbedScores, PerturbedWrapper, gumbel_noise, sum_of_gamma_noise

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from khot._contents import can_look
 from khot._tracing import shape_of, untraced
-from khot._validation import can_look
 from khot.constraints import k_hot
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import k_hot_vectors_of_rank

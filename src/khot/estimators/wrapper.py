@@ -11,15 +11,9 @@ from torch.autograd import Function
 from torch.distributions import Distribution, Independent, constraints, kl_divergence, register_kl
 from torch.types import _size as SizeLike
 
+from khot._contents import looks_at_contents
 from khot._tracing import broadcast_shapes, one_operation, shape_of
-from khot._validation import (
-    check_flag,
-    check_positive_contents,
-    checked_positive,
-    checked_shape,
-    described,
-    looks_at_contents,
-)
+from khot._validation import check_flag, check_positive_contents, checked_positive, checked_shape, described
 from khot.distributions import SamplingDesign
 from khot.distributions.base import KHotDistribution
 from khot.kernels.exact.rows import compute_dtype

@@ -16,8 +16,9 @@ from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
 from torch.distributions import constraints
 
+from khot._contents import can_look
 from khot._notes import feels_between_vertices
-from khot._validation import can_look, check_function, checked_real
+from khot._validation import check_function, checked_real
 from khot.distributions import ConditionalPoisson, SamplingDesign
 from khot.estimators import ReinMax
 from khot.estimators.wrapper import check_estimator, wide

@@ -51,8 +51,7 @@ class KHotSwap(MCMCKernel):
         mcmc.run(data)
         mcmc.get_samples()["x"].mean(0)  # inclusion probabilities
 
-    **Continuous sites** are updated alternately with the k-hot ones, by a kernel for the model in which these are
-    given::
+    **Continuous sites** alternate with the k-hot ones, updated by a kernel for the model in which these are given::
 
         KHotSwap(model, continuous=NUTS)
         KHotSwap(model, continuous=lambda given: NUTS(given, max_tree_depth=5))
@@ -82,9 +81,8 @@ class KHotSwap(MCMCKernel):
     ``(X * x).sum(-1)`` or ``X diag(x) Xᵀ`` rather than ``A Aᵀ`` with ``A = X * x``.
 
     Any design of a fixed size with a ``log_prob`` can be a prior, and so can ConditionalPoisson with a range of sizes,
-    but not ``PhantomUnit``, whose sizes may change with its probabilities. Chains reach the vectors that swaps can
-    reach through vectors of positive probability. For a design with few vectors, such as ``Systematic``, these may not
-    be all.
+    but not ``PhantomUnit``, whose sizes may change with its probabilities. Chains reach the vectors that swaps reach
+    through vectors of positive probability: of a design with few vectors, such as ``Systematic``, perhaps not all.
 
     Args:
         model: Pyro model with at least one latent k-hot site and a fixed set of sites.

@@ -7,8 +7,9 @@ import torch
 from pyro.distributions import Categorical
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes, shape_of, untraced
-from khot._validation import can_look, check_strided, checked_index, described
+from khot._validation import check_strided, checked_index, described
 from khot.distributions import SamplingDesign
 from khot.distributions.enumeration import MAX_SUPPORT
 from khot.laws.subsets import MAX_RANK, k_hot_vectors_of_rank, rank_of_k_hot_vectors
@@ -59,7 +60,11 @@ def subset_categorical(design: SamplingDesign) -> Categorical:
         tensor([0., 1., 1.])
     """
     _check_design(design)
-    design = design.in_float32
+    return _categorical(design.in_float32)
+
+
+def _categorical(design: SamplingDesign) -> Categorical:
+    """The law of the number of a subset, of a design of computing dtype."""
     n, sizes = design.event_shape[0], design.sizes("subset_categorical")
     counts = {k: math.comb(n, k) for k in sizes}
     if max(counts.values(), default=0) > MAX_SUPPORT:

@@ -20,168 +20,39 @@ if these have a fused kernel; see :mod:`khot.laws.unit_by_unit`. Functions that 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes
-from khot._validation import can_look
 from khot.kernels.call import runs_on_cpu
-from khot.kernels.count import bernoulli_count_draw, forest_roots
+from khot.kernels.count import bernoulli_count_draw
 from khot.kernels.count.characteristic import Factors, factors
-from khot.kernels.count.kept_tree import KeptTree, leaf_outside, probability
+from khot.kernels.count.kept_tree import leaf_outside
 from khot.kernels.count.range_tree import RangeTree, Totals
-from khot.kernels.count.tree import ProductTree
 from khot.kernels.exact.row_slabs import Tensors, by_rows, in_slabs, slab_size
 from khot.kernels.exact.small_numbers import TINY, log_of_small
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of
-from khot.kernels.threshold import solve_threshold
 
 from . import unit_by_unit
 from .kept import Kept
 from .size_range import SizeRange, centred
+from .tilted_tree import (
+    FAR,
+    SLAB,
+    WHOLE,
+    Size,
+    Tilted,
+    expand,
+    expand_range,
+    tilt,
+    tilted_by_rows,
+)
 
-Size = int | Tensor | SizeRange
-
-SHORT_ROW = 24  # up to here sorting is the cheaper tilt; P(B = k) >= 2^-n, harmless as all convolutions are direct
-FAR = 200.0  # e^-100 is negligible compared with 1
-WHOLE = 2**17  # entries of rows that are processed as a whole: some 50 MB, and nothing is computed twice
-SLAB = 2**14  # beyond that, entries whose product trees are built at a time
-SLABS = 12  # at most; the slabs become larger instead
 RELIABLE = 1e-4  # relative to the terms of a sum: sums above this have 11 digits
-COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
-
-
-class _Tilted(NamedTuple):
-    z: Tensor  # (*batch, n), theta + c
-    shift: Tensor  # (*batch,), c
-    k: Tensor  # (*batch,); for a range, the k_0 of its weights
-    flip: Tensor  # (*batch,), where the tree counts zeros because there are fewer zeros than ones
-    leaf: Tensor  # (2, n, rows), probabilities of what the tree does not count and of what it counts
-    tree: ProductTree
-
-    def log_probability(self) -> Tensor:
-        """log P(B = k); for a range the logarithm of the weighted sum."""
-        return probability(self.leaf, self.tree).log().view(self.k.shape)
-
-
-def _threshold(logits: Tensor, k: Tensor) -> Tensor:
-    """A t for which B = k is likely with c = -t: the root of ``sum sigmoid(logits - t) = k``; cheaper in short rows."""
-    if logits.shape[-1] > SHORT_ROW:
-        return solve_threshold(logits, k).nan_to_num(0.0, 0.0, 0.0)
-    # Midway between the k-th and the (k+1)-th largest: the k largest are likely ones, the others likely zeros.
-    end = torch.full_like(logits[..., :1], torch.inf)
-    ordered = torch.cat((end, logits.sort(-1, descending=True).values, -end), -1)
-    above, below = ordered.gather(-1, torch.stack((k, k + 1), -1)).unbind(-1)
-    # If one of the two is infinite or missing, far from the other.
-    above, below = above.where(above < torch.inf, below + FAR), below.where(below > -torch.inf, above - FAR)
-    return ((above + below) / 2).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _bound(k: int | Tensor, n: int) -> int:
-    """A Python number not below min(k, n - k) of any row, without reading from an accelerator or a vmap."""
-    if isinstance(k, int):
-        return max(1, min(k, n - k))
-    if k.device.type == "cpu" and k.numel() and can_look(k):
-        return max(1, int(k.minimum(n - k).max()))
-    return max(1, n // 2)
-
-
-def _expand(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
-    """Logits in float64 and k as a tensor, expanded to the shape of the batch."""
-    size = torch.as_tensor(k, device=logits.device).long()
-    batch_shape = broadcast_shapes(logits.shape[:-1], size.shape)
-    return logits.double().expand(*batch_shape, logits.shape[-1]), size.expand(batch_shape)
-
-
-def _tilt(logits: Tensor, k: Size, kept: Kept | None = None, balanced: bool = False) -> _Tilted:
-    """Bernoulli units among which B = k is likely, and their tree, differentiable in the logits.
-
-    ``balanced`` tells that the expected number of ones is already k. In eager code on a CPU the tree contains plain
-    numbers, and results get their derivatives from :mod:`khot.kernels.count.kept_tree`.
-    """
-    if forest_roots.is_fused(logits) or not runs_on_cpu(logits):
-        return _planted(logits, k, balanced, ProductTree)
-    ends = k if isinstance(k, SizeRange) else (k,)
-    if kept is None:
-        with torch.no_grad():
-            tilted = _kept_tree(logits, balanced, *ends)
-    else:
-        tilted = kept.result(_kept_tree, logits, balanced, *ends)
-    if not has_derivative(logits, torch.is_grad_enabled()):
-        return tilted
-    z = _expand(logits, tilted.k)[0] + tilted.shift[..., None]
-    return tilted._replace(z=z, leaf=_leaf(z, tilted.flip))
-
-
-def _kept_tree(logits: Tensor, balanced: bool, *ends: int | Tensor) -> _Tilted:
-    return _planted(logits, ends[0] if len(ends) == 1 else SizeRange(*ends), balanced, KeptTree)
-
-
-def _planted(logits: Tensor, k: Size, balanced: bool, plant: type[ProductTree]) -> _Tilted:
-    if isinstance(k, SizeRange):
-        return _planted_range(logits, k)
-    n = logits.shape[-1]
-    bound = _bound(k, n)
-    logits, size = _expand(logits, k)
-    shift = torch.zeros_like(logits[..., 0]) if balanced else -_threshold(logits.detach(), size)
-    z = logits + shift[..., None]
-    flip = 2 * size > n
-    leaf = _leaf(z, flip)
-    tree = plant(leaf, torch.where(flip, n - size, size).reshape(-1), bound)
-    return _Tilted(z, shift, size, flip, leaf, tree)
-
-
-def _planted_range(logits: Tensor, sizes: SizeRange) -> _Tilted:
-    n = logits.shape[-1]
-    logits, low, high = _expand_range(logits, sizes)
-    shift, size, first, last = centred(logits, low, high)
-    z = logits + shift[..., None]
-    flip = low + high > n
-    leaf = _leaf(z, flip)
-    counted = torch.where(flip, n - size, size)
-    totals = Totals(
-        torch.where(flip, n - last, first).reshape(-1),
-        torch.where(flip, n - first, last).reshape(-1),
-        torch.where(flip, shift, -shift).reshape(-1),
-    )
-    tree = RangeTree(leaf, counted.reshape(-1), sizes.bound(n), totals)
-    return _Tilted(z, shift, size, flip, leaf, tree)
-
-
-def _expand_range(logits: Tensor, sizes: SizeRange) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits in float64 and the ends of the ranges as tensors, expanded to the shape of the batch."""
-    logits, high = _expand(logits, sizes.high)
-    logits, low = _expand(logits, sizes.low)
-    return logits, low, high.expand(low.shape)
-
-
-def _leaf(z: Tensor, flip: Tensor) -> Tensor:
-    minority = (z * (1 - 2 * flip.double())[..., None]).reshape(-1, z.shape[-1]).T.contiguous()
-    return torch.sigmoid(torch.stack((-minority, minority)))
-
-
-def _by_rows(
-    function: Callable[[_Tilted], Tensors],
-    logits: Tensor,
-    k: Size,
-    kept: Kept | None = None,
-    balanced: bool = False,
-) -> Tensors:
-    """``function(_tilt(logits, k))``; on a CPU many rows go slab by slab: a tree takes a hundred times its logits."""
-    if forest_roots.is_fused(logits) or logits.numel() <= WHOLE or logits.numel() == logits.shape[-1]:
-        return function(_tilt(logits, k, kept, balanced))
-    ends = k if isinstance(k, SizeRange) else (k,)
-    tensors = [end.unsqueeze(-1) for end in ends if isinstance(end, Tensor)]
-
-    def of_rows(logits: Tensor, *ends: Tensor) -> Tensors:
-        rows = [end.squeeze(-1) for end in ends]
-        size = k if not rows else SizeRange(*rows) if isinstance(k, SizeRange) else rows[0]
-        return function(_tilt(logits, size, None, balanced))
-
-    return by_rows(of_rows, SLAB, logits, *tensors, most=SLABS)
 
 
 def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
@@ -193,9 +64,15 @@ def _bernoulli_log_prob(z: Tensor, value: Tensor) -> Tensor:
     return (F.logsigmoid(size) - penalty).sum(-1)
 
 
-def log_counts_and_shifts(logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
+def log_counts_and_shifts(
+    logits: Tensor, k: int | Tensor, kept: Kept | None = None, balanced: bool = False
+) -> tuple[Tensor, Tensor]:
     """log P(B = k) of each row, and the c for which this is likely, both ``(*batch,)``."""
-    log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept)
+
+    def function(tilted: Tilted) -> Tensors:
+        return tilted.log_probability(), tilted.shift
+
+    log_count, shift = tilted_by_rows(function, logits, k, kept, balanced)
     return log_count, shift
 
 
@@ -229,7 +106,7 @@ def log_partition(logits: Tensor, k: Size, kept: Kept | None = None) -> Tensor:
     Returns:
         ``(*batch,)``, to about 1e-13 relative; infinite with a logit of ``+inf``.
     """
-    tilted = _tilt(logits, k, kept)
+    tilted = tilt(logits, k, kept)
     # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|), and c times the number of z > 0 is combined with c k.
     positive = tilted.z > 0
     size = torch.where(positive, tilted.z, -tilted.z)
@@ -253,13 +130,13 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
         ``(*sample, *batch)``; ``-inf`` where ``value`` contradicts an infinite logit.
     """
     if isinstance(k, SizeRange):
-        log_sum, shift, size = _by_rows(
+        log_sum, shift, size = tilted_by_rows(
             lambda tilted: (tilted.log_probability(), tilted.shift, tilted.k.double()), logits, k, kept
         )
         return shifted_log_prob(logits, shift, value) - shift * (value.double().sum(-1) - size) - log_sum
 
     def by_tree(logits: Tensor, value: Tensor) -> Tensor:
-        log_count, shift = _by_rows(lambda tilted: (tilted.log_probability(), tilted.shift), logits, k, kept, balanced)
+        log_count, shift = log_counts_and_shifts(logits, k, kept, balanced)
         return shifted_log_prob(logits, shift, value) - log_count
 
     if unit_by_unit.takes(logits, k, value):
@@ -267,7 +144,7 @@ def log_prob(logits: Tensor, k: Size, value: Tensor, kept: Kept | None = None, b
     return by_tree(logits, value)
 
 
-def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
+def _masses(tilted: Tilted) -> tuple[Tensor, Tensor]:
     """P(B = k, i out of S) and P(B = k, i in S) of every unit, each to its own relative accuracy, ``(*batch, n)``."""
     # Values below zero are FFT noise relative to negligible probabilities.
     outside = leaf_outside(tilted.leaf, tilted.tree).clamp(min=0.0)
@@ -276,7 +153,7 @@ def _masses(tilted: _Tilted) -> tuple[Tensor, Tensor]:
     return torch.where(flip, few[1], few[0]), torch.where(flip, few[0], few[1])
 
 
-def _inclusion(tilted: _Tilted) -> Tensor:
+def _inclusion(tilted: Tilted) -> Tensor:
     out, included = _masses(tilted)
     return included / (out + included)
 
@@ -288,14 +165,14 @@ def inclusion_probabilities(logits: Tensor, k: Size, kept: Kept | None = None) -
     """
 
     def by_tree(logits: Tensor) -> Tensor:
-        return _by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
+        return tilted_by_rows(lambda tilted: (_inclusion(tilted),), logits, k, kept)[0]
 
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, kept, False, by_tree)
     return by_tree(logits)
 
 
-def _log_odds(tilted: _Tilted) -> Tensor:
+def _log_odds(tilted: Tilted) -> Tensor:
     out, included = _masses(tilted)
     excluded, certain = included < TINY, out < TINY
     sure = excluded | certain
@@ -307,7 +184,7 @@ def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanc
     """Log-odds of the inclusion probabilities, which keep the digits that the probabilities lose next to 1."""
 
     def by_tree(logits: Tensor) -> Tensor:
-        return _by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
+        return tilted_by_rows(lambda tilted: (_log_odds(tilted),), logits, k, kept, balanced)[0]
 
     if not isinstance(k, SizeRange) and unit_by_unit.takes(logits, k):
         return unit_by_unit.inclusion(logits, k, kept, True, by_tree)
@@ -316,7 +193,7 @@ def inclusion_log_odds(logits: Tensor, k: Size, kept: Kept | None = None, balanc
 
 def count_law(logits: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
     """log P(B = k) for units of exactly these finite log-odds, and the log-odds of inclusion given B = k."""
-    tilted = _tilt(logits, k)
+    tilted = tilt(logits, k)
     positive = logits > 0  # for these the probability of a zero is smaller, so its derivative is more accurate
     sign = torch.where(positive, 1.0, -1.0)
     ratios = F.logsigmoid(sign * logits) - F.logsigmoid(sign * tilted.z)
@@ -364,7 +241,7 @@ def covariance(logits: Tensor, k: Size) -> Tensor:
         return found
     log_odds = inclusion_log_odds(logits.detach(), k)
     mean, rest = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
-    logits, _ = _expand(logits.detach(), k.high if isinstance(k, SizeRange) else k)
+    logits, _ = expand(logits.detach(), k.high if isinstance(k, SizeRange) else k)
     value, scale = found.detach(), matrix.scale
     only_one = mean[..., :, None] * rest[..., None, :] + value.abs()
     lost = _free_pairs(logits) & (only_one * only_one.mT < RELIABLE * scale[..., :, None] * scale[..., None, :])
@@ -381,10 +258,10 @@ def covariance_factors(logits: Tensor, k: Size) -> Factors:
     """The covariance in another form, which takes O(n) numbers."""
     if isinstance(k, SizeRange):
         log_odds = inclusion_log_odds(logits.detach(), k)
-        logits, low, high = _expand_range(logits, k)
+        logits, low, high = expand_range(logits, k)
         shift, size, low, high = centred(logits, low, high)
         return factors(logits + shift[..., None], size, log_odds, balanced=True, totals=Totals(low, high, -shift))
-    logits, size = _expand(logits, k)
+    logits, size = expand(logits, k)
     log_odds = inclusion_log_odds(logits.detach(), k if isinstance(k, int) else size)
     return factors(logits, size, log_odds)
 
@@ -396,7 +273,7 @@ def pairwise_inclusion(logits: Tensor, k: Size, mean: Tensor) -> Tensor:
     the designs that include a unit, each in O(n log² n) time.
     """
     found = covariance_factors(logits, k)
-    logits, size = _expand(logits, k.high if isinstance(k, SizeRange) else k)
+    logits, size = expand(logits, k.high if isinstance(k, SizeRange) else k)
     pairs = found.dense() + mean[..., :, None] * mean[..., None, :]
     logits, value, given = logits.detach(), pairs.detach(), mean.detach()
     others = _free_pairs(logits)
@@ -434,13 +311,13 @@ def _log_odds_given(fate: float, at: tuple[Tensor, ...], logits: Tensor, k: Size
 def size_probabilities(logits: Tensor, k: SizeRange) -> Tensor:
     """P(|x| = s) for all s from 0 to n, ``(*batch, n + 1)``, each to about 1e-16."""
 
-    def function(tilted: _Tilted) -> Tensors:
+    def function(tilted: Tilted) -> Tensors:
         tree = cast(RangeTree, tilted.tree)
         tree = tree if tilted.leaf is tree.leaf else tree.anew(tilted.leaf)  # so that its root has derivatives
         counts = tree.law_of_total().T.reshape(*tilted.flip.shape, -1)
         return (torch.where(tilted.flip[..., None], counts.flip(-1), counts),)
 
-    return _by_rows(function, logits, k)[0]
+    return tilted_by_rows(function, logits, k)[0]
 
 
 def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor | None = None) -> Tensor:
@@ -455,7 +332,7 @@ def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor
             inclusion = inclusion_probabilities(logits, k, kept)
         return -log_prob(logits, k, cast(Tensor, inclusion), kept)
 
-    def function(tilted: _Tilted) -> Tensors:
+    def function(tilted: Tilted) -> Tensors:
         mean = _inclusion(tilted)
         if isinstance(k, SizeRange):  # for certain units, log-odds times rounding errors must vanish exactly
             mean = torch.where(tilted.z.abs() > FAR, (tilted.z > 0).double(), mean)
@@ -465,7 +342,7 @@ def entropy(logits: Tensor, k: Size, kept: Kept | None = None, inclusion: Tensor
             surprise = surprise + torch.where(sure, 0.0, tilted.shift) * (mean.sum(-1) - tilted.k)
         return (surprise,)
 
-    return _by_rows(function, logits, k, kept)[0]
+    return tilted_by_rows(function, logits, k, kept)[0]
 
 
 @torch.no_grad()
@@ -494,10 +371,10 @@ def sample(
         if drawn is not None:
             return drawn.view(*sample_shape, *drawn.shape[1:])
 
-    def function(tilted: _Tilted) -> Tensors:
+    def function(tilted: Tilted) -> Tensors:
         draws = tilted.tree.draw(count, generator)  # (n, rows, samples)
         draws = draws.permute(1, 2, 0).reshape(*tilted.flip.shape, count, n)
         return (draws != tilted.flip[..., None, None],)
 
-    (draws,) = _by_rows(function, logits, k, kept)  # (*batch, samples, n)
+    (draws,) = tilted_by_rows(function, logits, k, kept)  # (*batch, samples, n)
     return draws.movedim(-2, 0).reshape(*sample_shape, *draws.shape[:-2], n)

@@ -19,11 +19,11 @@ from khot.kernels.count import covariance_inverse, inclusion_inverse
 from khot.kernels.count import times_covariance_at as fused_product
 from khot.kernels.exact.row_slabs import by_rows
 from khot.kernels.exact.small_numbers import sigmoid
-from khot.kernels.operators.autograd import with_forward_mode
+from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.registry import Operator
 from khot.kernels.threshold import solve_threshold
 
-from .conditional_poisson import SLAB, entropy, pull_back, times_covariance
+from .conditional_poisson import pull_back, times_covariance
 from .inverse_newton import (
     ACCEPTED,
     CONDITIONAL_POISSON,
@@ -38,8 +38,8 @@ from .inverse_newton import (
     solve_system,
     without_mean,
 )
-from .kept import Kept
 from .size_range import SizeRange
+from .tilted_tree import SLAB
 
 NEGLIGIBLE = 1e-250  # a probability below this counts as 0, before its variance underflows
 CERTAIN = 1e-150  # a probability this close to 1 counts as 1, before its products with the remainder underflow
@@ -159,7 +159,7 @@ class _RangeLogits(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return cast(Tensor, _RangeLogits.apply(*_batch_first(info, in_dims, args))), 0
+        return cast(Tensor, _RangeLogits.apply(*move_batch_first(info.batch_size, in_dims, args))), 0
 
 
 def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
@@ -176,39 +176,6 @@ def times_covariance_at(probs: Tensor, k: Tensor, g: Tensor) -> Tensor:
     if lost.any():
         product[lost] = times_covariance(right[lost], solve_logits(_flat(probs)[lost], sizes[lost]), sizes[lost])
     return product.view(g.shape)
-
-
-def largest_entropy(probs: Tensor, logits: Tensor, k: int | Tensor, kept: Kept | None = None) -> Tensor:
-    r"""Entropy ``(*batch,)`` of the conditional Poisson design whose logits :func:`solve_logits` found from ``probs``.
-
-    No design with these inclusion probabilities has a larger one. With H = log Z - <theta, pi>, its derivative is that
-    of a Legendre transform, :math:`\nabla_\pi H = -\theta`, which needs no linear system.
-    """
-    with torch.no_grad():
-        value = entropy(logits.detach(), k, kept)
-    return _apply_entropy(probs.double(), logits.double(), value)
-
-
-class _LargestEntropy(Function):
-    """The entropy as a function of ``probs``; their logits are given, and its value is a constant."""
-
-    @staticmethod
-    def forward(probs: Tensor, logits: Tensor, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])  # the logits, a function of probs, which receives second derivatives
-        ctx.save_for_forward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        (logits,) = ctx.saved_tensors
-        return -grad_output[..., None] * logits.masked_fill(logits.isinf(), 0.0), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _apply_entropy(*_batch_first(info, in_dims, args)), 0
 
 
 class _SolveLogits(Function):
@@ -229,7 +196,7 @@ class _SolveLogits(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _apply_solve(*_batch_first(info, in_dims, args)), 0
+        return _apply_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
 
 
 def _pull_back(logits: Tensor, probs: Tensor, k: int | Tensor, family: str, goal: float, grad_logits: Tensor) -> Tensor:
@@ -269,18 +236,13 @@ class _CovarianceSolve(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        return _apply_covariance_solve(*_batch_first(info, in_dims, args)), 0
+        return _apply_covariance_solve(*move_batch_first(info.batch_size, in_dims, args)), 0
 
 
 def _third_order(ctx: Any, logits: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
     """The derivative of C v in the logits, a symmetric matrix, as a map."""
     mean = FAMILIES[ctx.family].mean
     return pull_back(lambda t, k: pull_back(mean, t, k)[1](v), logits, ctx.k)[1]
-
-
-def _entropy_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
-    (logits,) = saved
-    return -(logits.masked_fill(logits.isinf(), 0.0) * dprobs).sum(-1)
 
 
 def _solve_jvp(ctx: Any, saved: list[Tensor], dprobs: Tensor, *_: Any) -> Tensor:
@@ -301,17 +263,8 @@ def _covariance_solve_jvp(ctx: Any, saved: list[Tensor], dlogits: Tensor | None,
     return cast(Tensor, _apply_covariance_solve(logits, change, ctx.k, ctx.family, ctx.goal))
 
 
-_apply_entropy = with_forward_mode(_LargestEntropy, _entropy_jvp)
 _apply_solve = with_forward_mode(_SolveLogits, _solve_jvp)
 _apply_covariance_solve = with_forward_mode(_CovarianceSolve, _covariance_solve_jvp)
-
-
-def _batch_first(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
-    """All tensors with the mapped dimension first; both functions accept any batch shape."""
-    return [
-        a if not isinstance(a, Tensor) else a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
-        for a, dim in zip(args, in_dims, strict=True)
-    ]
 
 
 def _target(log_odds: Tensor, k: int | Tensor) -> Tensor:

@@ -36,14 +36,9 @@ from torch import Tensor
 from khot.kernels.count import MOST_FACTORED, covariance_inverse
 from khot.kernels.count.characteristic import Factors, factors
 
-from .conditional_poisson import (
-    Size,
-    inclusion_log_odds,
-    inclusion_probabilities,
-    size_probabilities,
-    slopes,
-)
+from .conditional_poisson import inclusion_log_odds, inclusion_probabilities, size_probabilities, slopes
 from .size_range import SizeRange
+from .tilted_tree import Size
 
 ACCEPTED = 1e-11  # error of the scores, relative to the largest logit, at which rounding ends the progress
 LONGEST = 32  # units of rows whose covariance is computed: O(n^3) time

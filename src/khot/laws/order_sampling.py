@@ -35,8 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes
-from khot._validation import can_look
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import bernoulli_count
 from khot.kernels.operators.autograd import has_derivative, with_derivatives_of

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from khot._contents import is_dry_run
 from khot._torch_internals import all_true, is_mapped
-from khot._validation import is_dry_run
 
 DEPTH = 32.0  # an integrand is cut off at e^-32 of its peak
 EPS = 1e-15  # rounding of its logarithm

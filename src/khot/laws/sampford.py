@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._contents import can_look
 from khot._tracing import broadcast_shapes
-from khot._validation import can_look
 from khot.kernels.call import runs_on_cpu
 from khot.kernels.count import forest_roots, marked_count_draw
 from khot.kernels.count.kept_tree import KeptTree, leaf_outside
@@ -40,9 +40,11 @@ from khot.kernels.operators.autograd import has_derivative
 from khot.kernels.random_numbers import uniform
 
 from . import conditional_poisson, unit_by_unit
-from .conditional_poisson import COVARIANCE_CHUNK, SLAB, SLABS, pull_back
+from .conditional_poisson import pull_back
 from .kept import Kept, kept_if_constant
+from .tilted_tree import SLAB, SLABS
 
+COVARIANCE_CHUNK = 64  # rows of the covariance calculated at a time
 MAX_DRAW_ELEMENTS = 2**22  # units drawn at a time, which bounds the memory: every draw has its own product tree
 
 

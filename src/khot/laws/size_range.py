@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._validation import can_look
+from khot._contents import can_look
 from khot.kernels.count.range_tree import Totals
 from khot.kernels.threshold import solve_threshold
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._validation import (
     check_choice,
@@ -15,7 +16,6 @@ from khot._validation import (
     check_scores,
     check_softness,
     check_strided,
-    looks_at_contents,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import lapsum_topk
@@ -76,24 +76,33 @@ def topk_cross_entropy(
     check_positive_contents("softness", softness)
     _check_classes(target, x)
     weights, sizes = _weights_and_sizes(p_k, x)
+    logs = _logs_of_target(x.to(compute_dtype(x)), target, sizes, relaxation, softness)
+    weights = weights.to(logs.dtype).view(-1, *(1,) * target.dim())
+    return REDUCTIONS[reduction](-_log_of_sum(weights, logs)).to(x.dtype)
 
-    dtype, scores = x.dtype, x.to(compute_dtype(x)).expand(len(sizes), *x.shape)
-    column = (-1, *(1,) * target.dim())
+
+def _logs_of_target(
+    x: Tensor, target: Tensor, sizes: Tensor, relaxation: Relaxation, softness: float | Tensor
+) -> Tensor:
+    """Logarithms of the target's entry in the mask of each size, ``(sizes, *batch)``."""
+    scores, k = x.expand(len(sizes), *x.shape), sizes.view(-1, *(1,) * target.dim())
     logarithm = getattr(relaxation, "logarithm", None)
     if logarithm is None:
-        mask = relaxation(scores, sizes.view(column), softness)
+        mask = relaxation(scores, k, softness)
         logs = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
     else:
-        logs = logarithm(scores, sizes.view(column), softness)
-    logs = logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
-    weights = weights.to(logs.dtype).view(column)
+        logs = logarithm(scores, k, softness)
+    return logs.gather(-1, target.expand(len(sizes), *target.shape).unsqueeze(-1)).squeeze(-1)
+
+
+def _log_of_sum(weights: Tensor, logs: Tensor) -> Tensor:
+    """Logarithm of the weighted sum of exponentials over the first axis; no gradient where all of them are 0."""
     impossible = (logs.detach() == -torch.inf).all(0)
     logs = logs.masked_fill(impossible, 0.0)
     highest = logs.detach().masked_fill(weights <= 0, -torch.inf).amax(0)
     # A size whose learnable weight is 0 may be so much more likely that the ratio would overflow.
     ratio = (logs - highest).clamp(max=math.log(torch.finfo(logs.dtype).max) - 1).exp()
-    losses = (-(weights * ratio).sum(0).log() - highest).masked_fill(impossible, torch.inf)
-    return REDUCTIONS[reduction](losses).to(dtype)
+    return ((weights * ratio).sum(0).log() + highest).masked_fill(impossible, -torch.inf)
 
 
 def _check_classes(target: Any, x: Tensor) -> None:

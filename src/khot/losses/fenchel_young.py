@@ -7,15 +7,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_choice,
-    check_flag,
-    check_scores,
-    check_softness,
-    check_strided,
-    looks_at_contents,
-)
+from khot._validation import check_choice, check_flag, check_scores, check_softness, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.kernels.operators.autograd import with_forward_mode
 from khot.relaxations import (
@@ -101,9 +95,8 @@ def fenchel_young_topk_loss(
         \Omega^*(x) = \max_y \langle x, y\rangle - \Omega(y)
 
     where the maximiser is :func:`sparse_topk`, :func:`sparse_topk_magnitude` or :func:`sparse_topk_signed`, whose
-    regulariser :math:`\Omega` is given in :mod:`khot.losses`. The loss is zero where y(x) = target. It is
-    differentiable in ``x``, once more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as
-    a constant.
+    regulariser :math:`\Omega` is given in :mod:`khot.losses`. Zero where y(x) = target. Differentiable in ``x``, once
+    more often than the map, and once in ``target`` and ``strength``; ``k`` is treated as a constant.
 
     Args:
         x: Real scores (..., n); for ``kind="mask"``, ``-inf`` excludes an entry, whose target must be 0.
@@ -115,66 +108,73 @@ def fenchel_young_topk_loss(
         p: Exponent of the regulariser, a Python number, ``1 < p <= 2``.
         kind: Which of the maps: "mask", "magnitude" or "signed".
         reduction: "mean" or "sum" over the batch, or "none".
-        unbounded: Accept any target, and leave out :math:`\Omega(t)`, which is infinite for a target outside the
-            domain.
-            [1] uses this setting with a one-hot target and k = 3. The gradient is the same, but for a mask whose target
-            does not sum to k the loss has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
+        unbounded: Accept any target, and leave out :math:`\Omega(t)`, infinite outside the domain: the setting of [1],
+            with a one-hot target and k = 3. The gradient is the same. The loss of a mask whose target does not sum to k
+            has no lower bound: it changes by ``(k - target.sum()) c`` for ``x + c``.
 
     Returns:
         Tensor of the batch shape, or a scalar, of the dtype of ``x``.
 
     Raises:
-        ValueError: If the shape of the target is not that of ``x``, the target is outside the domain, or an argument is
-            out of range. When contents of tensors are checked is described in :mod:`khot.relaxations`.
+        ValueError: If the target is not like ``x`` or outside the domain, or an argument is out of range.
         TypeError: If an argument has the wrong type or dtype.
 
     References:
         [1] Sander et al. (2023), "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective".
 
     Example:
-        >>> x = torch.tensor([2.0, 0.5, 0.0], requires_grad=True)
-        >>> loss = fenchel_young_topk_loss(x, torch.tensor([1.0, 0.0, 1.0]), 2)
-        >>> loss
-        tensor(0.5625, grad_fn=...)
-        >>> torch.autograd.grad(loss, x)[0]
-        tensor([ 0.0000,  0.7500, -0.7500])
+        >>> fenchel_young_topk_loss(torch.tensor([2.0, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0]), 2)
+        tensor(0.5625)
     """
     check_settings(kind, reduction, unbounded)
     check_scores(x, -1)
     check_softness("strength", strength, x, x.shape[:-1], advice="")
     _check_shape_of_target(target, x)
-    rounding = max(_rounding(x.dtype), _rounding(target.dtype))
-    dtype, x = x.dtype, x.to(compute_dtype(x))
-    y, target, infinite = _SPARSE_MAPS[kind](x, k, strength, p), target.to(x.dtype), x.isinf()
-    if looks_at_contents(x, y, target):
-        _check_entries_of_target(target, y, infinite)
-        if not unbounded and kind != "magnitude":
-            _check_target(target, k, kind, rounding)
-    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
+    scores = x.to(compute_dtype(x))
+    y = _SPARSE_MAPS[kind](scores, k, strength, p)
+    if looks_at_contents(scores, y, target):
+        _check_target(target, scores, y, k, "magnitude" if unbounded else kind, x.dtype)
+    target = target.to(scores.dtype)
+    strength = torch.as_tensor(strength, dtype=scores.dtype, device=x.device).expand(x.shape[:-1])
+    losses = _LOSSES[kind](scores, y, target, k, strength, p, unbounded)
+    return REDUCTIONS[reduction](losses).to(x.dtype)
 
-    if kind == "mask":  # y sums to exactly k, so subtracting a constant from x changes nothing and saves digits
-        centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
-        x = x - centre
-        offset = centre.squeeze(-1) * (k - target.sum(-1))
-    x = x.masked_fill(infinite, 0)
 
-    def penalty(v: Tensor) -> Tensor:
-        return v.abs().pow(p).sum(-1) / p
+def _penalty(v: Tensor, p: float) -> Tensor:
+    return v.abs().pow(p).sum(-1) / p
 
-    def norm(v: Tensor) -> Tensor | float:
-        return _half_squared_k_support_norm(v, k) if kind == "magnitude" else 0.0
 
-    if kind == "magnitude":  # by Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation
-        exact = y.detach().double()
-        value = (strength.detach() * (p - 1) * penalty(exact) + norm(exact)).to(x.dtype)
-    else:
-        value = ((x * y).sum(-1) - strength * penalty(y)).detach()
-    losses = _conjugate(value, x, strength, y, penalty(y)) - (x * target).sum(-1)
-    if not unbounded:
-        losses = losses + strength * penalty(target) + norm(target)
-    elif kind == "mask":
-        losses = losses + offset
-    return REDUCTIONS[reduction](losses).to(dtype)
+def _magnitude_losses(
+    x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
+) -> Tensor:
+    """By Euler's theorem <x, y> = strength p R(y) + 2 norm(y), without cancellation."""
+    exact = y.detach().double()
+    value = strength.detach() * (p - 1) * _penalty(exact, p) + _half_squared_k_support_norm(exact, k)
+    losses = _conjugate(value.to(x.dtype), x, strength, y, _penalty(y, p)) - (x * target).sum(-1)
+    if unbounded:
+        return losses
+    return losses + strength * _penalty(target, p) + _half_squared_k_support_norm(target, k)
+
+
+def _signed_losses(
+    x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
+) -> Tensor:
+    value = ((x * y).sum(-1) - strength * _penalty(y, p)).detach()
+    losses = _conjugate(value, x, strength, y, _penalty(y, p)) - (x * target).sum(-1)
+    return losses if unbounded else losses + strength * _penalty(target, p)
+
+
+def _mask_losses(
+    x: Tensor, y: Tensor, target: Tensor, k: float | Tensor, strength: Tensor, p: float, unbounded: bool
+) -> Tensor:
+    """y sums to exactly k, so subtracting a constant from x changes nothing and saves digits."""
+    infinite = x.isinf()
+    centre = x.detach().masked_fill(infinite, 0).mean(-1, keepdim=True)
+    losses = _signed_losses((x - centre).masked_fill(infinite, 0), y, target, k, strength, p, unbounded)
+    return losses + centre.squeeze(-1) * (k - target.sum(-1)) if unbounded else losses
+
+
+_LOSSES = {"mask": _mask_losses, "signed": _signed_losses, "magnitude": _magnitude_losses}
 
 
 def _check_shape_of_target(target: Any, x: Tensor) -> None:
@@ -185,12 +185,18 @@ def _check_shape_of_target(target: Any, x: Tensor) -> None:
         raise TypeError(f"`target` must be real, but is {describe(target)}")
 
 
-def _check_entries_of_target(target: Tensor, y: Tensor, infinite: Tensor) -> None:
-    """Checks for finite entries that agree with the mask y where scores are infinite."""
+def _check_target(target: Tensor, x: Tensor, y: Tensor, k: float | Tensor, domain: str, dtype: torch.dtype) -> None:
+    """Finite entries in the domain of a kind of map, and where scores are infinite those of the mask y.
+
+    Its sum may be off by the rounding of its own dtype, and by that of the dtype which x was given in.
+    """
+    rounding, target = max(_rounding(dtype), _rounding(target.dtype)), target.to(x.dtype)
     if not bool(target.isfinite().all()):
         raise ValueError(f"`target` must be finite, but contains {target[~target.isfinite()][0]}")
-    if bool((infinite & (target != y)).any()):
+    if bool((x.isinf() & (target != y)).any()):
         raise ValueError("`target` must be 0 where `x` is -inf and 1 where it is +inf")
+    if domain != "magnitude":
+        _check_sums_of_target(target, k, domain, rounding)
 
 
 def check_settings(kind: Any, reduction: Any, unbounded: Any) -> None:
@@ -209,7 +215,7 @@ def _rounding(dtype: torch.dtype) -> float:
     return eps if dtype.itemsize == 2 else 64 * eps
 
 
-def _check_target(target: Tensor, k: float | Tensor, kind: str, rounding: float) -> None:
+def _check_sums_of_target(target: Tensor, k: float | Tensor, kind: str, rounding: float) -> None:
     lowest = 0 if kind == "mask" else -1
     excess = target.abs().double().sum(-1) - k
     size = (

@@ -3,15 +3,8 @@
 import torch
 from torch import Tensor
 
-from khot._validation import (
-    check_choice,
-    check_function,
-    check_positive_contents,
-    check_softness,
-    check_strided,
-    is_finite,
-    looks_at_contents,
-)
+from khot._contents import is_finite, looks_at_contents
+from khot._validation import check_choice, check_function, check_positive_contents, check_softness, check_strided
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import transport_topk
 
@@ -33,11 +26,10 @@ def knn_loss(
     .. math:: L_q = -\log \frac{1}{k} \sum_{j : \ell_j = \ell_q} A_{qj}, \qquad
         A_q = \mathrm{relaxation}(-\lVert f_q - f_j \rVert^2, k, \mathrm{softness})
 
-    The loss trains the network that computes the features; at test time, the label is the majority among the k nearest.
-    Queries whose label no key has are left out: their loss is 0, and they do not count in the mean. The computation is
-    in logarithms if the relaxation has one, so that neighbours far beyond the threshold keep their gradient. For other
-    masks, shares below the smallest normal number count as that number, without gradient. Differentiable in the
-    features, ``k`` and ``softness``.
+    The loss trains the network that computes the features. Queries whose label no key has are left out: their loss is
+    0, and they do not count in the mean. Computed in logarithms if the relaxation has one, so that neighbours far
+    beyond the threshold keep their gradient; for other masks, shares below the smallest normal number count as that
+    number, without gradient. Differentiable in the features, ``k`` and ``softness``.
 
     Args:
         query: Features (..., queries, d).
@@ -74,19 +66,24 @@ def knn_loss(
     check_softness("softness", softness, scores, scores.shape[:-1], advice="")
     check_positive_contents("softness", softness)
     same = query_labels.unsqueeze(-1) == key_labels.unsqueeze(-2)  # (..., queries, keys)
-    has_neighbour = same.any(-1)
-    logarithm = getattr(relaxation, "logarithm", None)
-    if logarithm is None:
-        share = (relaxation(scores, k, softness) * same).sum(-1)
-        logs = share.clamp(min=torch.finfo(share.dtype).tiny).log()
-    else:
-        open_rows = same | ~has_neighbour.unsqueeze(-1)  # a row without any entry would have a gradient of NaN
-        logs = logarithm(scores, k, softness).masked_fill(~open_rows, -torch.inf).logsumexp(-1)
+    has_neighbour, logs = same.any(-1), _logs_of_sums(scores, same, k, softness, relaxation)
     size = torch.as_tensor(k, dtype=logs.dtype, device=logs.device)
     losses = torch.where(has_neighbour, size.log() - logs, 0.0)
-    if reduction == "mean":
-        return (losses.sum() / has_neighbour.sum().clamp(min=1)).to(query.dtype)
-    return REDUCTIONS[reduction](losses).to(query.dtype)
+    is_mean, count = reduction == "mean", has_neighbour.sum().clamp(min=1)
+    return (losses.sum() / count if is_mean else REDUCTIONS[reduction](losses)).to(query.dtype)
+
+
+def _logs_of_sums(
+    scores: Tensor, same: Tensor, k: float | Tensor, softness: float | Tensor, relaxation: Relaxation
+) -> Tensor:
+    """Logarithms of the sums of the mask over the keys of the same label, (..., queries)."""
+    logarithm = getattr(relaxation, "logarithm", None)
+    if logarithm is None:
+        total = (relaxation(scores, k, softness) * same).sum(-1)
+        return total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    open_rows = same | ~same.any(-1, keepdim=True)  # a row without any entry would have a gradient of NaN
+    logs: Tensor = logarithm(scores, k, softness)
+    return logs.masked_fill(~open_rows, -torch.inf).logsumexp(-1)
 
 
 def _squared_distances(query: Tensor, keys: Tensor) -> Tensor:

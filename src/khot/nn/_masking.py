@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from khot._contents import can_look, looks_at_contents
 from khot._distributed.placements import is_dtensor
 from khot._distributed.shards import shards_of_rows
 from khot._module import Module, as_scalar
 from khot._validation import (
-    can_look,
     check_choice,
     check_enough,
     check_flag,
@@ -22,7 +22,6 @@ from khot._validation import (
     checked_positive,
     checked_real,
     is_int,
-    looks_at_contents,
     tensors_among,
 )
 from khot.kernels.exact.rows import compute_dtype

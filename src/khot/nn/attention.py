@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from khot._contents import looks_at_contents
 from khot._validation import (
     check_flag,
     check_function,
@@ -23,7 +24,6 @@ from khot._validation import (
     checked_int,
     checked_positive,
     checked_real,
-    looks_at_contents,
 )
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
@@ -50,19 +50,18 @@ def topk_attention(
 
     Arguments and result are those of :func:`torch.nn.functional.scaled_dot_product_attention`, to which a hard mask
     with k = S is equal. Without a softness A is the hard mask: keys beyond the k-th get neither weight nor gradient,
-    and ties go to earlier keys. Queries that may attend to fewer than k keys, such as the first ones under a causal
-    mask, attend to all of these; a query that may attend to none gets 0. Differentiable if the relaxation is.
+    and ties go to earlier keys. Queries that may attend to fewer than k keys attend to all of these, and get 0 if there
+    are none. Differentiable if the relaxation is.
 
     Args:
         query: ``(..., L, d)``.
         key: ``(..., S, d)``.
         value: ``(..., S, e)``.
-        k: Number of keys per query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``: one number for
-            each head has shape ``(heads, 1)``.
+        k: Number of keys per query, an integer for a hard mask. A tensor broadcasts with ``(..., L)``.
         softness: Third argument of the relaxation, on the scale of the logits; None for the hard mask.
         relaxation: Relaxed mask, called as ``relaxation(x, k, softness)``.
-        attn_mask: Bools, True where a query may attend to a key, or numbers that are added to the logits, ``-inf``
-            where it may not; broadcasts with ``(..., L, S)``.
+        attn_mask: Bools, True where a query may attend to a key, or numbers to add to the logits, ``-inf`` where it may
+            not; broadcasts with ``(..., L, S)``.
         is_causal: Whether to exclude later keys.
         dropout_p: Probability that a weight is dropped.
         scale: Factor of the dot products; by default :math:`1 / \sqrt{d}`.
@@ -79,38 +78,35 @@ def topk_attention(
         [2] Gupta et al. (2021), "Memory-efficient transformers via top-k attention", arXiv:2106.06899.
 
     Example:
-        >>> query, key, value = torch.eye(3), torch.eye(3), torch.eye(3)
-        >>> topk_attention(query, key, value, 1)
-        tensor([[1., 0., 0.],
-                [0., 1., 0.],
-                [0., 0., 1.]])
-        >>> topk_attention(query, key, value, 2, softness=0.1, is_causal=True)[0]
-        tensor([1., 0., 0.])
+        >>> topk_attention(torch.eye(2), torch.eye(2), torch.tensor([[3.0], [5.0]]), 1)
+        tensor([[3.],
+                [5.]])
     """
     _check_tensors(query, key, value, attn_mask)
-    check_function("relaxation", relaxation, "(x, k, softness)")
-    check_flag("is_causal", is_causal)
-    check_share("dropout_p", dropout_p)
+    _check_options(relaxation, is_causal, dropout_p)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(checked_real("scale", scale))
     dtype = compute_dtype(query)
-    scores = (query.to(dtype) * scale) @ key.to(dtype).mT
-    scores = _masked(scores, attn_mask, is_causal)
+    scores = _masked((query.to(dtype) * scale) @ key.to(dtype).mT, attn_mask, is_causal)
     sizes = _sizes(k, scores, is_causal, attn_mask is not None, softness is None)
-    allowed = None if attn_mask is None else (scores > -torch.inf).any(-1, keepdim=True)
-    if allowed is not None:  # the softmax of a row without keys is NaN
-        scores = scores.masked_fill(~allowed, 0.0)
-        sizes = torch.where(allowed.squeeze(-1), sizes, torch.ones_like(sizes))
-    if softness is None:
-        weights = scores.masked_fill(topk_mask(scores.detach(), sizes) == 0, -torch.inf).softmax(-1)
-    else:
-        check_softness("softness", softness, scores, scores.shape[:-1], advice="")
-        weights = relaxation(scores, sizes, softness) * scores.softmax(-1)
-        weights = weights / weights.sum(-1, keepdim=True)
-    if allowed is not None:
-        weights = weights * allowed
-    if dropout_p > 0:
-        weights = dropout(weights, dropout_p)
+    weights = (_weights if attn_mask is None else _weights_of_some)(scores, sizes, softness, relaxation)
+    weights = dropout(weights, dropout_p) if dropout_p > 0 else weights
     return (weights @ value.to(dtype)).to(query.dtype)
+
+
+def _weights_of_some(scores: Tensor, sizes: Any, softness: float | Tensor | None, relaxation: Relaxation) -> Tensor:
+    """:func:`_weights`, and zeros of queries that may attend to no key, whose softmax is NaN."""
+    allowed = (scores > -torch.inf).any(-1, keepdim=True)
+    sizes = torch.where(allowed.squeeze(-1), sizes, torch.ones_like(sizes))
+    return _weights(scores.masked_fill(~allowed, 0.0), sizes, softness, relaxation) * allowed
+
+
+def _weights(scores: Tensor, sizes: Any, softness: float | Tensor | None, relaxation: Relaxation) -> Tensor:
+    """The softmax of the scores over the keys of the mask, hard or relaxed."""
+    if softness is None:
+        return scores.masked_fill(topk_mask(scores.detach(), sizes) == 0, -torch.inf).softmax(-1)
+    check_softness("softness", softness, scores, scores.shape[:-1], advice="")
+    weights = relaxation(scores, sizes, softness) * scores.softmax(-1)
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def _masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -154,6 +150,12 @@ def _sizes(k: Any, scores: Tensor, is_causal: bool, has_mask: bool, is_hard: boo
     if is_causal:
         return k.minimum(torch.arange(1, queries + 1, dtype=k.dtype, device=k.device).clamp(max=keys))
     return k.clamp(max=keys)
+
+
+def _check_options(relaxation: Any, is_causal: Any, dropout_p: Any) -> None:
+    check_function("relaxation", relaxation, "(x, k, softness)")
+    check_flag("is_causal", is_causal)
+    check_share("dropout_p", dropout_p)
 
 
 def _check_tensors(query: Any, key: Any, value: Any, attn_mask: Any) -> None:

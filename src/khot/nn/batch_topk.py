@@ -8,20 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import shards_of
 from khot._distributed.placements import as_dtensor, is_dtensor, local_part, placed, replicated, shard_axis, whole
 from khot._distributed.shards import Shards, shards_of_rows, spread_over
 from khot._torch_internals import is_exporting
-from khot._validation import (
-    check_flag,
-    check_scores,
-    checked_count,
-    checked_real,
-    checked_weight,
-    checks_contents,
-    expanded,
-    looks_at_contents,
-)
+from khot._validation import check_flag, check_scores, checked_count, checked_real, checked_weight, expanded
 from khot.kernels.registry import define
 from khot.relaxations import sigmoid_topk, straight_through_value, topk_mask
 

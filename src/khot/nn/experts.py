@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._contents import looks_at_contents
 from khot._torch_internals import is_wrapped
-from khot._validation import check_scores, check_strided, checked_int, expanded, looks_at_contents, tensors_among
+from khot._validation import check_scores, check_strided, checked_int, expanded, tensors_among
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk, topk_mask
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from khot._contents import looks_at_contents
 from khot._module import Module, as_scalar
-from khot._validation import check_flag, check_strided, checked_positive, checked_real, looks_at_contents
+from khot._validation import check_flag, check_strided, checked_positive, checked_real
 from khot.relaxations import straight_through_value
 
 

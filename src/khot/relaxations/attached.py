@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._contents import checks_contents
 from khot._distributed.shards import Shards
 from khot._torch_internals import alias
-from khot._validation import checks_contents
 from khot.kernels import threshold
 from khot.kernels.call import call_of, is_differentiated_again
 from khot.kernels.exact.rows import Threshold

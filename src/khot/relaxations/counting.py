@@ -15,15 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_scores,
-    check_softness,
-    check_softness_contents,
-    check_strided,
-    checked_real,
-    looks_at_contents,
-)
+from khot._validation import check_scores, check_softness, check_softness_contents, check_strided, checked_real
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import with_derivatives_of
 from khot.kernels.order.torch_sums import FAR

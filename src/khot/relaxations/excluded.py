@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._validation import looks_at_contents
+from khot._contents import looks_at_contents
 
 APART = 2.0**-8  # excluded entries are below the lowest by at least this fraction of it, so rounding cannot merge them
 

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._contents import can_look, checks_contents
 from khot._torch_internals import is_exporting
-from khot._validation import can_look, check_k, check_scores, checked_int, checks_contents
+from khot._validation import check_k, check_scores, checked_int
 from khot.kernels import selection
 from khot.kernels.call import Call
 from khot.kernels.selection.exact import mask_of_largest

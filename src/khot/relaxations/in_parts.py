@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from khot._contents import checks_contents
 from khot._distributed.shards import Shards
-from khot._validation import checks_contents
 from khot.kernels.exact.rows import compute_dtype, in_rows_of, with_an_item
 
 

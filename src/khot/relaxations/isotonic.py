@@ -9,8 +9,9 @@ formulas carry the derivatives in plain torch operations: to any order, in both 
 import torch
 from torch import Tensor
 
+from khot._contents import checks_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_choice, check_softness, check_strided, checked_count, checks_contents
+from khot._validation import check_choice, check_softness, check_strided, checked_count
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.isotonic import isotonic
 from khot.kernels.isotonic.torch_backend import Objective, block_sums

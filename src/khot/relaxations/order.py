@@ -12,15 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_flag,
-    check_scores,
-    check_softness,
-    check_softness_contents,
-    described,
-    looks_at_contents,
-)
+from khot._validation import check_flag, check_scores, check_softness, check_softness_contents, described
 from khot.kernels import order as kernel
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.links.base import Link

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
+from khot._validation import check_k, check_maskable, check_scores, check_softness, tensors_among
 from khot.kernels.exact.rows import compute_dtype
 
 from .axes import as_axes, as_rows

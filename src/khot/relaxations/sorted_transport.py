@@ -14,17 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from khot._contents import checks_contents, looks_at_contents
 from khot._distributed.boundary import of_rows
-from khot._validation import (
-    check_enough,
-    check_k,
-    check_scores,
-    check_softness,
-    checked_count,
-    checked_int,
-    checks_contents,
-    looks_at_contents,
-)
+from khot._validation import check_enough, check_k, check_scores, check_softness, checked_count, checked_int
 from khot.kernels.exact.rows import in_rows_of
 from khot.kernels.operators.autograd import move_batch_first, with_forward_mode
 from khot.kernels.transport import sorted_transport, sorted_transport_derivative
@@ -112,12 +104,11 @@ def sorted_transport_topk(
         \Gamma^\top 1 = (\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}{n}), \quad C_{ij} = (x_i - (k - j))^2
 
     Column j is a soft indicator of the (j+1)-th largest entry: columns sum to 1, rows to at most 1, and ``y.mT @ x`` is
-    a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0`` and to ``1 / n`` as it
-    grows. The map is permutation-equivariant and invariant to ``x + c``; ``epsilon`` is absolute, see
-    :func:`transport_topk`. It is differentiable to any order in ``x`` and ``epsilon``, in reverse and forward mode.
-    Newton's method on the k+1 duals takes 2 to 15 steps of O(nk^2) time with k n exponentials. The backward pass needs
-    ``x`` and k numbers per row. The computation of a long row takes memory for about 5 plans of (k + 1) n float64
-    numbers.
+    a soft version of the k largest values. Tends to the hard indicators as ``epsilon -> 0``, to ``1 / n`` as it grows.
+    Permutation-equivariant, invariant to ``x + c``; ``epsilon`` is absolute, see :func:`transport_topk`. Differentiable
+    to any order in ``x`` and ``epsilon``, in reverse and forward mode; saves ``x`` and k numbers per row. Newton's
+    method on the k+1 duals takes 2 to 15 steps of O(nk^2) time and, for a long row, memory for about 5 plans of
+    (k + 1) n float64 numbers.
 
     Args:
         x: Scores with ``n`` entries along ``dim``; ``-inf`` excludes an entry.
@@ -150,25 +141,27 @@ def sorted_transport_topk(
     k = checked_int("k", k, "an int, the number of columns of the result")
     max_iter = checked_count("max_iter", max_iter)
     _check_tol(tol)
-    dim = dim % x.dim()
     rows = x.movedim(dim, -1)
-    batch, n = rows.shape[:-1], rows.shape[-1]
-    check_k(k, x, batch, n)
-    check_softness("epsilon", epsilon, x, batch)
+    check_k(k, x, rows.shape[:-1], rows.shape[-1])
+    check_softness("epsilon", epsilon, x, rows.shape[:-1])
     if k == 0:
         return x.unsqueeze(-1)[..., :0]
-    if tol is None:
-        tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE)
+    tol = MASS_TOLERANCE.get(x.dtype, MASS_TOLERANCE_COARSE) if tol is None else tol
+    return _columns(rows, k, epsilon, tol, max_iter).movedim(-1, dim % x.dim())
+
+
+def _columns(x: Tensor, k: int, epsilon: float | Tensor, tol: float, max_iter: int) -> Tensor:
+    """Of rows x (..., n), with columns as rows (..., k, n)."""
     on_host = x.is_cuda and not torch.compiler.is_compiling()
-    half = in_rows_of(rows, epsilon, on_host) / 2
-    if not may_have_excluded(rows):
-        y, _ = _apply(rows, half, k, tol, max_iter, checks_contents(x))
-        return y.movedim(-1, dim)
-    if looks_at_contents(rows):
-        check_enough(rows, k)
-    filled = filled_below(rows, _reach(rows, half))
+    half = in_rows_of(x, epsilon, on_host) / 2
+    if not may_have_excluded(x):
+        y: Tensor = _apply(x, half, k, tol, max_iter, checks_contents(x))[0]
+        return y
+    if looks_at_contents(x):
+        check_enough(x, k)
+    filled = filled_below(x, _reach(x, half))
     y, _ = _apply(filled.x, half, k, tol, max_iter, checks_contents(x))
-    return y.masked_fill(filled.is_excluded.unsqueeze(-2), 0.0).to(x.dtype).movedim(-1, dim)
+    return y.masked_fill(filled.is_excluded.unsqueeze(-2), 0.0).to(x.dtype)
 
 
 def _reach(x: Tensor, half: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from khot._contents import looks_at_contents
 from khot._distributed.boundary import of_rows
 from khot._torch_internals import no_view
-from khot._validation import check_k, check_maskable, check_scores, check_softness, looks_at_contents, tensors_among
+from khot._validation import check_k, check_maskable, check_scores, check_softness, tensors_among
 from khot.kernels.call import is_first_derivative, is_plain
 from khot.kernels.exact.rows import compute_dtype, in_rows_of
 from khot.kernels.operators.autograd import has_derivative

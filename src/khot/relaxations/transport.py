@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from khot._validation import can_look, check_scores, check_softness, check_softness_contents, checks_contents
+from khot._contents import can_look, checks_contents
+from khot._validation import check_scores, check_softness, check_softness_contents
 from khot.kernels.call import Call
 from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._validation import can_look
+from khot._contents import can_look
 
 from ..threshold import solve_threshold
 from .range_tree import Totals

@@ -15,7 +15,7 @@ from ..cpu.random_numbers import uniform_pair
 from ..cpu.rows import total_of
 from ..links.logistic import LOGISTIC
 from ..threshold import threshold
-from .numba_recursion import ONE, U, chances, clip_rare, copy_row, fill, plan, tilted
+from .numba_recursion import ONE, U, chances, clip_rare, empty_table, plan, restore, tilted
 from .numba_row import count_law, probabilities, times_covariance, workplace
 
 TINY = np.finfo(np.float64).tiny  # as in small_numbers
@@ -46,31 +46,32 @@ def _thresholds(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
 
 
 @inlined
-def tilt_of(anchors, offsets, r):
+def _tilt_of(thresholds, r):
     """Anchor and offset of a row, without parts that are negligible compared with 1."""
+    anchors, offsets = thresholds
     return anchors[r], min(max(-offsets[r], -FAR), FAR)
 
 
 @per_row
-def is_tilted(p, k, close):
+def _is_tilted(p, k, close):
     return abs(total_of(p) - k) <= close
 
 
 @kernel
-def _solve_rows(from_row, to_row, theta, k, anchors, offsets, close, tilts, log_count, complement, inclusion):
+def _solve_rows(from_row, to_row, theta, k, thresholds, close, tilts, log_count, complement, inclusion):
     n, left = theta.shape[1], 0
     p, q, work = np.empty(n), np.empty(n), workplace(n)
     for r in range(from_row, to_row):
-        tilts[r, 0], tilts[r, 1] = tilt_of(anchors, offsets, r)
+        tilts[r, 0], tilts[r, 1] = _tilt_of(thresholds, r)
         log_count[r, 1] = chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
-        if not is_tilted(p, k[r], close):
+        if not _is_tilted(p, k[r], close):
             log_count[r, 0] = log_count[r, 1] = np.nan
             complement[r, :] = inclusion[r, :] = np.nan
             left += 1
             continue
         law = count_law(p, q, k[r], work)
-        log_count[r, 0] = math.log(law[0])
-        probabilities(p, q, law, work, complement[r], inclusion[r])
+        log_count[r, 0] = math.log(law.chance)
+        probabilities(law, work, complement[r], inclusion[r])
     return left
 
 
@@ -80,8 +81,8 @@ def bernoulli_count(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     arrays = [x.numpy() for x in results]
 
     def loop(logits: Tensor, k: Tensor, thresholds: tuple[Any, Any], close: float) -> bool:
-        arguments = logits.numpy(), k.numpy(), *thresholds
-        return bool(over_rows(_solve_rows, rows, rows * n * 16, *arguments, close, *arrays))
+        arguments = logits.numpy(), k.numpy(), thresholds, close, *arrays
+        return bool(over_rows(_solve_rows, rows, rows * n * 16, *arguments))
 
     with_tilts(loop, logits, k)
     return results
@@ -115,7 +116,7 @@ def _derivative_rows(from_row, to_row, theta, k, tilts, complement, inclusion, g
             continue
         chances(theta[r], tilts[r, 0], tilts[r, 1], p, q)
         _changes(p, q, g[r], complement[r], inclusion[r], log_odds, t)
-        times_covariance(p, q, t, k[r], count_law(p, q, k[r], work), work, result[r])
+        times_covariance(count_law(p, q, k[r], work), work, t, result[r])
     return 0
 
 
@@ -130,8 +131,12 @@ def bernoulli_count_derivative(
 
 
 @per_row
-def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row, unit, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws; ``counts`` are those of the units up to there."""
+def _draw_block(table, p, q, start, stop, counts, seed, origin, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws; ``counts`` are those of the units up to there.
+
+    ``origin`` is the first draw, the row and the first unit, as random numbers count them.
+    """
+    draw, row, unit = origin
     for d in range(counts.shape[0]):
         m = counts[d]
         even = odd = 0.0
@@ -139,8 +144,8 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
             place = unit + i
             if place % 2 or i == stop - 1:
                 even, odd = uniform_pair(seed, draw + d, row, place // 2)
-            at = U(i - start) * stride + U(m - first[i])
-            stays, grows = q[i] * table[at + ONE], p[i] * table[at]
+            at = U(i - start) * table.stride + U(m - table.first[i])
+            stays, grows = q[i] * table.rows[at + ONE], p[i] * table.rows[at]
             one = m > 0 and (stays == 0 or (odd if place % 2 else even) * (stays + grows) < grows)
             out[d, i] = one
             m -= one
@@ -148,39 +153,30 @@ def _draw_block(table, stride, p, q, first, start, stop, counts, seed, draw, row
 
 
 @kernel
-def _draw_tasks(
-    from_task, to_task, parts, theta, k, anchors, offsets, close, seed, first_draw, first_row, first_unit, out
-):
+def _draw_tasks(from_task, to_task, parts, theta, k, thresholds, close, seed, first, out):
     draws, _, n = out.shape
     left = 0
-    p, q = np.empty(n), np.empty(n)
-    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks = np.empty(0), np.empty(0)
+    p, q, table = np.empty(n), np.empty(n), empty_table(n)
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        anchor, offset = tilt_of(anchors, offsets, r)
+        anchor, offset = _tilt_of(thresholds, r)
         chances(theta[r], anchor, offset, p, q)
-        if not is_tilted(p, k[r], close):
+        if not _is_tilted(p, k[r], close):
             mine[:, :] = False
             left += 1
             continue
         clip_rare(p, q)
-        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
+        chance, table = plan(p, q, k[r], table)
         if chance < SURE:
             chances(theta[r], anchor, offset, p, q)
-            _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
-        counts = np.full(stop_draw - start_draw, k[r])
-        for start in range((n - 1) // length * length, -1, -length):
-            stop = min(start + length, n)
-            if stop < n:
-                copy_row(marks, U(start // length), table, U(0), stride)
-                fill(table, stride, p, q, first, last, start, stop - 1)
-            _draw_block(
-                table, stride, p, q, first, start, stop, counts, seed[0], first_draw + start_draw, first_row + r,
-                first_unit, mine,
-            )  # fmt: skip
+            _, table = plan(p, q, k[r], table)
+        counts, origin = np.full(stop_draw - start_draw, k[r]), (first[0] + start_draw, first[1] + r, first[2])
+        for start in range((n - 1) // table.length * table.length, -1, -table.length):
+            stop = min(start + table.length, n)
+            restore(table, p, q, start, stop)
+            _draw_block(table, p, q, start, stop, counts, seed[0], origin, mine)
     return left
 
 
@@ -196,12 +192,12 @@ def bernoulli_count_draw(
     rows = math.prod(batch)
     out = torch.empty(draws, rows, n, dtype=torch.bool, device=logits.device)
     parts = draw_parts(rows, draws)
-    place = seed.contiguous().numpy(), *first, out.numpy()
+    place = seed.contiguous().numpy(), tuple(first), out.numpy()
 
     def loop(logits: Tensor, k: Tensor, thresholds: tuple[Any, Any], close: float) -> bool:
-        arguments = logits.numpy(), k.numpy(), *thresholds
+        arguments = logits.numpy(), k.numpy(), thresholds, close, *place
         items = (8 * parts + draws) * rows * n
-        return bool(over_rows(_draw_tasks, rows * parts, items, parts, *arguments, close, *place))
+        return bool(over_rows(_draw_tasks, rows * parts, items, parts, *arguments))
 
     with_tilts(loop, logits.reshape(rows, n).contiguous(), k.reshape(rows).contiguous())
     return out.view(draws, *batch, n).to(dtype)

@@ -124,7 +124,7 @@ def _search(target, k, goal, rows, right, weight, history, work):
     for at in range(STEPS):
         balance(z, k, p, q, CLOSE, 0.0)
         law = count_law(p, q, k, work)
-        probabilities(p, q, law, work, complement, inclusion)
+        probabilities(law, work, complement, inclusion)
         error, mean = _compare(target, complement, inclusion, right, weight)
         error /= size
         if error <= goal:
@@ -190,7 +190,7 @@ def _product_rows(begin, end, probs, k, g, goal, found, errors):
         mean = _mean(p, q, v)
         for i in range(m):
             v[i] -= mean  # constants change nothing, but cost digits
-        product(p, q, v, left, law, work, t, along)
+        product(law, work, v, t, along)
         for i in range(m):
             found[r, units[i]] = along[i]
         lost += errors[r] == np.inf

@@ -10,6 +10,7 @@ units, by their count:
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +20,30 @@ from ..cpu.loops import inlined, kernel, over_rows, per_row, summed
 from ..cpu.maths import LOG
 from ..cpu.random_numbers import uniform_pair
 from .numba_backend import TINY, draw_parts
-from .numba_recursion import ONE, U, climb_along, copy_row, descend, fill, fill_along, plan, with_rows
+from .numba_recursion import (
+    ONE,
+    Beside,
+    U,
+    beside,
+    climb_along,
+    descend,
+    empty_table,
+    plan,
+    restore,
+    restore_along,
+)
+
+Array = np.ndarray[Any, Any]
 
 _log = LOG[np.float64]
+
+
+class Chances(NamedTuple):
+    """The balanced probabilities of a row, those of zero, and the weights of marks, which are their products."""
+
+    p: Array
+    q: Array
+    weight: Array
 
 
 @summed
@@ -40,8 +62,9 @@ def _share(total, spread, k):
 
 
 @per_row
-def _chances(probs, k, p, q, weight):
+def _balance(probs, k, chances):
     """Writes the balanced probabilities; returns whether all are numbers and k is a possible sum."""
+    p, q, weight = chances
     total, spread = _sums(probs)
     share = _share(total, spread, k)
     for i in range(probs.shape[0]):
@@ -53,28 +76,30 @@ def _chances(probs, k, p, q, weight):
     return 0 <= k <= probs.shape[0]
 
 
+@per_row
+def _plan_marked(chances, k, table, marked):
+    """Makes both tables; with P(B = k) and the weight of all marks."""
+    p, q, weight = chances
+    chance, table = plan(p, q, k, table)
+    marked = beside(table, marked, p.shape[0])
+    return chance, climb_along(table, marked, p, q, weight, weight, k), table, marked
+
+
 @kernel
 def _marked_rows(from_row, to_row, probs, k, with_slope, balanced, log_total, slope):
     n = probs.shape[1]
     q, weight, complement, inclusion = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, rest, marked, marked_marks = np.empty(0), np.empty(0), np.empty(0), np.empty(0), np.empty(0)
+    table, marked, rest = empty_table(n), Beside(np.empty(0), np.empty(0)), np.empty(2 * (n + 3))
     for r in range(from_row, to_row):
-        p = balanced[r]
-        if not _chances(probs[r], k[r], p, q, weight):
+        chances = Chances(balanced[r], q, weight)
+        if not _balance(probs[r], k[r], chances):
             log_total[r] = np.nan
             slope[r, :] = np.nan
             continue
-        chance, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
-        marked, marked_marks = (
-            with_rows(marked, length + 1, stride),
-            with_rows(marked_marks, (n - 1) // length + 1, stride),
-        )
-        total = climb_along(p, q, weight, weight, k[r], first, last, length, stride, table, marked, marks, marked_marks)
+        chance, total, table, marked = _plan_marked(chances, k[r], table, marked)
         log_total[r] = math.log(total if total > 0 else chance)  # rows without a choice have nothing to mark
         if with_slope:
-            rest = with_rows(rest, 2, stride)
-            descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion)
+            descend(table, balanced[r], q, rest, complement, inclusion)
             for i in range(n):
                 slope[r, i] = (complement[i] - inclusion[i]) * (chance / total) if total >= TINY else 0.0
     return 0
@@ -159,11 +184,12 @@ def marked_count_log_prob_derivative(
 
 
 @per_row
-def _draw_block(table, marked, stride, p, q, weight, first, start, stop, counts, open_, seed, draw, row, unit, out):
-    """Draws units ``stop - 1``, ..., ``start`` of many draws.
+def _draw_block(table, marked, chances, start, stop, counts, open_, seed, origin, out):
+    """Draws units ``stop - 1``, ..., ``start`` of many draws, numbered from ``origin`` as in :mod:`.numba_backend`.
 
     ``counts`` are those of the units up to there, and ``open_`` tells whether the mark is among them.
     """
+    (p, q, weight), (draw, row, unit) = chances, origin
     for d in range(counts.shape[0]):
         m, is_open = counts[d], open_[d]
         even = odd = 0.0
@@ -171,12 +197,12 @@ def _draw_block(table, marked, stride, p, q, weight, first, start, stop, counts,
             place = unit + i
             if place % 2 or i == stop - 1:
                 even, odd = uniform_pair(seed, draw + d, row, place // 2)
-            at = U(i - start) * stride + U(m - first[i])
+            at = U(i - start) * table.stride + U(m - table.first[i])
             if is_open:
-                stays, grows = q[i] * marked[at + ONE], p[i] * marked[at]
-                here, there = weight[i] * table[at + ONE], weight[i] * table[at]
+                stays, grows = q[i] * marked.rows[at + ONE], p[i] * marked.rows[at]
+                here, there = weight[i] * table.rows[at + ONE], weight[i] * table.rows[at]
             else:
-                stays, grows = q[i] * table[at + ONE], p[i] * table[at]
+                stays, grows = q[i] * table.rows[at + ONE], p[i] * table.rows[at]
                 here = there = 0.0
             u = (odd if place % 2 else even) * (stays + grows + here + there)
             one = m > 0 and (stays + here == 0 or u < grows + there)
@@ -190,36 +216,25 @@ def _draw_block(table, marked, stride, p, q, weight, first, start, stop, counts,
 
 
 @kernel
-def _draw_tasks(from_task, to_task, parts, probs, k, seed, first_draw, first_row, first_unit, out):
+def _draw_tasks(from_task, to_task, parts, probs, k, seed, first, out):
     draws, _, n = out.shape
-    p, q, weight = np.empty(n), np.empty(n), np.empty(n)
-    first, last = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    table, marks, marked, marked_marks = np.empty(0), np.empty(0), np.empty(0), np.empty(0)
+    chances = Chances(np.empty(n), np.empty(n), np.empty(n))
+    table, marked = empty_table(n), Beside(np.empty(0), np.empty(0))
     for task in range(from_task, to_task):
         r, part = task // parts, task % parts
         start_draw, stop_draw = draws * part // parts, draws * (part + 1) // parts
         mine = out[start_draw:stop_draw, r]
-        if not _chances(probs[r], k[r], p, q, weight):
+        if not _balance(probs[r], k[r], chances):
             mine[:, :] = False
             continue
-        _, length, stride, table, marks = plan(p, q, k[r], first, last, table, marks)
-        marked, marked_marks = (
-            with_rows(marked, length + 1, stride),
-            with_rows(marked_marks, (n - 1) // length + 1, stride),
-        )
-        total = climb_along(p, q, weight, weight, k[r], first, last, length, stride, table, marked, marks, marked_marks)
+        _, total, table, marked = _plan_marked(chances, k[r], table, marked)
+        (p, q, weight), origin = chances, (first[0] + start_draw, first[1] + r, first[2])
         counts, open_ = np.full(stop_draw - start_draw, k[r]), np.full(stop_draw - start_draw, total > 0)
-        for start in range((n - 1) // length * length, -1, -length):
-            stop = min(start + length, n)
-            if stop < n:
-                copy_row(marks, U(start // length), table, U(0), stride)
-                copy_row(marked_marks, U(start // length), marked, U(0), stride)
-                fill(table, stride, p, q, first, last, start, stop - 1)
-                fill_along(table, marked, stride, p, q, weight, weight, first, last, start, stop - 1)
-            _draw_block(
-                table, marked, stride, p, q, weight, first, start, stop, counts, open_, seed[0],
-                first_draw + start_draw, first_row + r, first_unit, mine,
-            )  # fmt: skip
+        for start in range((n - 1) // table.length * table.length, -1, -table.length):
+            stop = min(start + table.length, n)
+            restore(table, p, q, start, stop)
+            restore_along(table, marked, p, q, weight, weight, start, stop)
+            _draw_block(table, marked, chances, start, stop, counts, open_, seed[0], origin, mine)
     return 0
 
 
@@ -230,5 +245,6 @@ def marked_count_draw(
     rows = math.prod(batch)
     out, parts = torch.empty(draws, rows, n, dtype=torch.bool, device=probs.device), draw_parts(rows, draws)
     arguments = (x.contiguous().numpy() for x in (probs.reshape(rows, n), k.reshape(rows), seed))
-    over_rows(_draw_tasks, rows * parts, (16 * parts + 2 * draws) * rows * n, parts, *arguments, *first, out.numpy())
+    items = (16 * parts + 2 * draws) * rows * n
+    over_rows(_draw_tasks, rows * parts, items, parts, *arguments, tuple(first), out.numpy())
     return out.view(draws, *batch, n).to(dtype)

@@ -21,11 +21,14 @@ with signed ones, every access would test whether it counts from the end.
 # mypy: disable-error-code="no-untyped-def"
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..cpu.loops import inlined, inlined_sum, per_row, summed
 from ..cpu.maths import EXP
+
+Array = np.ndarray[Any, Any]
 
 LIKELY = 1e-6  # P(B = k) exceeds this if the expected number is k, up to 10^11 units
 LOG_TAIL, RARE = 46.0, 1e-20  # -log of 1e-20, and 1e-20
@@ -37,6 +40,24 @@ WHOLE_TABLE = 2**16  # entries of a table that is kept whole
 U = np.uint64
 ONE, TWO = U(1), U(2)
 _exp = EXP[np.float64]
+
+
+class Table(NamedTuple):
+    """The laws of the number of ones among the first units of a row, as far as they are kept."""
+
+    first: Array  # the least and the largest count that is kept of the first 0, ..., n units
+    last: Array
+    length: int  # units of a block
+    stride: np.uint64  # width of a row
+    rows: Array  # those of one block, of which the first is that of the units before it
+    marks: Array  # the first rows of all blocks
+
+
+class Beside(NamedTuple):
+    """Another table of the same shape: the rows of a block, and the first rows of all blocks."""
+
+    rows: Array
+    marks: Array
 
 
 @inlined
@@ -156,22 +177,23 @@ def shift_of(first, i):
 
 
 @per_row
-def fill(table, stride, p, q, first, last, start, stop):
+def fill(table, p, q, start, stop):
     """Computes the rows of units start + 1, ..., stop of a table whose first row is that of ``start``."""
-    at = ONE
+    first, last, rows, at = table.first, table.last, table.rows, ONE
     for i in range(start, stop):
-        mixed(table, at + shift_of(first, i) - ONE, table, at + stride, p[i], q[i], width_of(first, last, i + 1))
-        at += stride
+        source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
+        at += table.stride
+        mixed(rows, source, rows, at, p[i], q[i], width)
 
 
 @per_row
-def fill_along(table, bent, stride, p, q, s, t, first, last, start, stop):
-    """:func:`fill` of ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
-    at = ONE
+def fill_along(table, bent, p, q, s, t, start, stop):
+    """:func:`fill` of the table ``bent`` beside a table that is already filled, as in :func:`mixed_along`."""
+    first, last, at = table.first, table.last, ONE
     for i in range(start, stop):
         source, width = at + shift_of(first, i) - ONE, width_of(first, last, i + 1)
-        mixed_along(table, bent, source, bent, at + stride, p[i], q[i], s[i], t[i], width)
-        at += stride
+        at += table.stride
+        mixed_along(table.rows, bent.rows, source, bent.rows, at, p[i], q[i], s[i], t[i], width)
 
 
 @inlined
@@ -187,79 +209,111 @@ def copy_row(source, at, target, to, stride):
         target[to * stride + j] = source[at * stride + j]
 
 
+@inlined
+def _last_entry(table, rows, n, k):
+    """That of k ones among all units, of the rows of the last block."""
+    place = U(n - (n - 1) // table.length * table.length) * table.stride
+    return rows[place + U(1 + k - table.first[n])]
+
+
 @per_row
-def climb(p, q, k, first, last, length, stride, table, marks):
+def _climb(table, p, q, k):
     """Computes the table, block by block, and keeps the first row of each block; returns P(B = k)."""
-    n = p.shape[0]
-    begin(table, U(0), 1.0)
+    n, length, stride, rows = p.shape[0], table.length, table.stride, table.rows
+    begin(rows, U(0), 1.0)
     for start in range(0, n, length):
         stop = min(start + length, n)
-        copy_row(table, U(0), marks, U(start // length), stride)
-        fill(table, stride, p, q, first, last, start, stop)
+        copy_row(rows, U(0), table.marks, U(start // length), stride)
+        fill(table, p, q, start, stop)
         if stop < n:
-            copy_row(table, U(stop - start), table, U(0), stride)
-    if not first[n] <= k <= last[n]:
-        return 0.0
-    return table[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+            copy_row(rows, U(stop - start), rows, U(0), stride)
+    return _last_entry(table, rows, n, k) if table.first[n] <= k <= table.last[n] else 0.0
 
 
 @per_row
-def climb_along(p, q, s, t, k, first, last, length, stride, table, bent, marks, bent_marks):
-    """:func:`climb` of ``bent`` beside the table that is computed, as in :func:`mixed_along`."""
-    n = p.shape[0]
-    begin(bent, U(0), 0.0)
+def climb_along(table, bent, p, q, s, t, k):
+    """The same for the table ``bent`` beside a table that is already computed, as in :func:`mixed_along`."""
+    n, length, stride = p.shape[0], table.length, table.stride
+    begin(bent.rows, U(0), 0.0)
     for start in range(0, n, length):
         stop = min(start + length, n)
         if n > length:
-            copy_row(marks, U(start // length), table, U(0), stride)
-            fill(table, stride, p, q, first, last, start, stop)
-        copy_row(bent, U(0), bent_marks, U(start // length), stride)
-        fill_along(table, bent, stride, p, q, s, t, first, last, start, stop)
+            copy_row(table.marks, U(start // length), table.rows, U(0), stride)
+            fill(table, p, q, start, stop)
+        copy_row(bent.rows, U(0), bent.marks, U(start // length), stride)
+        fill_along(table, bent, p, q, s, t, start, stop)
         if stop < n:
-            copy_row(bent, U(stop - start), bent, U(0), stride)
-    return bent[U(n - (n - 1) // length * length) * stride + U(1 + k - first[n])]
+            copy_row(bent.rows, U(stop - start), bent.rows, U(0), stride)
+    return _last_entry(table, bent.rows, n, k)
+
+
+@per_row
+def restore(table, p, q, start, stop):
+    """Makes the rows of a block again, on the way back; those of the last one are there."""
+    if stop < p.shape[0]:
+        copy_row(table.marks, U(start // table.length), table.rows, U(0), table.stride)
+        fill(table, p, q, start, stop - 1)
+
+
+@per_row
+def restore_along(table, bent, p, q, s, t, start, stop):
+    """:func:`restore` of ``bent``, after that of the table beside it."""
+    if stop < p.shape[0]:
+        copy_row(bent.marks, U(start // table.length), bent.rows, U(0), table.stride)
+        fill_along(table, bent, p, q, s, t, start, stop - 1)
 
 
 @inlined
-def with_rows(x, rows, stride):
+def _with_rows(x, rows, stride):
     """The array, or a larger one if it has too few rows."""
     return x if x.size >= rows * np.int64(stride) else np.empty(rows * np.int64(stride))
 
 
 @per_row
-def plan(p, q, k, first, last, table, marks):
-    """Computes the windows of a row and its table; both arrays are replaced if they are too small.
-
-    Returns:
-        P(B = k), the number of units of a block, the width of a row of the table, and the two arrays.
-    """
-    n = p.shape[0]
-    chance, length, stride = 0.0, n, U(0)
-    for whole in (n <= SHORT, True):
-        widest = windows(p, q, k, whole, first, last)
-        length, stride = block_length(n, widest), U(widest + 2)
-        table = with_rows(table, length + 1, stride)
-        marks = with_rows(marks, (n - 1) // length + 1, stride)
-        chance = climb(p, q, k, first, last, length, stride, table, marks)
-        if whole or chance > LIKELY:
-            break
-    return chance, length, stride, table, marks
+def empty_table(n):
+    """For :func:`plan` of rows of n units."""
+    return Table(np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), n, U(0), np.empty(0), np.empty(0))
 
 
 @per_row
-def descend(p, q, first, last, length, stride, table, marks, rest, complement, inclusion):
+def beside(table, bent, n):
+    """``bent`` with as much room as the table has; its arrays are new if they are too small."""
+    rows, marks = table.length + 1, (n - 1) // table.length + 1
+    return Beside(_with_rows(bent.rows, rows, table.stride), _with_rows(bent.marks, marks, table.stride))
+
+
+@per_row
+def plan(p, q, k, table):
+    """Computes the windows of a row and its table, with new arrays for its rows if those of ``table`` are too small.
+
+    Returns:
+        P(B = k), and the table.
+    """
+    n, chance = p.shape[0], 0.0
+    for whole in (n <= SHORT, True):
+        widest = windows(p, q, k, whole, table.first, table.last)
+        length, stride = block_length(n, widest), U(widest + 2)
+        rows = _with_rows(table.rows, length + 1, stride)
+        marks = _with_rows(table.marks, (n - 1) // length + 1, stride)
+        table = Table(table.first, table.last, length, stride, rows, marks)
+        chance = _climb(table, p, q, k)
+        if whole or chance > LIKELY:
+            break
+    return chance, table
+
+
+@per_row
+def descend(table, p, q, rest, complement, inclusion):
     """Writes the probabilities, unit by unit from the last one, with the law of the rest for the units behind it."""
-    n = p.shape[0]
+    n, first, last, length, stride = p.shape[0], table.first, table.last, table.length, table.stride
     above, below = U(0), stride
     begin(rest, above, 1.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
-        if stop < n:
-            copy_row(marks, U(start // length), table, U(0), stride)
-            fill(table, stride, p, q, first, last, start, stop - 1)
+        restore(table, p, q, start, stop)
         for i in range(stop - 1, start - 1, -1):
             width, source = width_of(first, last, i), above + ONE - shift_of(first, i)
-            zero, one = products(table, U(i - start) * stride + ONE, rest, source, width)
+            zero, one = products(table.rows, U(i - start) * stride + ONE, rest, source, width)
             mixed(rest, source, rest, below + ONE, q[i], p[i], width)
             out, included = q[i] * zero, p[i] * one
             complement[i], inclusion[i] = out / (out + included), included / (out + included)
@@ -267,26 +321,21 @@ def descend(p, q, first, last, length, stride, table, marks, rest, complement, i
 
 
 @per_row
-def descend_along(
-    p, q, t, minus_t, first, last, length, stride, table, bent, marks, bent_marks, rest, bent_rest, result
-):
+def descend_along(table, bent, p, q, t, minus_t, rest, bent_rest, result):
     """Writes the derivative of <x, v> given B = k, with those of the tables and of the rest."""
-    n = p.shape[0]
+    n, first, last, length, stride = p.shape[0], table.first, table.last, table.length, table.stride
     above, below = U(0), stride
     begin(rest, above, 1.0)
     begin(bent_rest, above, 0.0)
     for start in range((n - 1) // length * length, -1, -length):
         stop = min(start + length, n)
-        if stop < n:
-            copy_row(marks, U(start // length), table, U(0), stride)
-            copy_row(bent_marks, U(start // length), bent, U(0), stride)
-            fill(table, stride, p, q, first, last, start, stop - 1)
-            fill_along(table, bent, stride, p, q, t, minus_t, first, last, start, stop - 1)
+        restore(table, p, q, start, stop)
+        restore_along(table, bent, p, q, t, minus_t, start, stop)
         for i in range(stop - 1, start - 1, -1):
             width, source, at = width_of(first, last, i), above + ONE - shift_of(first, i), U(i - start) * stride + ONE
-            zero, one = products(table, at, rest, source, width)
-            zero_left, one_left = products(bent, at, rest, source, width)
-            zero_right, one_right = products(table, at, bent_rest, source, width)
+            zero, one = products(table.rows, at, rest, source, width)
+            zero_left, one_left = products(bent.rows, at, rest, source, width)
+            zero_right, one_right = products(table.rows, at, bent_rest, source, width)
             mixed(rest, source, rest, below + ONE, q[i], p[i], width)
             mixed_along(rest, bent_rest, source, bent_rest, below + ONE, q[i], p[i], minus_t[i], t[i], width)
             each = 1 / (q[i] * zero + p[i] * one)

@@ -55,15 +55,15 @@ def _prepare(variance, spread, inverse, direction):
 
 
 @per_row
-def product(p, q, v, k, law, work, t, out):
+def product(law, work, v, t, out):
     """C v."""
     for i in range(v.shape[0]):
-        t[i] = p[i] * q[i] * v[i]
-    times_covariance(p, q, t, k, law, work, out)
+        t[i] = law.p[i] * law.q[i] * v[i]
+    times_covariance(law, work, t, out)
 
 
 @per_row
-def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
+def _pass_on(law, work, spread, residual, v, variance, t, along):
     """Starts with v of the units of small variance, if a norm would only measure these, and passes on their entries."""
     few = many = 0.0
     for i in range(v.shape[0]):
@@ -76,7 +76,7 @@ def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
     if not few > many:
         v[:] = 0.0
         return
-    product(p, q, v, k, law, work, t, along)
+    product(law, work, v, t, along)
     excess = 0.0  # of the sum over 0, which no v can remove
     for i in range(v.shape[0]):
         residual[i] -= along[i]
@@ -86,7 +86,7 @@ def _pass_on(p, q, k, law, work, spread, residual, v, variance, t, along):
 
 
 @per_row
-def _solve(p, q, k, law, work, tolerance, residual, v, variance, space):
+def _solve(law, work, tolerance, residual, v, variance, space):
     """Adds the solution of C v = residual to v, up to a constant; returns whether it was found.
 
     Off its diagonal, C is nearly -v v^T / sum v, with v the variances. With this on the diagonal as well, it would be
@@ -105,7 +105,7 @@ def _solve(p, q, k, law, work, tolerance, residual, v, variance, space):
             for i in range(v.shape[0]):
                 v[i] += z[i] if inverse[i] > 0 else residual[i] / variance[i]
             return size == size
-        product(p, q, direction, k, law, work, t, along)
+        product(law, work, direction, t, along)
         _descend(size / dot(direction, along), direction, along, v, residual)
         previous, size = size, _precondition(residual, inverse, total, z)
         _redirect(size / previous, z, direction)
@@ -146,12 +146,12 @@ def _covariance_rows(begin, end, logits, b, k, tolerance, rounding, result):
         right, variance, p, q, complement, inclusion = rows_of(rows, m)
         balance(z[:m], left, p, q, CLOSE, 0.0)
         law = count_law(p, q, left, work)
-        probabilities(p, q, law, work, complement, inclusion)
+        probabilities(law, work, complement, inclusion)
         for i in range(m):
             right[i], variance[i] = b[r, units[i]], complement[i] * inclusion[i]
         spread = _take_off(right, variance, rounding)
-        _pass_on(p, q, left, law, work, spread, right, v[:m], variance, complement, inclusion)
-        is_solved = _solve(p, q, left, law, work, tolerance, right, v[:m], variance, rows_of(space, m))
+        _pass_on(law, work, spread, right, v[:m], variance, complement, inclusion)
+        is_solved = _solve(law, work, tolerance, right, v[:m], variance, rows_of(space, m))
         mean = dot(variance, v[:m]) / spread
         for i in range(m):
             result[r, units[i]] = v[i] - mean if is_solved else np.nan

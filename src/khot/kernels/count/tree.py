@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from khot._contents import has_contents
 from khot._torch_internals import is_transformed
-from khot._validation import has_contents
 
 from ..random_numbers import uniform
 from . import forest_draw

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gpu.tools import on_device
 from ..random_numbers import uniform
-from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, scratch_size
+from .triton_forest import forest_plan, lanes, level_shape, load_units, merge_levels, scratch_size, trees_of
 
 DRAWN = 16  # entries of the lowest level that a thread draws
 
@@ -76,18 +76,14 @@ def _store_draws(
         tl.store(out_ptr + at, count == 1, mask=there)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "stride_value", "stride_unit", "stride_row", "scratch_size", "n", "rows", "samples", "chunk", "bound",
-        "levels", "full", "parity", "trees", "row_blocks", "tasks",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "samples", "chunk", "bound", "levels"])
 def _forest_draw(
-    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, stride_value, stride_unit, stride_row,
-    scratch_size, n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    leaf_ptr, root_ptr, noise_ptr, out_ptr, scratch_ptr, count_ptr, scratch_size, n, rows, samples, chunk, bound,
+    levels, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Arguments that follow from others are passed too, to save registers; names as in :func:`launch_draw`."""
+    """Names as in :func:`launch_draw`."""
+    trees, row_blocks, full = trees_of(n, levels), tl.cdiv(rows, ROWS), tl.minimum(n, 1 << levels)
+    tasks, parity = trees * row_blocks * tl.cdiv(samples, chunk), ROWS * chunk * full
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size
     count_ptr += tl.program_id(0).to(tl.int64) * (2 * parity)
     for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
@@ -96,10 +92,7 @@ def _forest_draw(
         sample_0 = task // (trees * row_blocks) * chunk
         unit_0 = tree << levels
         units = tl.minimum(n - unit_0, 1 << levels)
-        load_units(
-            leaf_ptr + unit_0.to(tl.int64) * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0,
-            rows, ROWS, BLOCK,
-        )  # fmt: skip
+        load_units(leaf_ptr, x_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         _load_counts(root_ptr, count_ptr, tree, row_0, rows, sample_0, samples, chunk, ROWS, BLOCK)
         tl.debug_barrier()
         at = merge_levels(x_ptr, x_ptr, units, levels, bound, False, ROWS, BLOCK)
@@ -129,8 +122,8 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     how = forest_plan(full)
     abreast = min(how.rows, triton.next_power_of_2(rows))  # rows of a program; if there are few, it makes many draws
     chunks = -(-max(1, samples) // max(1, DRAWN * how.block // (full * abreast)))
-    row_blocks = -(-rows // abreast)
-    chunk, tasks = -(-samples // chunks), trees * row_blocks * chunks
+    chunk = -(-max(1, samples) // chunks)
+    tasks = trees * -(-rows // abreast) * -(-max(1, samples) // chunk)
     programs = min(how.programs, tasks)
     parity = abreast * chunk * full  # counts of a level; two levels alternate
     size = abreast * scratch_size(full, levels, bound)
@@ -140,8 +133,7 @@ def launch_draw(leaf: Tensor, bound: int, levels: int, counts: Tensor, generator
     drawn = torch.empty(programs * 2 * parity, dtype=torch.int32, device=leaf.device)
     with on_device(leaf):
         _forest_draw[(programs,)](
-            leaf, counts.int().contiguous(), noise, out, scratch, drawn, *leaf.stride(), size,
-            n, rows, samples, chunk, bound, levels, full, parity, trees, row_blocks, tasks,
-            ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
+            leaf.mT.contiguous(), counts.int().contiguous(), noise, out, scratch, drawn, size,
+            n, rows, samples, chunk, bound, levels, ROWS=abreast, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
     return out.permute(2, 1, 0)

@@ -61,29 +61,23 @@ def lanes(start, per_node, nodes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_units(
-    x_ptr, scratch_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Loads level 0 from (2, n, R), with lanes over (row, value, unit)."""
+def load_units(x_ptr, scratch_ptr, units, unit_0, row_0, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Loads level 0 from (2, R, n), with lanes over (row, value, unit)."""
     for start in range(0, ROWS * 2 * units, BLOCK):
         row, value, unit = lanes(start, units, 2, BLOCK)
-        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        at = (value.to(tl.int64) * rows + row_0 + row) * n + unit_0 + unit
         x = tl.load(x_ptr + at, mask=(row < ROWS) & (row_0 + row < rows), other=0.0)
         tl.store(scratch_ptr + (row * units + unit) * 2 + value, x, mask=row < ROWS)
 
 
 @triton.jit
-def _store_units(
-    scratch_ptr, out_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Stores level 0 to (2, n, R)."""
+def _store_units(scratch_ptr, out_ptr, units, unit_0, row_0, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores level 0 to (2, R, n)."""
     for start in range(0, ROWS * 2 * units, BLOCK):
         row, value, unit = lanes(start, units, 2, BLOCK)
         there = (row < ROWS) & (row_0 + row < rows)
         x = tl.load(scratch_ptr + (row * units + unit) * 2 + value, mask=there, other=0.0)
-        at = (row_0 + row).to(tl.int64) * stride_row + unit.to(tl.int64) * stride_unit + value * stride_value
+        at = (value.to(tl.int64) * rows + row_0 + row) * n + unit_0 + unit
         tl.store(out_ptr + at, x, mask=there)
 
 
@@ -254,21 +248,21 @@ def _split_levels(
         at = below
 
 
-@triton.jit(
-    do_not_specialize=[
-        "stride_value", "stride_unit", "stride_row", "stride_tangent_value", "stride_tangent_unit",
-        "stride_tangent_row", "stride_out_value", "stride_out_unit", "stride_out_row",
-        "scratch_size", "n", "rows", "bound", "levels", "top", "trees", "tasks",
-    ]
-)  # fmt: skip
+@triton.jit
+def trees_of(n, levels):
+    return (n + (1 << levels) - 1) >> levels
+
+
+@triton.jit(do_not_specialize=["scratch_size", "n", "rows", "bound", "levels"])
 def _forest(
-    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, out_ptr, scratch_ptr,
-    stride_value, stride_unit, stride_row, stride_tangent_value, stride_tangent_unit, stride_tangent_row,
-    stride_out_value, stride_out_unit, stride_out_row, scratch_size, n, rows, bound, levels, top, trees, tasks,
+    leaf_ptr, tangent_ptr, k_ptr, grad_ptr, out_ptr, scratch_ptr, scratch_size, n, rows, bound, levels,
     OUTSIDE: tl.constexpr, TANGENT: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Roots, or with OUTSIDE derivatives with respect to the leaves; with TANGENT the tangents of these."""
+    trees = trees_of(n, levels)
+    top = levels - 1 if WHOLE else levels  # the highest level in the scratch
+    tasks = trees * tl.cdiv(rows, ROWS)
     x_ptr = scratch_ptr + tl.program_id(0).to(tl.int64) * scratch_size * ((1 + OUTSIDE) * (1 + TANGENT))
     u_ptr = x_ptr + scratch_size
     g_ptr = x_ptr + scratch_size * (1 + TANGENT)
@@ -279,16 +273,10 @@ def _forest(
         else:
             tree, row_0 = task % trees, task // trees * ROWS
             units = tl.minimum(n - (tree << levels), 1 << levels)
-        unit_0 = tl.cast(tree, tl.int64) << levels
-        load_units(
-            leaf_ptr + unit_0 * stride_unit, x_ptr, stride_value, stride_unit, stride_row, units, row_0, rows,
-            ROWS, BLOCK,
-        )  # fmt: skip
+        unit_0 = tree << levels
+        load_units(leaf_ptr, x_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         if TANGENT:
-            load_units(
-                tangent_ptr + unit_0 * stride_tangent_unit, u_ptr, stride_tangent_value, stride_tangent_unit,
-                stride_tangent_row, units, row_0, rows, ROWS, BLOCK,
-            )  # fmt: skip
+            load_units(tangent_ptr, u_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         tl.debug_barrier()
         at = merge_levels(x_ptr, u_ptr, units, top, bound, TANGENT, ROWS, BLOCK)
         _, wide = level_shape(units, top, bound)
@@ -302,10 +290,7 @@ def _forest(
                 _load_roots(grad_ptr, g_ptr + at, v_ptr + at, tree, trees, wide, row_0, rows, TANGENT, ROWS, BLOCK)
             tl.debug_barrier()
             _split_levels(x_ptr, u_ptr, g_ptr, v_ptr, at, units, top, bound, TANGENT, ROWS, BLOCK)
-            _store_units(
-                v_ptr if TANGENT else g_ptr, out_ptr + unit_0 * stride_out_unit, stride_out_value, stride_out_unit,
-                stride_out_row, units, row_0, rows, ROWS, BLOCK,
-            )  # fmt: skip
+            _store_units(v_ptr if TANGENT else g_ptr, out_ptr, units, unit_0, row_0, rows, n, ROWS, BLOCK)
         elif WHOLE:
             _merge_total(x_ptr + at, u_ptr + at, k_ptr, out_ptr, wide, row_0, rows, TANGENT, ROWS, BLOCK)
         else:
@@ -327,23 +312,24 @@ def launch_forest(
     """
     _, n, rows = leaf.shape
     whole, trees, full = n <= 2**levels, -(-n // 2**levels), min(n, 2**levels)
-    how, top = forest_plan(full), levels - whole  # the highest level in the scratch
+    how, leaves = forest_plan(full), leaf.mT.contiguous()
     counts = 1 if whole else min(2**levels, bound) + 1
     shape = (counts, trees, rows)
-    out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaf)
-    tasks = trees * -(-rows // how.rows)
-    programs, size = min(how.programs, tasks), how.rows * scratch_size(full, top, bound)
+    out = torch.empty(shape, dtype=leaf.dtype, device=leaf.device) if grad is None else torch.empty_like(leaves)
+    programs = min(how.programs, trees * -(-rows // how.rows))
+    size = how.rows * scratch_size(full, levels - whole, bound)
     parts = (1 if tangent is None else 2) * (1 if grad is None else 2)
     scratch = torch.empty(programs * parts * size, dtype=leaf.dtype, device=leaf.device)
-    u = leaf if tangent is None else tangent
+    u = leaves if tangent is None else tangent.mT.contiguous()
     with on_device(leaf):
         _forest[(programs,)](
-            leaf, u, k.contiguous(), scratch if grad is None else grad.contiguous(), out, scratch,
-            *leaf.stride(), *u.stride(), *out.stride(), size, n, rows, bound, levels, top, trees, tasks,
-            OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
+            leaves, u, k.contiguous(), scratch if grad is None else grad.contiguous(), out, scratch,
+            size, n, rows, bound, levels, OUTSIDE=grad is not None, TANGENT=tangent is not None, WHOLE=whole,
             ROWS=how.rows, BLOCK=how.block, num_warps=how.warps,
         )  # fmt: skip
-    return out
+    if grad is None:
+        return out
+    return out.mT if out.mT.stride() == leaf.stride() else torch.empty_like(leaf).copy_(out.mT)
 
 
 def forest_roots(leaf: Tensor, k: Tensor, bound: int, levels: int) -> Tensor:

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -45,15 +45,24 @@ REALS_AT = {np.float32: _singles, np.float64: doubles_at}
 
 
 @inlined
-def of_row(address, one, r):
-    """The number of a row: an entry of an array, or ``one`` for all rows if the address is 0."""
+def of_row(number, r):
+    """The number of a row: an entry of the array at an address or, if that is 0, the one number for all rows."""
+    address, one = number
     return one if address == 0 else doubles_at(address, 1, r + 1)[0, r]
 
 
+class Origin(NamedTuple):
+    """A threshold, as the distances of items from it are computed."""
+
+    anchor: float
+    inverse: float  # one over the scale
+    offset: float  # in scales
+
+
 @inlined
-def distance(x, anchor, inverse, offset):
+def distance(x, origin):
     """The z of an item, its distance from a threshold in scales."""
-    return (x - anchor) * inverse - offset
+    return (x - origin.anchor) * origin.inverse - origin.offset
 
 
 CHUNK = 2048  # items whose sums use the dtype of the row before they are added up in float64

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from khot._validation import can_look
+from khot._contents import can_look
 
 from ..random_numbers.philox import uniform_rows
 from .reference_tournament import balance

@@ -17,9 +17,12 @@ from khot._torch_internals import apply_untransformed, in_forward_mode, nested_f
 from ..call import Call, call_of
 
 
-def move_batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+def move_batch_first(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
     """For vmap rules: the batch as the first axis of every tensor, expanded if a tensor has none."""
-    return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for d, v in zip(in_dims, tensors, strict=False)]
+    return [
+        v if not isinstance(v, Tensor) else v.expand(size, *v.shape) if dim is None else v.movedim(dim, 0)
+        for dim, v in zip(in_dims, arguments, strict=False)
+    ]
 
 
 def with_derivatives_of(value: Tensor, carrier: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._validation import has_contents
+from khot._contents import has_contents
 
 from ..registry import define
 

@@ -37,20 +37,20 @@ def one_minus_exp(h):
 
 
 @triton.jit
-def _tile(row_tiles, column_tiles):
-    """Row of the batch, and the row and column among the tiles, of this program."""
+def _tile(n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row of the batch, and the row and column among the tiles, of this program; the numbers of these."""
+    row_tiles, column_tiles = tl.cdiv(n, ROWS), tl.cdiv(n, COLUMNS)
     program, tiles = tl.program_id(0).to(tl.int64), row_tiles * column_tiles
     tile = (program % tiles).to(tl.int32)
-    return program // tiles, tile // column_tiles, tile % column_tiles
+    return program // tiles, tile // column_tiles, tile % column_tiles, row_tiles, column_tiles
 
 
 @triton.jit
 def _slice_weights_fwd(
     x_ptr, order_ptr, cuts_ptr, offset_ptr, p_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n,
-    row_tiles, column_tiles,
     SCALE_TENSOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    batch, down, across = _tile(row_tiles, column_tiles)
+    batch, down, across, _, _ = _tile(n, ROWS, COLUMNS)
     inverse = 1.0 / per_row(scale_ptr, scale_number, batch, stride_scale, SCALE_TENSOR)
     x_ptr += batch * n
     cuts_ptr += batch * (n - 1)
@@ -86,10 +86,10 @@ def _slice_weights_fwd(
 @triton.jit
 def _slice_weights_bwd(
     x_ptr, order_ptr, cuts_ptr, offset_ptr, g_ptr, grad_z_ptr, grad_t_ptr,
-    scale_ptr, scale_number: tl.float64, stride_scale, n, row_tiles, column_tiles,
+    scale_ptr, scale_number: tl.float64, stride_scale, n,
     SCALE_TENSOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    batch, down, across = _tile(row_tiles, column_tiles)
+    batch, down, across, row_tiles, column_tiles = _tile(n, ROWS, COLUMNS)
     inverse = 1.0 / per_row(scale_ptr, scale_number, batch, stride_scale, SCALE_TENSOR)
     i, j = down * ROWS + tl.arange(0, ROWS), across * COLUMNS + tl.arange(0, COLUMNS)
     x = tl.load(x_ptr + batch * n + i, mask=i < n, other=0.0)[:, None]  # (ROWS, 1)
@@ -122,7 +122,7 @@ def launch_slice_weights(
     numbers = row_numbers(scale, values.device)
     with on_device(values):
         _slice_weights_fwd[(len(rows) * down * across,)](
-            rows, places, cuts.contiguous(), offset.contiguous(), p, *numbers.arguments(rows), n, down, across,
+            rows, places, cuts.contiguous(), offset.contiguous(), p, *numbers.arguments(rows), n,
             SCALE_TENSOR=numbers.tensor is not None, ROWS=tile, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
         )  # fmt: skip
     return p.reshape(*values.shape, n)
@@ -142,7 +142,7 @@ def launch_slice_weights_derivative(
     with on_device(values):
         _slice_weights_bwd[(len(rows) * down * across,)](
             rows, places, cuts.contiguous(), offset.contiguous(), grad.contiguous(), grad_z, grad_t,
-            *numbers.arguments(rows), n, down, across,
+            *numbers.arguments(rows), n,
             SCALE_TENSOR=numbers.tensor is not None, ROWS=tile, COLUMNS=columns, DTYPE=triton_kind, num_warps=WARPS,
         )  # fmt: skip
     grad_z, grad_t = grad_z.sum(1, dtype=torch.float64), grad_t[..., : n - 1].sum(1, dtype=torch.float64)

@@ -30,6 +30,7 @@ import numpy as np
 from ..cpu.loops import inlined, inlined_sum, kernel, specialised
 from ..cpu.maths import EXP
 from .numba_log_exponential import fate
+from .numba_plane import multiply, plane_of, turn
 from .numba_range import BLOCK, gather
 from .numba_times import TINY, walk_of
 
@@ -103,8 +104,8 @@ def _angles(n, k, mean, variance, turns, depth, rows):
     most = min(most, MOST_ANGLES)
     blocks = (most + BLOCK - 1) // BLOCK * BLOCK
     angle = 2 * math.pi / points
-    _turn(angle, rows[0, :blocks], rows[1, :blocks])
-    _turn(turns % points * angle, rows[2, :blocks], rows[3, :blocks])
+    turn(angle, plane_of(rows, 0, blocks))
+    turn(turns % points * angle, plane_of(rows, 2, blocks))
     for j in range(1, blocks):
         weight = 2.0 if j < most else 0.0
         rows[2, j], rows[3, j] = weight * rows[2, j], weight * rows[3, j]
@@ -114,44 +115,26 @@ def _angles(n, k, mean, variance, turns, depth, rows):
 
 
 @inlined
-def _turn(angle, cosine, sine):
-    """Cosines and sines of multiples of an angle; few enough not to lose digits from one to the next."""
-    a, b = math.cos(angle), math.sin(angle)
-    c, d = 1.0, 0.0
-    for j in range(cosine.shape[0]):
-        cosine[j], sine[j] = c, d
-        c, d = c * a - d * b, c * b + d * a
-
-
-@inlined
 def _factor(came, missing):
     """The factor of a unit; divided by z if the unit has more likely come than not, so certain units change nothing."""
     return (missing, came, 1.0, 0) if came <= 0.5 else (came, missing, -1.0, 1)
 
 
 @inlined
-def _times(rows, real, imaginary, to):
-    """Multiplies numbers by 1 / z."""
-    for i in range(real.shape[0]):
-        a, b = real[i], imaginary[i]
-        rows[to, i], rows[to + 1, i] = a * rows[0, i] + b * rows[1, i], b * rows[0, i] - a * rows[1, i]
-
-
-@inlined
-def _multiply(large, small, sign, cosine, sine, real, imaginary):
-    for i in range(real.shape[0]):
-        a, b = large + small * cosine[i], sign * small * sine[i]
-        before = real[i]
-        real[i] = before * a - imaginary[i] * b
-        imaginary[i] = before * b + imaginary[i] * a
+def _divide(x, z, to):
+    """Writes x / z."""
+    for i in range(x.real.shape[0]):
+        a, b = x.real[i], x.imaginary[i]
+        to.real[i] = a * z.real[i] + b * z.imaginary[i]
+        to.imaginary[i] = b * z.real[i] - a * z.imaginary[i]
 
 
 @inlined_sum
-def _mean_without(large, small, sign, cosine, sine, real, imaginary):
+def _mean_without(large, small, sign, z, law):
     total = 0.0
-    for i in range(real.shape[0]):
-        a, b = large + small * cosine[i], sign * small * sine[i]
-        total += (real[i] * a + imaginary[i] * b) / (a * a + b * b)
+    for i in range(z.real.shape[0]):
+        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        total += (law.real[i] * a + law.imaginary[i] * b) / (a * a + b * b)
     return total
 
 
@@ -161,16 +144,15 @@ def add_inclusion(space, k, law, width, depth, result):
     came, missing, rate, fewer, rows = space.came, space.missing, space.rate, space.fewer, space.of_angles
     n = result.shape[0]
     points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
-    cosine, sine, real, imaginary = rows[0, :count], rows[1, :count], rows[2, :count], rows[3, :count]
+    z, product = plane_of(rows, 0, count), plane_of(rows, 2, count)
     for i in range(n):
         large, small, sign, _ = _factor(came[i], missing[i])
-        _multiply(large, small, sign, cosine, sine, real, imaginary)
-    _times(rows, real, imaginary, 4)
+        multiply(large, small, sign, z, product)
+    _divide(product, z, plane_of(rows, 4, count))
     total, scale = 0.0, width / points
     for i in range(n):
         large, small, sign, at = _factor(came[i], missing[i])
-        row = 2 + 2 * at
-        chance = _mean_without(large, small, sign, cosine, sine, rows[row, :count], rows[row + 1, :count])
+        chance = _mean_without(large, small, sign, z, plane_of(rows, 2 + 2 * at, count))
         fewer[i] = rate[i] * (chance * scale)
         total += fewer[i]
     for i in range(n):
@@ -178,28 +160,30 @@ def add_inclusion(space, k, law, width, depth, result):
 
 
 @inlined
-def _multiply_and_add(
-    large, small, sign, f, fg, cosine, sine, real, imaginary, a_real, a_imaginary, b_real, b_imaginary
-):
-    for i in range(real.shape[0]):
-        a, b = large + small * cosine[i], sign * small * sine[i]
-        before = real[i]
-        real[i] = before * a - imaginary[i] * b
-        imaginary[i] = before * b + imaginary[i] * a
+def _multiply_and_add(factor, f, fg, z, product, a_sum, b_sum):
+    """:func:`.numba_plane.multiply`; and adds f and fg, divided by the factor, to the two sums."""
+    large, small, sign, _ = factor
+    for i in range(z.real.shape[0]):
+        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        before = product.real[i]
+        product.real[i] = before * a - product.imaginary[i] * b
+        product.imaginary[i] = before * b + product.imaginary[i] * a
         inverse = 1.0 / (a * a + b * b)
         x, y = a * inverse, b * inverse
-        a_real[i] += f * x
-        a_imaginary[i] -= f * y
-        b_real[i] += fg * x
-        b_imaginary[i] -= fg * y
+        a_sum.real[i] += f * x
+        a_sum.imaginary[i] -= f * y
+        b_sum.real[i] += fg * x
+        b_sum.imaginary[i] -= fg * y
 
 
 @inlined_sum
-def _mean_of_two(large, small, sign, g, cosine, sine, a_real, a_imaginary, b_real, b_imaginary):
+def _mean_of_two(factor, g, z, a_sum, b_sum):
+    large, small, sign, _ = factor
     total = 0.0
-    for i in range(a_real.shape[0]):
-        a, b = large + small * cosine[i], sign * small * sine[i]
-        total += ((g * a_real[i] - b_real[i]) * a + (g * a_imaginary[i] - b_imaginary[i]) * b) / (a * a + b * b)
+    for i in range(z.real.shape[0]):
+        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        real, imaginary = g * a_sum.real[i] - b_sum.real[i], g * a_sum.imaginary[i] - b_sum.imaginary[i]
+        total += (real * a + imaginary * b) / (a * a + b * b)
     return total
 
 
@@ -209,31 +193,25 @@ def add_product(space, k, law, width, depth, vector, result):
     came, missing, rate, rows = space.came, space.missing, space.rate, space.of_angles
     n = result.shape[0]
     points, count = _angles(float(n), k, law[0], law[1], 1 - k + law[2], depth, rows)
-    cosine, sine, real, imaginary = rows[0, :count], rows[1, :count], rows[2, :count], rows[3, :count]
+    z, product, turned = plane_of(rows, 0, count), plane_of(rows, 2, count), plane_of(rows, 12, count)
     rows[4:12, :count] = 0.0
     for i in range(n):
-        large, small, sign, at = _factor(came[i], missing[i])
-        row = 4 + 4 * at
-        _multiply_and_add(
-            large, small, sign, rate[i], rate[i] * vector[i], cosine, sine, real, imaginary,
-            rows[row, :count], rows[row + 1, :count], rows[row + 2, :count], rows[row + 3, :count],
-        )  # fmt: skip
+        factor = _factor(came[i], missing[i])
+        a_sum, b_sum = plane_of(rows, 4 + 4 * factor[3], count), plane_of(rows, 6 + 4 * factor[3], count)
+        _multiply_and_add(factor, rate[i], rate[i] * vector[i], z, product, a_sum, b_sum)
     for row in (4, 6):
-        _times(rows, rows[row + 4, :count], rows[row + 5, :count], 12)
-        a_real, a_imaginary = rows[row, :count], rows[row + 1, :count]
+        whole, other = plane_of(rows, row, count), plane_of(rows, row + 4, count)
+        _divide(other, z, turned)
         for i in range(count):
-            x, y = a_real[i] + rows[12, i], a_imaginary[i] + rows[13, i]
-            a_real[i], a_imaginary[i] = x * real[i] - y * imaginary[i], x * imaginary[i] + y * real[i]
-        _times(rows, a_real, a_imaginary, row + 4)
+            x, y = whole.real[i] + turned.real[i], whole.imaginary[i] + turned.imaginary[i]
+            whole.real[i] = x * product.real[i] - y * product.imaginary[i]
+            whole.imaginary[i] = x * product.imaginary[i] + y * product.real[i]
+        _divide(whole, z, other)
     scale = width / points
     for i in range(n):
-        large, small, sign, at = _factor(came[i], missing[i])
-        row = 4 + 4 * at
-        mean = _mean_of_two(
-            large, small, sign, vector[i], cosine, sine,
-            rows[row, :count], rows[row + 1, :count], rows[row + 2, :count], rows[row + 3, :count],
-        )  # fmt: skip
-        result[i] += rate[i] * (mean * scale)
+        factor = _factor(came[i], missing[i])
+        a_sum, b_sum = plane_of(rows, 4 + 4 * factor[3], count), plane_of(rows, 6 + 4 * factor[3], count)
+        result[i] += rate[i] * (_mean_of_two(factor, vector[i], z, a_sum, b_sum) * scale)
 
 
 def _inclusion_loop(bounds, nodes, fill_fates):

@@ -26,12 +26,8 @@ from .numba_range import gather
 from .numba_tilt import solve_tilt
 
 log1p = LOG1P[np.float64]
-STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = (
-    50,
-    50,
-    100,
-    1000,
-)  # of work for a unit, approximately
+# Of work for a unit, approximately.
+STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = 50, 50, 100, 1000
 
 
 @inlined
@@ -157,7 +153,9 @@ def _law_found(sides, places, depth, room, missing, came, rarer, usual):
 
 
 @kernel
-def _inclusion_rows(first, last, theta, k, given, depth, tilts, log_count, missing, came, ends, left, result):
+def _inclusion_rows(first, last, theta, k, given, depth, of_rows, left, result):
+    """``of_rows`` are results that products find again, see :func:`.reference.order_inclusion`."""
+    tilts, log_count, missing, came, ends = of_rows
     n, skipped = theta.shape[1], 0
     places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
     rarer, usual, fate, room = np.empty(n), np.empty(n), np.empty(n), space(n, 1, 7)
@@ -190,9 +188,9 @@ def _inclusion_rows(first, last, theta, k, given, depth, tilts, log_count, missi
 
 
 @kernel
-def _product_rows(
-    first, last, theta, k, given, depth, tilts, log_count, missing, came, ends, vector, changes, left, result
-):
+def _product_rows(first, last, theta, k, depth, of_rows, vector, changes, left, result):
+    """``changes`` are those of the units given N = k, of rows whose law the recursion has found; else it is empty."""
+    (tilts, log_count, missing, came, ends), given = of_rows, changes.size > 0
     n, skipped = theta.shape[1], 0
     places, finite, drawn = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
     rarer, usual, h, change, found = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
@@ -287,9 +285,8 @@ def _run_inclusion(
 ) -> Tensor | None:
     """Runs the loop; returns the rows that it has left."""
     left = torch.empty_like(k, dtype=torch.bool)
-    arguments = (x.numpy() for x in (*law, left, result))
-    steps = STEPS_OF_INCLUSION * theta.numel()
-    skipped = over_rows(_inclusion_rows, len(theta), steps, theta.numpy(), k.numpy(), given, depth, *arguments)
+    arguments = theta.numpy(), k.numpy(), given, depth, tuple(x.numpy() for x in law), left.numpy(), result.numpy()
+    skipped = over_rows(_inclusion_rows, len(theta), STEPS_OF_INCLUSION * theta.numel(), *arguments)
     return left if skipped else None
 
 
@@ -314,11 +311,11 @@ def order_inclusion_product(
     if noise != "logistic":
         return _product_by_arrivals(theta, k, log_count, ends, vector, noise, depth)
     law, result = (tilt, log_count, missing, came, ends), torch.empty_like(theta)
-    some = _run_product(theta, k, False, depth, law, vector, vector, result)
+    some = _run_product(theta, k, depth, law, vector, vector[:0], result)
     if some is not None:
         few, sizes, given, again = theta[some], k[some], [x[some] for x in law], torch.empty_like(theta[some])
         change = bernoulli_count_derivative(few, sizes, given[0], given[2], given[3], vector[some], False)
-        _run_product(few, sizes, True, depth, tuple(given), vector[some], change, again)
+        _run_product(few, sizes, depth, tuple(given), vector[some], change, again)
         result[some] = again
     return result
 
@@ -326,7 +323,6 @@ def order_inclusion_product(
 def _run_product(
     theta: Tensor,
     k: Tensor,
-    given: bool,
     depth: float,
     law: tuple[Tensor, ...],
     vector: Tensor,
@@ -334,7 +330,7 @@ def _run_product(
     result: Tensor,
 ) -> Tensor | None:
     left = torch.empty_like(k, dtype=torch.bool)
-    arguments = (x.numpy() for x in (*law, vector, change, left, result))
+    of_rows, results = tuple(x.numpy() for x in law), (x.numpy() for x in (vector, change, left, result))
     steps = STEPS_OF_PRODUCT * theta.numel()
-    skipped = over_rows(_product_rows, len(theta), steps, theta.numpy(), k.numpy(), given, depth, *arguments)
+    skipped = over_rows(_product_rows, len(theta), steps, theta.numpy(), k.numpy(), depth, of_rows, *results)
     return left if skipped else None

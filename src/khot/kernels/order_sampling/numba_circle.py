@@ -16,14 +16,11 @@ are lost: mean(T) is about one over the standard deviation.
 # mypy: disable-error-code="no-untyped-def"
 
 import math
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ..cpu.loops import inlined, inlined_sum
+from .numba_plane import Plane, multiply, plane_of, turn
 from .numba_range import BLOCK
-
-Array = np.ndarray[Any, Any]
 
 LEAST_SPREAD = 0.1  # variance of N above which no digits are lost
 SLACK = 3.0  # in addition to the depth, for P(N = k) itself
@@ -32,13 +29,9 @@ SLACK = 3.0  # in addition to the depth, for P(N = k) itself
 class Circle(NamedTuple):
     """Numbers for each angle, in whole blocks; those beyond the last angle have weight 0."""
 
-    cosine: Array
-    sine: Array
-    real: Array  # T times the weight, divided by P(N = k)
-    imaginary: Array
-    # Arrays for sums over units.
-    other_real: Array
-    other_imaginary: Array
+    z: Plane  # cosine and sine
+    law: Plane  # T times the weight, divided by P(N = k)
+    total: Plane  # for sums over units
     chance: float  # P(N = k)
 
 
@@ -55,24 +48,9 @@ def _angles(count, spread, depth):
 
 
 @inlined
-def _multiply(s, start, stop, sign, cosine, sine, real, imaginary):
+def _multiply_all(s, start, stop, sign, z, product):
     for j in range(start, stop):
-        small, large = s[j], 1.0 - s[j]
-        for i in range(real.shape[0]):
-            a, b = large + small * cosine[i], sign * small * sine[i]
-            before = real[i]
-            real[i] = before * a - imaginary[i] * b
-            imaginary[i] = before * b + imaginary[i] * a
-
-
-@inlined
-def _turn(angle, cosine, sine):
-    """Cosines and sines of multiples of an angle; few enough not to lose digits from one to the next."""
-    a, b = math.cos(angle), math.sin(angle)
-    c, d = 1.0, 0.0
-    for j in range(cosine.shape[0]):
-        cosine[j], sine[j] = c, d
-        c, d = c * a - d * b, c * b + d * a
+        multiply(1.0 - s[j], s[j], sign, z, product)
 
 
 @inlined
@@ -82,63 +60,67 @@ def walk(sides, depth, of_nodes, s):
         s[j] = sides.weight[j] / (1.0 + sides.weight[j])
     points, most = _angles(sides.end, sides.curvature, depth)
     nodes = (most + BLOCK - 1) // BLOCK * BLOCK
-    cosine, sine = of_nodes[0, :nodes], of_nodes[1, :nodes]
-    real, imaginary = of_nodes[2, :nodes], of_nodes[3, :nodes]
-    _turn(2 * math.pi / points, cosine, sine)
-    _turn(-2 * math.pi / points * sides.slope, real, imaginary)
-    _multiply(s, 0, sides.above, -1.0, cosine, sine, real, imaginary)
-    _multiply(s, sides.above, sides.end, 1.0, cosine, sine, real, imaginary)
+    z, law = plane_of(of_nodes, 0, nodes), plane_of(of_nodes, 2, nodes)
+    turn(2 * math.pi / points, z)
+    turn(-2 * math.pi / points * sides.slope, law)
+    _multiply_all(s, 0, sides.above, -1.0, z, law)
+    _multiply_all(s, sides.above, sides.end, 1.0, z, law)
     total = 0.0
     for j in range(nodes):
         weight = 1.0 if j == 0 else 2.0 if j < most else 0.0
-        real[j], imaginary[j] = real[j] * weight, imaginary[j] * weight
-        total += real[j]
+        law.real[j], law.imaginary[j] = law.real[j] * weight, law.imaginary[j] * weight
+        total += law.real[j]
     for j in range(nodes):
-        real[j], imaginary[j] = real[j] / total, imaginary[j] / total
-    return Circle(cosine, sine, real, imaginary, of_nodes[4, :nodes], of_nodes[5, :nodes], total / points)
+        law.real[j], law.imaginary[j] = law.real[j] / total, law.imaginary[j] / total
+    return Circle(z, law, plane_of(of_nodes, 4, nodes), total / points)
+
+
+@inlined
+def _rarer_fate(small, sign, cosine, sine):
+    """R of a unit at an angle, real and imaginary part."""
+    large = 1.0 - small
+    scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine))
+    return scale * (large * cosine + small), scale * (sign * large * sine)
 
 
 @inlined_sum
-def _fill_means(s, start, stop, sign, cosine, sine, real, imaginary, result):
+def _fill_means(s, start, stop, sign, z, law, result):
     """mean(T R)."""
     for j in range(start, stop):
-        total, small, large = 0.0, s[j], 1.0 - s[j]
-        for i in range(real.shape[0]):
-            scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
-            r, q = scale * (large * cosine[i] + small), scale * (sign * large * sine[i])
-            total += real[i] * r - imaginary[i] * q
+        total, small = 0.0, s[j]
+        for i in range(z.real.shape[0]):
+            r, q = _rarer_fate(small, sign, z.real[i], z.imaginary[i])
+            total += law.real[i] * r - law.imaginary[i] * q
         result[j] = total
 
 
 @inlined
 def rarer_given_count(sides, circle, s, rarer):
     """The probability of the rarer fate of each unit given N = k."""
-    cosine, sine, real, imaginary = circle.cosine, circle.sine, circle.real, circle.imaginary
-    _fill_means(s, 0, sides.above, -1.0, cosine, sine, real, imaginary, rarer)
-    _fill_means(s, sides.above, sides.end, 1.0, cosine, sine, real, imaginary, rarer)
+    _fill_means(s, 0, sides.above, -1.0, circle.z, circle.law, rarer)
+    _fill_means(s, sides.above, sides.end, 1.0, circle.z, circle.law, rarer)
 
 
 @inlined
-def _add(h, s, start, stop, sign, cosine, sine, real, imaginary):
+def _add(h, s, start, stop, sign, z, total):
     """sum_j h_j R_j."""
     for j in range(start, stop):
         each, small, large = h[j] * s[j], s[j], 1.0 - s[j]
-        for i in range(real.shape[0]):
-            scale = each / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
-            real[i] += scale * (large * cosine[i] + small)
-            imaginary[i] += scale * (sign * large * sine[i])
+        for i in range(z.real.shape[0]):
+            scale = each / (1.0 - 2.0 * small * large * (1.0 - z.real[i]))
+            total.real[i] += scale * (large * z.real[i] + small)
+            total.imaginary[i] += scale * (sign * large * z.imaginary[i])
 
 
 @inlined_sum
-def _fill_covariances(h, s, start, stop, sign, cosine, sine, real, imaginary, sum_real, sum_imaginary, result):
+def _fill_covariances(h, s, start, stop, sign, z, law, weighted, result):
     """mean(T R (H + h (1 - R))), for given T and T H."""
     for j in range(start, stop):
-        total, each, small, large = 0.0, h[j], s[j], 1.0 - s[j]
-        for i in range(real.shape[0]):
-            scale = small / (1.0 - 2.0 * small * large * (1.0 - cosine[i]))
-            r, q = scale * (large * cosine[i] + small), scale * (sign * large * sine[i])
-            a = sum_real[i] + each * (real[i] * (1.0 - r) + imaginary[i] * q)
-            b = sum_imaginary[i] + each * (imaginary[i] * (1.0 - r) - real[i] * q)
+        total, each, small = 0.0, h[j], s[j]
+        for i in range(z.real.shape[0]):
+            r, q = _rarer_fate(small, sign, z.real[i], z.imaginary[i])
+            a = weighted.real[i] + each * (law.real[i] * (1.0 - r) + law.imaginary[i] * q)
+            b = weighted.imaginary[i] + each * (law.imaginary[i] * (1.0 - r) - law.real[i] * q)
             total += r * a - q * b
         result[j] = total
 
@@ -146,18 +128,16 @@ def _fill_covariances(h, s, start, stop, sign, cosine, sine, real, imaginary, su
 @inlined
 def covariances(sides, circle, s, h, rarer, result):
     """Covariances of the rarer fates y with sum_j h_j y_j given N = k."""
-    cosine, sine = circle.cosine, circle.sine
-    real, imaginary, a, b = circle.real, circle.imaginary, circle.other_real, circle.other_imaginary
-    above, end = sides.above, sides.end
-    a[:], b[:] = 0.0, 0.0
-    _add(h, s, 0, above, -1.0, cosine, sine, a, b)
-    _add(h, s, above, end, 1.0, cosine, sine, a, b)
+    (z, law, total, _), above, end = circle, sides.above, sides.end
+    total.real[:], total.imaginary[:] = 0.0, 0.0
+    _add(h, s, 0, above, -1.0, z, total)
+    _add(h, s, above, end, 1.0, z, total)
     mean = 0.0
     for j in range(end):
         mean += h[j] * rarer[j]
-    for i in range(a.shape[0]):
-        sum_real, sum_imaginary = a[i] - mean, b[i]
-        a[i] = real[i] * sum_real - imaginary[i] * sum_imaginary
-        b[i] = real[i] * sum_imaginary + imaginary[i] * sum_real
-    _fill_covariances(h, s, 0, above, -1.0, cosine, sine, real, imaginary, a, b, result)
-    _fill_covariances(h, s, above, end, 1.0, cosine, sine, real, imaginary, a, b, result)
+    for i in range(total.real.shape[0]):
+        a, b = total.real[i] - mean, total.imaginary[i]
+        total.real[i] = law.real[i] * a - law.imaginary[i] * b
+        total.imaginary[i] = law.real[i] * b + law.imaginary[i] * a
+    _fill_covariances(h, s, 0, above, -1.0, z, law, total, result)
+    _fill_covariances(h, s, above, end, 1.0, z, law, total, result)

@@ -38,6 +38,15 @@ class Law(NamedTuple):
     log_count: float  # logarithm of P(N = k) at the time 0, times the product of 1 + x there
 
 
+class Nodes(NamedTuple):
+    """The numbers of nodes that :func:`_part_of_change` uses: c, c (L C + C'), c L and c C."""
+
+    chance: Array
+    rest: Array
+    by_rarer: Array
+    rate: Array
+
+
 @inlined
 def seen_from_tilt(theta, drawn, k, anchor, offset, space):
     return split(theta, drawn, k, anchor, offset, LONGEST_GAP, space)
@@ -76,8 +85,9 @@ def _rates_of(weight, power, rarer, usual):
 
 
 @inlined
-def _add_rates(weight, rarer, usual, start, stop, power, to_usual, to_rarer):
+def _add_rates(law, start, stop, power, to_usual, to_rarer):
     """Adds units to the rates at which they will yet take their rarer fate, and at which they must give it up."""
+    weight, rarer, usual = law.sides.weight, law.rarer, law.usual
     fours = start + (stop - start) // 4 * 4
     for j in range(start, fours, 4):
         w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
@@ -101,8 +111,8 @@ def _fill_rates(law, leaving, arriving):
     """sum_j (1 - F_j) m_j and sum_j F_j (1 - m_j) at the nodes."""
     sides = law.sides
     leaving[:], arriving[:] = 0.0, 0.0
-    _add_rates(sides.weight, law.rarer, law.usual, 0, sides.above, sides.down, arriving, leaving)
-    _add_rates(sides.weight, law.rarer, law.usual, sides.above, sides.end, sides.up, leaving, arriving)
+    _add_rates(law, 0, sides.above, sides.down, arriving, leaving)
+    _add_rates(law, sides.above, sides.end, sides.up, leaving, arriving)
 
 
 @inlined
@@ -161,7 +171,8 @@ def _changes_of(weight, power, h, change, rarer, usual):
 
 
 @inlined
-def _add_changes(weight, rarer, usual, h, change, start, stop, power, log_count, to_usual, to_rarer):
+def _add_changes(law, h, change, start, stop, power, log_count, to_usual, to_rarer):
+    weight, rarer, usual = law.sides.weight, law.rarer, law.usual
     fours = start + (stop - start) // 4 * 4
     for j in range(start, fours, 4):
         w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
@@ -193,7 +204,8 @@ def _part_of_change(weight, power, chance, rest, by_rarer, rate, twice, fixed, r
 
 
 @inlined_sum
-def _fill_changes(weight, rarer, h, change, start, stop, power, chance, rest, by_rarer, rate, result):
+def _fill_changes(law, h, change, start, stop, power, nodes, result):
+    weight, rarer, (chance, rest, by_rarer, rate) = law.sides.weight, law.rarer, nodes
     for j in range(start, stop):
         total, w0, r0, h0 = 0.0, weight[j], rarer[j], h[j]
         fixed, twice = change[j] - h0 * r0, 2 * h0 * r0
@@ -203,38 +215,29 @@ def _fill_changes(weight, rarer, h, change, start, stop, power, chance, rest, by
 
 
 @inlined
-def _fill_products(rate, rate_change, log_count, chance, rest, by_rarer, weighted_rate):
-    """The numbers of nodes that :func:`_part_of_change` uses: c (L C + C'), c L and c C."""
-    for i in range(chance.shape[0]):
-        by_rarer[i] = chance[i] * log_count[i]
-        weighted_rate[i] = chance[i] * rate[i]
-        rest[i] = chance[i] * (log_count[i] * rate[i] + rate_change[i])
+def _fill_products(rate, rate_change, log_count, nodes):
+    for i in range(rate.shape[0]):
+        nodes.by_rarer[i] = nodes.chance[i] * log_count[i]
+        nodes.rate[i] = nodes.chance[i] * rate[i]
+        nodes.rest[i] = nodes.chance[i] * (log_count[i] * rate[i] + rate_change[i])
 
 
 @inlined
 def changes_of_rarer_fates(law, ends, depth, space, h, change, result):
     """The derivative of :func:`rarer_fates` along h, along which that of ``law.rarer`` is ``change``."""
-    sides, weight, rarer = law.sides, law.sides.weight, law.rarer
-    chance = _fill_chances(law, ends, depth, space)
-    nodes, rows = chance.shape[0], space.of_nodes
-    leaving, arriving, log_count = rows[5, :nodes], rows[6, :nodes], rows[7, :nodes]
-    leaving_change, arriving_change = rows[8, :nodes], rows[9, :nodes]
-    rest, by_rarer, weighted_rate = rows[10, :nodes], rows[11, :nodes], rows[12, :nodes]
+    sides, chance = law.sides, _fill_chances(law, ends, depth, space)
+    count, rows = chance.shape[0], space.of_nodes
+    leaving, arriving, log_count = rows[5, :count], rows[6, :count], rows[7, :count]
+    leaving_change, arriving_change = rows[8, :count], rows[9, :count]
+    nodes = Nodes(chance, rows[10, :count], rows[11, :count], rows[12, :count])
     _fill_rates(law, leaving, arriving)
     mean = 0.0
     for j in range(sides.end):
-        mean += h[j] * rarer[j]
+        mean += h[j] * law.rarer[j]
     log_count[:], leaving_change[:], arriving_change[:] = mean, 0.0, 0.0
-    _add_changes(
-        weight, rarer, law.usual, h, change, 0, sides.above, sides.down, log_count, arriving_change, leaving_change
-    )
-    _add_changes(
-        weight, rarer, law.usual, h, change, sides.above, sides.end, sides.up, log_count, leaving_change,
-        arriving_change,
-    )  # fmt: skip
-    _fill_products(arriving, arriving_change, log_count, chance, rest, by_rarer, weighted_rate)
-    _fill_changes(weight, rarer, h, change, 0, sides.above, sides.down, chance, rest, by_rarer, weighted_rate, result)
-    _fill_products(leaving, leaving_change, log_count, chance, rest, by_rarer, weighted_rate)
-    _fill_changes(
-        weight, rarer, h, change, sides.above, sides.end, sides.up, chance, rest, by_rarer, weighted_rate, result
-    )
+    _add_changes(law, h, change, 0, sides.above, sides.down, log_count, arriving_change, leaving_change)
+    _add_changes(law, h, change, sides.above, sides.end, sides.up, log_count, leaving_change, arriving_change)
+    _fill_products(arriving, arriving_change, log_count, nodes)
+    _fill_changes(law, h, change, 0, sides.above, sides.down, nodes, result)
+    _fill_products(leaving, leaving_change, log_count, nodes)
+    _fill_changes(law, h, change, sides.above, sides.end, sides.up, nodes, result)

@@ -8,7 +8,8 @@ at most 32.
     registers   one program per draw of a row, which stays on chip: theta is read once, x written once
     tiles       longer rows; their ranks are stored in the memory of the result, and are read for every count
 
-Layout: theta (rows, n), unit last stride; k, t (rows,); x (draws, n), the rows of a sample one after another.
+Layout: theta (rows, n), unit last stride; k, t (rows,) and x (draws, n), the rows of a sample one after another, are
+contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -164,9 +165,6 @@ def _order_draw(
     seed_ptr,
     k_ptr,
     stride_theta,
-    stride_x,
-    stride_t,
-    stride_k,
     rows,
     batch,
     n,
@@ -181,12 +179,12 @@ def _order_draw(
     serial = tl.program_id(0)
     draw, number = place_of(serial, batch, first_draw, first_row)
     row = (serial % rows).to(tl.int64)
-    k = tl.load(k_ptr + row * stride_k).to(tl.int32)
-    t = tl.load(t_ptr + row * stride_t)
+    k = tl.load(k_ptr + row).to(tl.int32)
+    t = tl.load(t_ptr + row)
     high, low = split_threshold(tl.where(tl.abs(t) < float("inf"), t, 0.0), DTYPE)
     seed = tl.load(seed_ptr)
     theta_ptr += row * stride_theta
-    x_ptr += serial.to(tl.int64) * stride_x
+    x_ptr += serial.to(tl.int64) * n
     seen = tl.zeros((), tl.int32)
     if IN_REGISTERS:
         key = _tile_keys(theta_ptr, 0, n, high, low, seed, draw, number, first_unit, NOISE, BLOCK, DTYPE)
@@ -217,7 +215,7 @@ def order_draw(
 ) -> Tensor:
     shape, batch = (draws, *theta.shape), centre.numel()
     draws, (theta, centre, k) = without_expansion(draws, theta, centre, k)
-    rows, t, sizes = rows_of(theta), centre.reshape(-1), k.reshape(-1)
+    rows, t, sizes = rows_of(theta), centre.reshape(-1).contiguous(), k.reshape(-1).contiguous()
     count, n = rows.shape
     how = plan(count, n, torch.float32, DRAW)
     # In a dtype that can hold the ranks.
@@ -225,8 +223,7 @@ def order_draw(
     x = torch.empty(draws * count, n, dtype=room, device=theta.device)
     with on_device(theta):
         _order_draw[(draws * count,)](
-            rows, x, t, seed, sizes, rows.stride(0), x.stride(0), t.stride(0), sizes.stride(0), count, batch,
-            n, *first, NOISE=NOISES[noise], BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1],
-            num_warps=how.warps,
+            rows, x, t, seed, sizes, rows.stride(0), count, batch, n, *first, NOISE=NOISES[noise],
+            BLOCK=how.block, IN_REGISTERS=how.resident, DTYPE=arithmetic(theta)[1], num_warps=how.warps,
         )  # fmt: skip
     return x.to(dtype).reshape(shape)

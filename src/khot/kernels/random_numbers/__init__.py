@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._contents import has_contents
 from khot._distributed.draws import RowsOfMany, draws_of_rows
-from khot._validation import has_contents
 
 from .philox import Place, uniform_rows, words_of_rows
 

@@ -40,8 +40,9 @@ def _solve(
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # empty: address 0 writes no values
     at, left = Threshold(k.new_empty(rows), k.new_empty(rows)), k.new_empty(rows, dtype=torch.bool)
-    arguments = items.data_ptr(), k.data_ptr(), 0.0, scale.data_ptr(), 0.0, *(v.data_ptr() for v in (y, *at, left))
-    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *arguments, *link_numbers(found)):
+    inputs = items.data_ptr(), (k.data_ptr(), 0.0), (scale.data_ptr(), 0.0)
+    results = y.data_ptr(), (at.anchor.data_ptr(), at.offset.data_ptr()), left.data_ptr()
+    if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
         if check:  # for all rows, because errors contain row numbers
             span = row_range(KINDS[kind].scores(items))
             exact.check_rows(items, k, scale, softness, KINDS[kind], span, None)
@@ -61,9 +62,10 @@ def mask_derivative(
     scale, at = _flat(scale), Threshold(_flat(anchor), _flat(offset))
     grad_x, grad_k, left = torch.empty_like(items), torch.empty_like(scale), scale.new_empty(rows, dtype=torch.bool)
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
-    arguments = items.data_ptr(), scale.data_ptr(), 0.0, *(v.data_ptr() for v in (*at, cotangents, grad_x, grad_k))
-    results = grad_scale.data_ptr() if with_scale else 0, left.data_ptr()
-    if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments, *results, float(found.q)):
+    place = (scale.data_ptr(), 0.0), (at.anchor.data_ptr(), at.offset.data_ptr())
+    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0
+    arguments = items.data_ptr(), *place, cotangents.data_ptr(), results, left.data_ptr(), float(found.q)
+    if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -77,8 +79,10 @@ def threshold_derivative(
     given = tuple(_flat(v) for v in (scale, anchor, offset, grad))
     grad_x, grad_k, grad_scale = (torch.empty_like(v) for v in (items, given[0], given[0]))
     left = given[0].new_empty(rows, dtype=torch.bool)
-    addresses = tuple(v.data_ptr() for v in (items, *given, grad_x, grad_k, grad_scale, left))
-    if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *addresses, float(found.q)):
+    at_scale, at_anchor, at_offset, at_grad = (v.data_ptr() for v in given)
+    results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr()
+    arguments = items.data_ptr(), at_scale, (at_anchor, at_offset), at_grad, results, left.data_ptr(), float(found.q)
+    if over_rows(_loops(found, items, kind).threshold, rows, rows * n, n, *arguments):
         s, a, c, g = (v[left] for v in given)
         grad_x[left], grad_k[left], grad_scale[left] = exact.threshold_derivative(items[left], s, a, c, g, link, kind)
     return grad_x.reshape(x.shape).to(x.dtype), grad_k.reshape(batch), grad_scale.reshape(batch)
@@ -114,9 +118,9 @@ def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tu
     rows = items // n
     y, (anchor, offset) = torch.empty_like(x), x.new_empty((2, rows), dtype=torch.float64)
     left = x.new_empty(rows, dtype=torch.bool)
-    results = y.data_ptr(), anchor.data_ptr(), offset.data_ptr(), left.data_ptr()
+    results = y.data_ptr(), (anchor.data_ptr(), offset.data_ptr()), left.data_ptr()
     loop = _loops(link, x, kind.name).mask
-    if over_rows(loop, rows, items, n, x.data_ptr(), 0, k, 0, scale, *results, *link_numbers(link)):
+    if over_rows(loop, rows, items, n, x.data_ptr(), (0, k), (0, scale), *results, link_numbers(link)):
         return None
     return y, anchor, offset
 
@@ -127,10 +131,10 @@ def _plain_gradient(
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
-    inputs = anchor.data_ptr(), offset.data_ptr(), grad.data_ptr()
-    results = grad_x.data_ptr(), 0, 0, left.data_ptr()
+    inputs = x.data_ptr(), (0, scale), (anchor.data_ptr(), offset.data_ptr()), grad.data_ptr()
+    results = (grad_x.data_ptr(), 0, 0), left.data_ptr()
     loop = _loops(link, x, kind.name).derivative
-    return None if over_rows(loop, rows, items, n, x.data_ptr(), 0, scale, *inputs, *results, float(link.q)) else grad_x
+    return None if over_rows(loop, rows, items, n, *inputs, *results, float(link.q)) else grad_x
 
 
 PLAIN = Plain(_plain_mask, _plain_gradient)

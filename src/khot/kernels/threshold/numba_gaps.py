@@ -114,7 +114,7 @@ def _balancer(far: FarTail | None, real: Real) -> Compiled:
 
 
 def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
-    """``(x, anchor, offset, s, shares)``: writes the shares of the slopes around a gap; returns whether it is one.
+    """``(x, place, shares)``: writes the shares of the slopes around a gap; returns whether it is one.
 
     At k = 0 and k = n the gap has one side. The t of a capped exponential is held only by the nearest item above.
     """
@@ -122,7 +122,8 @@ def far_shares_of(far: FarTail | None, compact: bool, real: Real) -> Compiled:
     side = _sides_of(far, real)
 
     @per_row
-    def far_shares(x, anchor, offset, s, shares):
+    def far_shares(x, place, shares):
+        anchor, offset, s, _ = place
         inverse, t = 1 / s, anchor + offset * s
         cut = real(t)
         if cut > t or (compact and cut == t):

@@ -2,6 +2,10 @@
 
 A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
 the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
+
+Its arguments are addresses of tensors, 0 for what is not wanted, and numbers. What travels together is a tuple: anchor
+and offset of the threshold; the results of a derivative; k or the softness, see :func:`khot.kernels.cpu.rows.of_row`;
+the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,7 +25,7 @@ from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
 from .kinds import KINDS, Kind
 from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
-from .numba_scale import Shape, fixed_scale
+from .numba_scale import Place, Shape, fixed_scale
 
 
 class Loops(NamedTuple):
@@ -68,31 +72,31 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
     ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
-    def mask(first, last, n, x, k, one_k, scale, one_scale, y, anchor, offset, left, q, centre, spread):
+    def mask(first, last, n, x, k, scale, y, threshold, left, law):
         xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
-        anchors, offsets = doubles_at(anchor, 1, last)[0], doubles_at(offset, 1, last)[0]
+        anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         is_left, known, count = bytes_at(left, 1, last)[0], NO_QUANTILES, 0
         buffer = np.empty(n + 2 * SAMPLE_SIZE, real)
         items, sample = buffer[:n], buffer[n:]
         for r in range(first, last):
-            row, size, s, finite = xs[r], of_row(k, one_k, r), of_row(scale, one_scale, r), n
+            row, size, s, finite = xs[r], of_row(k, r), of_row(scale, r), n
             if absolute:
                 for i in range(n):
                     items[i] = abs(xs[r, i])
                 row = items
-            a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
+            a, c, how, known = solve(row, size, s, law, sample, known)
             if how == INFINITE and not absolute:
                 # From its finite items only, so that the others change no bit of the values.
                 finite, selected = gather_finite(row, items)
                 if finite > 0:
                     row, size = items[:finite], size - selected
-                    a, c, how, known = solve(row, size, s, (q, centre, spread), sample, known)
+                    a, c, how, known = solve(row, size, s, law, sample, known)
             if grows:
                 how = how if (a > magnitudes.SMALLEST or a == 0) and highest(items) < magnitudes.LARGEST else LOST
             elif absolute and a + c * s <= 0:
                 a = c = 0.0
             if how == FOUND and y != 0:
-                fill(row, size, a, c, s, q, ys[r, :finite])
+                fill(row, size, Place(a, c, s, law[0]), ys[r, :finite])
                 if finite < n:
                     scatter(xs[r], finite, ends, ys[r])
                 if absolute:
@@ -108,8 +112,10 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
 def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
     absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
 
-    def derivative(first, last, n, x, scale, one_scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
+    def derivative(first, last, n, x, scale, threshold, g, results, left, q):
+        grad_x, grad_k, grad_scale = results
         xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
+        anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k != 0, grad_scale != 0
         buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
         items, pushes, roots = buffer[:n], buffer[n : 2 * n], buffer[2 * n :]
@@ -120,10 +126,11 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
                     items[i] = abs(row[i])
                     pushes[i] = push[i] if row[i] > 0 else -push[i]
                 row, push = items, pushes
-            s, a, c = of_row(scale, one_scale, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
+            s, a, c = of_row(scale, r), anchors[r], offsets[r]
             idle, done = absolute and not grows and a == 0 and c == 0, NARROWEST < s < WIDEST and real(a) == a
             if done:
-                of_k, of_scale, done = gradient(row, push, a, c, s, q, idle, with_k, with_scale, roots, out)
+                place = Place(a, c, s, q)
+                of_k, of_scale, done = gradient(row, push, place, idle, with_k, with_scale, roots, out)
                 if with_k:
                     doubles_at(grad_k, 1, last)[0, r] = of_k
                 if with_scale:
@@ -141,13 +148,15 @@ def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
 def _threshold_derivative(gradient: Compiled, real: Real) -> Any:
     reals_at = REALS_AT[real]
 
-    def threshold_derivative(first, last, n, x, scale, anchor, offset, g, grad_x, grad_k, grad_scale, left, q):
-        xs, grads, is_left, count = reals_at(x, last, n), reals_at(grad_x, last, n), bytes_at(left, 1, last)[0], 0
+    def threshold_derivative(first, last, n, x, scale, threshold, g, results, left, q):
+        xs, grads, is_left, count = reals_at(x, last, n), reals_at(results[0], last, n), bytes_at(left, 1, last)[0], 0
+        scales, gs = doubles_at(scale, 1, last)[0], doubles_at(g, 1, last)[0]
+        anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         for r in range(first, last):
-            s, a, c = of_row(scale, 1.0, r), of_row(anchor, 0.0, r), of_row(offset, 0.0, r)
-            of_k, of_scale, done = gradient(xs[r], of_row(g, 0.0, r), a, c, s, q, grads[r])
-            doubles_at(grad_k, 1, last)[0, r] = of_k
-            doubles_at(grad_scale, 1, last)[0, r] = of_scale
+            s, place = scales[r], Place(anchors[r], offsets[r], scales[r], q)
+            of_k, of_scale, done = gradient(xs[r], gs[r], place, grads[r])
+            doubles_at(results[1], 1, last)[0, r] = of_k
+            doubles_at(results[2], 1, last)[0, r] = of_scale
             is_left[r] = not (done and NARROWEST < s < WIDEST)
             count += is_left[r]
         return count

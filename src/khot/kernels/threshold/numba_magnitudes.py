@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, specialised, summed
 from ..cpu.maths import EXP, LOG, Real
-from ..cpu.rows import CHUNK, distance
+from ..cpu.rows import CHUNK, Origin, distance
 from ..links.base_numba import Compiled, NumbaLink
 from ..links.clipped_power_numba import power_below
 from .numba_scale import Scale
@@ -124,85 +124,81 @@ def growing_scale(variant: str, name: str, real: Real) -> Scale:
 
 @functools.cache
 def _placer(variant: str) -> Compiled:
-    """``(anchor, offset, s, q)``: t, and 1 / sigma and the offset for distances; at t = 0 all entries are capped."""
+    """``(place)``: t, and 1 / sigma and the offset for distances; at t = 0 all entries are capped."""
     shrink = _shrink(variant)
     with specialised(variant):
 
         @per_row
-        def place(anchor, offset, s, q):
+        def origin_of(place):
+            anchor, offset, s, q = place
             if anchor == 0:
                 return 0.0, 0.0, -2.0
             t = shrink(anchor, (0 - offset) * s, q)
             if q == 1:
                 return t, 1 / (s * t), offset
-            root = t ** (1 / q)
-            return (
-                t,
-                1 / (s * root * (1 + (t / root**q - 1) / q)),
-                offset,
-            )  # a root whose q-th power has all digits of t
+            root = t ** (1 / q)  # and then one whose q-th power has all digits of t
+            return t, 1 / (s * root * (1 + (t / root**q - 1) / q)), offset
 
-    return place
+    return origin_of
 
 
 # ---- Values and derivatives of absolute values
 
 
 def filler(link: NumbaLink, variant: str, real: Real) -> Compiled:
-    """``(a, k, anchor, offset, s, q, y)``: the magnitudes."""
-    fill_roots, place, value, kept = (
-        _root_filler(variant, real),
-        _placer(variant),
-        link.value,
-        _shrinker(variant, real)[3],
-    )
+    """``(a, k, place, y)``: the magnitudes."""
+    fill_roots, origin_of, value = _root_filler(variant, real), _placer(variant), link.value
+    *_, kept = _shrinker(variant, real)
     zero, one = real(0), real(1)
 
     @per_row
-    def fill_part(a, anchor, inverse, offset, t, s, q, y):
+    def fill_part(a, origin, t, s, q, y):
         for i in range(a.shape[0]):
-            z = distance(a[i], anchor, inverse, offset)
+            z = distance(a[i], origin)
             y[i] = kept(y[i], a[i], s, real(q)) if (z >= one) & (a[i] > zero) else t * value(z, q)
 
     @per_row
-    def fill(a, k, anchor, offset, s, q, y):
-        t, inverse, c = place(anchor, offset, s, q)
+    def fill(a, k, place, y):
+        t, inverse, c = origin_of(place)
+        origin, s, q = Origin(real(place.anchor), real(inverse), real(c)), real(place.s), place.q
         for i in range(0, a.shape[0], CHUNK):
             part, out = a[i : i + CHUNK], y[i : i + CHUNK]
-            fill_roots(part, real(s), real(q), out)
-            fill_part(part, real(anchor), real(inverse), real(c), real(t), real(s), q, out)
+            fill_roots(part, s, real(q), out)
+            fill_part(part, origin, real(t), s, q, out)
 
     return fill
 
 
-def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
-    """``(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out)``: like :func:`.numba_masks.gradient_of`."""
-    terms, power, place, fill_roots = (
-        link.terms,
-        power_below(variant, real),
-        _placer(variant),
-        _root_filler(variant, real),
-    )
-    zero, one = real(0), real(1)
+def _slopes_of(link: NumbaLink, real: Real) -> Compiled:
+    """``(a, origin, g, q, out)``: slopes f in ``out``; the sums of f, of z^q over the same entries, and of f g."""
+    terms, zero = link.terms, real(0)
 
     @summed
-    def slopes(a, anchor, inverse, offset, g, q, out):
-        """The slopes f in ``out``; their sum, that of z^q over the same entries, and the pull <f, g>."""
+    def slopes(a, origin, g, q, out):
         total = shares = pull = zero
         for i in range(a.shape[0]):
-            _, share, f = terms(distance(a[i], anchor, inverse, offset), q)
+            _, share, f = terms(distance(a[i], origin), q)
             out[i] = f
             total += f
             shares += share
             pull += f * g[i]
         return total, shares, pull
 
+    return slopes
+
+
+def _pull_back_of(variant: str, real: Real) -> Compiled:
+    """``(a, origin, g, u, mean, rate, s, q, out)``: replaces slopes by dL/da, given the roots u; returns levers.
+
+    These are the sums over entries that follow the threshold, and over capped ones.
+    """
+    power, zero, one = power_below(variant, real), real(0), real(1)
+
     @summed
-    def pull_back(a, anchor, inverse, offset, g, u, mean, rate, s, q, out):
-        """Replaces slopes by dL/da, given the roots u; returns the levers of entries that follow t, and of others."""
+    def pull_back(a, origin, g, u, mean, rate, s, q, out):
         levers = own_levers = zero
         for i in range(a.shape[0]):
-            z = distance(a[i], anchor, inverse, offset)
+            z = distance(a[i], origin)
             steepness = power(u[i], q)
             own = g[i] * (steepness / (steepness + s / q)) if (z >= one) & (a[i] > zero) else zero
             centred = out[i] * (g[i] - mean)
@@ -211,15 +207,24 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
             out[i] = centred * rate + own
         return levers, own_levers
 
+    return pull_back
+
+
+def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
+    """``(a, g, place, idle, with_k, with_scale, roots, out)``: like :func:`.numba_masks.gradient_of`."""
+    slopes, pull_back = _slopes_of(link, real), _pull_back_of(variant, real)
+    origin_of, fill_roots = _placer(variant), _root_filler(variant, real)
+
     @per_row
-    def gradient(a, g, anchor, offset, s, q, idle, with_k, with_scale, roots, out):
+    def gradient(a, g, place, idle, with_k, with_scale, roots, out):
         n, total, shares, pull, levers, own = a.shape[0], 0.0, 0.0, 0.0, 0.0, 0.0
+        anchor, _, s, q = place
         if 0 < anchor < SMALLEST:
             return 0.0, 0.0, False
-        t, inverse, c = place(anchor, offset, s, q)
-        b, d, e = real(anchor), real(inverse), real(c)
+        t, inverse, c = origin_of(place)
+        origin = Origin(real(anchor), real(inverse), real(c))
         for i in range(0, n, CHUNK):
-            f, h, p = slopes(a[i : i + CHUNK], b, d, e, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            f, h, p = slopes(a[i : i + CHUNK], origin, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += f
             shares += h
             pull += p
@@ -230,7 +235,7 @@ def gradient_of(link: NumbaLink, variant: str, real: Real) -> Compiled:
             part, given, result = a[i : i + CHUNK], g[i : i + CHUNK], out[i : i + CHUNK]
             u = roots[: part.shape[0]]
             fill_roots(part, real(s), real(q), u)
-            v, w = pull_back(part, b, d, e, given, u, real(mean), real(rate), real(s), real(q), result)
+            v, w = pull_back(part, origin, given, u, real(mean), real(rate), real(s), real(q), result)
             levers += v
             own += w
         of_k, of_scale = t * mean, -(t / s) * levers - own

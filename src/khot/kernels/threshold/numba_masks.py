@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import Real
-from ..cpu.rows import CHUNK, difference, distance, dot, highest, lowest, total_of
+from ..cpu.rows import CHUNK, Origin, difference, distance, dot, highest, lowest, total_of
 from ..links.base_numba import Compiled, NumbaLink
 from .gaps import UNDERFLOW
 from .numba_counting import place_of
@@ -24,15 +24,15 @@ SLIGHT = 2**-10  # largest relative correction
 
 
 def filler(link: NumbaLink, shape: Shape, log: bool, real: Real) -> Compiled:
-    """``(x, k, anchor, offset, s, q, y)``: the mask of finite items, or its logarithm."""
+    """``(x, k, place, y)``: the mask of finite items, or its logarithm."""
     value, wide = link.log_value if log else link.value, link.distances or real
     settles = real is np.float32 and not log and not (shape.compact and shape.reaches_zero)
 
     @per_row
-    def fill(x, k, anchor, offset, s, q, y):
-        a, inverse, c = wide(anchor), wide(1 / s), wide(offset)
+    def fill(x, k, place, y):
+        origin = Origin(wide(place.anchor), wide(1 / place.s), wide(place.offset))
         for i in range(x.shape[0]):
-            y[i] = value(distance(wide(x[i]), a, inverse, c), q)
+            y[i] = value(distance(wide(x[i]), origin), place.q)
         if settles and k < SMALL:
             _settle(y, k)
 
@@ -55,17 +55,17 @@ def _settle(y, k):
 
 
 @summed
-def _lever(x, anchor, inverse, offset, grad):
+def _lever(x, origin, grad):
     """The sum of z dL/dz in float64, in which no product overflows; infinite items have no slope."""
     total = 0.0
     for i in range(x.shape[0]):
-        z = np.float64(distance(x[i], anchor, inverse, offset))
+        z = np.float64(distance(x[i], origin))
         total += (z if abs(z) < np.inf else 0.0) * np.float64(grad[i])
     return total
 
 
 @per_row
-def _finish(x, anchor, inverse, offset, top, with_scale, out):
+def _finish(x, origin, top, with_scale, out):
     """Returns dL/ds, and writes dL/dx to ``out``, which has dL/dz, or dL/dz divided by s if dL/ds is not wanted.
 
     The sum of dL/dz is 0. The entry ``top``, if there is one with nearly all of the slopes, is minus the sum of the
@@ -76,14 +76,14 @@ def _finish(x, anchor, inverse, offset, top, with_scale, out):
         out[top] = -total_of(out)
     if not with_scale:
         return 0.0
-    lever = _lever(x, anchor, inverse, offset, out)
+    lever = _lever(x, origin, out)
     for i in range(out.shape[0]):
-        out[i] *= inverse
-    return -inverse * lever
+        out[i] *= origin.inverse
+    return -origin.inverse * lever
 
 
 def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
+    """``(x, g, place, idle, with_k, with_scale, buffer, out)``: dL/dk, dL/ds, whether all is done.
 
     dL/dx is in ``out``. If all slopes underflow, it is 0, and dL/dk is computed if it is wanted. An idle threshold does
     not move.
@@ -93,10 +93,10 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
     fill_shares: Compiled = None if vanishes else far_shares_of(link.far, shape.compact, real)
 
     @summed
-    def slopes(x, anchor, inverse, offset, g, q, out):
+    def slopes(x, origin, g, q, out):
         total = pull = real(0)
         for i in range(x.shape[0]):
-            w = slope(distance(x[i], anchor, inverse, offset), q)
+            w = slope(distance(x[i], origin), q)
             out[i] = w
             total += w
             pull += w * g[i]
@@ -110,17 +110,17 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         return total
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
-        n, total, pull, left, size, inverse = x.shape[0], 0.0, 0.0, 0.0, 1.0, 1 / s
-        a, b, c = real(anchor), real(inverse), real(offset)
+    def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
+        n, total, pull, left, size, inverse = x.shape[0], 0.0, 0.0, 0.0, 1.0, 1 / place.s
+        origin = Origin(real(place.anchor), real(inverse), real(place.offset))
         for i in range(0, n, CHUNK):
-            t, p = slopes(x[i : i + CHUNK], a, b, c, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            t, p = slopes(x[i : i + CHUNK], origin, g[i : i + CHUNK], place.q, out[i : i + CHUNK])
             total += t
             pull += p
         if total < smallest:
             if vanishes or not with_k:
                 total = smallest
-            elif fill_shares(x, anchor, offset, s, out):
+            elif fill_shares(x, place, out):
                 size, total, pull = total, 1.0, dot(out, g)
         if not total >= smallest:
             return 0.0, 0.0, False
@@ -134,7 +134,7 @@ def gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         factor, remainder = real(size if with_scale else size * inverse), real(left)
         for i in range(n):
             out[i] = out[i] * ((g[i] - mean) - remainder) * factor
-        of_scale = _finish(x, a, b, c, top, with_scale, out)
+        of_scale = _finish(x, origin, top, with_scale, out)
         return np.float64(mean) + left, of_scale, True
 
     return gradient
@@ -151,10 +151,10 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
         return log_derivative(z, q) * g if x > -np.inf else real(0)
 
     @summed
-    def slopes(x, anchor, inverse, offset, g, q, out):
+    def slopes(x, origin, g, q, out):
         total = pull = real(0)
         for i in range(x.shape[0]):
-            z = distance(x[i], anchor, inverse, offset)
+            z = distance(x[i], origin)
             w = slope(z, q)
             out[i] = w
             total += w
@@ -162,11 +162,11 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
         return total, pull
 
     @summed
-    def pull_in_gap(x, anchor, inverse, offset, g, q, shares, total):
+    def pull_in_gap(x, origin, g, q, shares, total):
         """dL/dk = sum g_i omega_i / F(z_i): above the gap F is 1, and below omega / F' is 1 / sum F'."""
         above = below = 0.0
         for i in range(x.shape[0]):
-            z = distance(x[i], anchor, inverse, offset)
+            z = distance(x[i], origin)
             if z > 0:
                 above += g[i] * shares[i]
             else:
@@ -174,49 +174,50 @@ def log_gradient_of(link: NumbaLink, precise: NumbaLink, real: Real) -> Compiled
         return above + below / max(total, tiny)  # divided once, since quotients may overflow with either sign
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, idle, with_k, with_scale, buffer, out):
-        n, total, pull, inverse = x.shape[0], 0.0, 0.0, 1 / s
-        a, b, c = real(anchor), real(inverse), real(offset)
+    def gradient(x, g, place, idle, with_k, with_scale, buffer, out):
+        n, total, pull, inverse, q = x.shape[0], 0.0, 0.0, 1 / place.s, place.q
+        origin = Origin(real(place.anchor), real(inverse), real(place.offset))
         for i in range(0, n, CHUNK):
-            t, p = slopes(x[i : i + CHUNK], a, b, c, g[i : i + CHUNK], q, out[i : i + CHUNK])
+            t, p = slopes(x[i : i + CHUNK], origin, g[i : i + CHUNK], q, out[i : i + CHUNK])
             total += t
             pull += p
         of_k, in_gap = pull / total, total < smallest
-        if in_gap and fill_shares(x, anchor, offset, s, out):
-            of_k, total = pull_in_gap(x, a, b, c, g, q, out, total), 1.0
+        if in_gap and fill_shares(x, place, out):
+            of_k, total = pull_in_gap(x, origin, g, q, out, total), 1.0
         if not total >= smallest:
             return 0.0, 0.0, False
         largest, mean = np.float64(highest(out)), real(pull / total)
         top, factor = place_of(out, largest) if largest > DOMINANT * total else -1, 1 if with_scale else inverse
         for i in range(n):
-            out[i] = (direct(x[i], distance(x[i], a, b, c), g[i], q) - out[i] * mean) * real(factor)
+            out[i] = (direct(x[i], distance(x[i], origin), g[i], q) - out[i] * mean) * real(factor)
         if single and not in_gap:  # otherwise the shares have no rounding of z
             farthest = max(np.float64(highest(out)), -np.float64(lowest(out)))
             if farthest < CANCELLED * factor * (largest / total) * abs(pull):
-                of_k = again(x, g, anchor, offset, inverse, q, factor, out)
-        return of_k, _finish(x, a, b, c, top, with_scale, out), True
+                of_k = again(x, g, place, factor, out)
+        return of_k, _finish(x, origin, top, with_scale, out), True
 
     return gradient
 
 
 def _exact_log_gradient(link: NumbaLink) -> Compiled:
-    """``(x, g, anchor, offset, inverse, q, factor, out)``: dL/dk; dL/dz times the factor, where float32 cancels."""
+    """``(x, g, place, factor, out)``: dL/dk; dL/dz times the factor, where float32 cancels."""
     slope, log_derivative = link.slope, link.log_derivative
 
     @inlined
-    def of_item(x, anchor, inverse, offset, g, q):
-        z = (np.float64(x) - anchor) * inverse - offset
+    def of_item(x, origin, g, q):
+        z = distance(np.float64(x), origin)
         return slope(z, q), log_derivative(z, q) * g if x > -np.inf else 0.0
 
     @per_row
-    def gradient(x, g, anchor, offset, inverse, q, factor, out):
+    def gradient(x, g, place, factor, out):
         total = pull = 0.0
+        origin = Origin(place.anchor, 1 / place.s, place.offset)
         for i in range(x.shape[0]):
-            w, direct = of_item(x[i], anchor, inverse, offset, g[i], q)
+            w, direct = of_item(x[i], origin, g[i], place.q)
             total += w
             pull += direct
         for i in range(x.shape[0]):
-            w, direct = of_item(x[i], anchor, inverse, offset, g[i], q)
+            w, direct = of_item(x[i], origin, g[i], place.q)
             out[i] = (direct - w * (pull / total)) * factor
         return pull / total
 
@@ -224,7 +225,7 @@ def _exact_log_gradient(link: NumbaLink) -> Compiled:
 
 
 def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, g, anchor, offset, s, q, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
+    """``(x, g, place, out)``: dL/dk and dL/ds of the offset, dL/dx in ``out``, and whether all is done.
 
     dL/dx_i is the share of an item's slope divided by s, dL/dk is minus the reciprocal of their sum, and dL/ds follows
     from the mean z. The link is that of float64, in which slopes seldom underflow; rows in which all do are left to the
@@ -233,27 +234,28 @@ def threshold_gradient_of(link: NumbaLink, shape: Shape, real: Real) -> Compiled
     slope, vanishes, least = link.slope, shape.compact and shape.reaches_zero, float(np.finfo(real).tiny)
 
     @inlined
-    def of_item(x, anchor, inverse, offset, q):
-        z = (np.float64(x) - anchor) * inverse - offset
+    def of_item(x, origin, q):
+        z = distance(np.float64(x), origin)
         is_finite = abs(z) < np.inf
         return z if is_finite else 0.0, slope(z, q) if is_finite else 0.0
 
     @summed
-    def slopes(x, anchor, inverse, offset, q):
+    def slopes(x, origin, q):
         total = lever = 0.0
         for i in range(x.shape[0]):
-            z, w = of_item(x[i], anchor, inverse, offset, q)
+            z, w = of_item(x[i], origin, q)
             total += w
             lever += w * z
         return total, lever
 
     @per_row
-    def gradient(x, g, anchor, offset, s, q, out):
-        total, lever = slopes(x, anchor, 1 / s, offset, q)
+    def gradient(x, g, place, out):
+        origin, s = Origin(place.anchor, 1 / place.s, place.offset), place.s
+        total, lever = slopes(x, origin, place.q)
         share = 1 / total if total > TINY else 0.0
         for i in range(out.shape[0]):
-            out[i] = of_item(x[i], anchor, 1 / s, offset, q)[1] * share * (g / s)
+            out[i] = of_item(x[i], origin, place.q)[1] * share * (g / s)
         rate = share if vanishes else min(share, 1 / least)
-        return -rate * g, -g * (lever * share + offset) / s, vanishes or total >= UNDERFLOW
+        return -rate * g, -g * (lever * share + place.offset) / s, vanishes or total >= UNDERFLOW
 
     return gradient

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cpu.loops import inlined, per_row, summed
 from ..cpu.maths import Real
-from ..cpu.rows import CHUNK, distance, highest, lowest, moments
+from ..cpu.rows import CHUNK, Origin, distance, highest, lowest, moments
 from ..exact.newton import COARSEST, NEAR, RESOLUTION
 from ..exact.rows import SAMPLE_SIZE
 from ..links.base_numba import Compiled, NumbaLink, normal_quantile, normal_spacing
@@ -45,10 +45,10 @@ def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
     two = wide(2)
 
     @summed
-    def of_chunk(x, anchor, inverse, offset, q):
+    def of_chunk(x, origin, q):
         above = signed = total = slope = wide(0)
         for i in range(x.shape[0]):
-            is_above, tail, rate = terms(distance(wide(x[i]), anchor, inverse, offset), q)
+            is_above, tail, rate = terms(distance(wide(x[i]), origin), q)
             above += is_above
             signed += tail - two * is_above * tail
             total += tail
@@ -58,10 +58,10 @@ def _tail_sums(link: NumbaLink, real: Real) -> Compiled:
     @per_row
     def sums(x, base, t, inverse, q):
         anchor = wide(base + t)
-        offset = wide(((base - np.float64(anchor)) + t) * inverse)
+        origin = Origin(anchor, wide(inverse), wide(((base - np.float64(anchor)) + t) * inverse))
         above = signed = total = slope = 0.0
         for i in range(0, x.shape[0], CHUNK):
-            a, s, u, w = of_chunk(x[i : i + CHUNK], anchor, wide(inverse), offset, q)
+            a, s, u, w = of_chunk(x[i : i + CHUNK], origin, q)
             above += a
             signed += s
             total += u
@@ -149,17 +149,9 @@ def _guess(mean, variance, s, quantile, normal, centre, spread):
     return mean - centre * s - mixed * math.sqrt(variance + own)
 
 
-def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
-    """``(x, k, s, law, sample, known)``: anchor, offset, how the search ends, ``known``.
-
-    ``law`` is q, and the centre and the spread of the link. ``known`` has a share k / n, the quantiles there of the
-    link and of the normal law, and n times the distance of neighbouring items there, in deviations. These are often the
-    same as for the previous row.
-    """
-    search, close_gap = _searcher(scale, link, shape, real), gap_closer(scale, link, shape, real)
-    enclose = encloser(scale, real)
-    compact, quantile_of, is_exponential = shape.compact, link.quantile, shape.compact and not shape.reaches_zero
-    scale_at, threshold, grows, reach = scale.at, scale.threshold, scale.grows, shape.reach
+def _quantiles_of(link: NumbaLink) -> Compiled:
+    """``(share, q, known)``: what is ``known`` of a share k / n, see :func:`solver`."""
+    quantile_of = link.quantile
 
     @per_row
     def quantiles(share, q, known):
@@ -169,9 +161,18 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         normal = normal_quantile(share)
         return share, quantile_of(share, q), normal, normal_spacing(normal)
 
+    return quantiles
+
+
+def _search_from_guess_of(scale: Scale, search: Compiled, shape: Shape, real: Real) -> Compiled:
+    """``(x, mean, variance, start, k, s, law, bound, known)``: a search from a start or, if that is NaN, from a guess.
+
+    It is LOST, too, if it does not pay.
+    """
+    scale_at, threshold, grows, compact = scale.at, scale.threshold, scale.grows, shape.compact
+
     @per_row
     def search_from_guess(x, mean, variance, start, k, s, law, bound, known):
-        """Searches from a start or, if that is NaN, from a guess; returns LOST if this does not pay."""
         (q, centre, spread), (_, quantile, normal, _) = law, known
         if math.isnan(start) and grows:
             start = threshold(max(mean - math.sqrt(variance) * normal, LEAST * mean), quantile, s, q)
@@ -187,6 +188,15 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
             low = threshold(lowest(x) - base, bound + SLACK, s, q)
             high = threshold(highest(x) - base, bound - SLACK, s, q)
         return search(x, k, s, q, base, min(max(start - base, low), high), low, high)
+
+    return search_from_guess
+
+
+def _search_by_counting_of(scale: Scale, search: Compiled, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, k, s, q, u, step)``: a search inside a bracket, for which see :func:`.numba_counting.encloser`."""
+    enclose, close_gap = encloser(scale, real), gap_closer(scale, link, shape, real)
+    threshold, grows, quantile_of = scale.threshold, scale.grows, link.quantile
+    is_exponential = shape.compact and not shape.reaches_zero
 
     @per_row
     def search_by_counting(x, k, s, q, u, step):
@@ -205,9 +215,15 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         high = threshold(high - base, quantile_of(most, q) - SLACK, s, q)
         return search(x, k, s, q, base, min(max(start, low), high), low, high)
 
+    return search_by_counting
+
+
+def _start_of_sample_of(scale: Scale, search_from_guess: Compiled) -> Compiled:
+    """``(x, share, s, law, sample, known)``: the threshold of some items of a long row; NaN if there is none."""
+    scale_at = scale.at
+
     @per_row
     def start_of_sample(x, share, s, law, sample, known):
-        """The threshold of some items of a long row; NaN if there is none."""
         stride = x.shape[0] // SAMPLE_SIZE
         part = sample[: (x.shape[0] + stride - 1) // stride]
         for i in range(part.shape[0]):  # assigning a slice to a slice would compile numba's strings, for its error
@@ -216,6 +232,22 @@ def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
         size = share * part.shape[0]
         a, c, how = search_from_guess(part, part[0] + mean, variance, np.nan, size, s, law, known[1], known)
         return a + c * scale_at(a, s, law[0]) if how != LOST else np.nan
+
+    return start_of_sample
+
+
+def solver(scale: Scale, link: NumbaLink, shape: Shape, real: Real) -> Compiled:
+    """``(x, k, s, law, sample, known)``: anchor, offset, how the search ends, ``known``.
+
+    ``law`` is q, and the centre and the spread of the link. ``known`` has a share k / n, the quantiles there of the
+    link and of the normal law, and n times the distance of neighbouring items there, in deviations. These are often the
+    same as for the previous row.
+    """
+    search = _searcher(scale, link, shape, real)
+    search_from_guess = _search_from_guess_of(scale, search, shape, real)
+    search_by_counting = _search_by_counting_of(scale, search, link, shape, real)
+    start_of_sample, quantiles = _start_of_sample_of(scale, search_from_guess), _quantiles_of(link)
+    scale_at, grows, reach = scale.at, scale.grows, shape.reach
 
     @per_row
     def solve(x, k, s, law, sample, known):

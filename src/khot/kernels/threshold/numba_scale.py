@@ -22,6 +22,15 @@ class Shape(NamedTuple):
     reach: float
 
 
+class Place(NamedTuple):
+    """Where the threshold of a row is, and what its scale is made of."""
+
+    anchor: float
+    offset: float
+    s: float
+    q: float
+
+
 class Scale(NamedTuple):
     """How z = (x - t) / sigma of items depends on t; functions of float64 numbers.
 

@@ -48,17 +48,17 @@ def _tile_terms(
     return plan, centred, scores, tl.sum(tl.where(own, place, 0), 0).to(DTYPE) * share
 
 
-@triton.jit(do_not_specialize=["places", "k"])
+@triton.jit(do_not_specialize=["k"])
 def _sorted_transport_bwd(
-    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale, stride_x,
-    stride_row, stride_place, stride_item, stride_out, n, places, k,
+    x_ptr, g_ptr, t_ptr, grad_x_ptr, grad_scale_ptr, scale_ptr, scale_number: tl.float64, stride_scale,
+    stride_place, stride_item, n, k,
     SCALE_TENSOR: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, places = tl.program_id(0).to(tl.int64), tl.minimum(k + 1, n)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
     inv_scale, place = inverse_scale(scale, DTYPE), tl.arange(0, PLACES)
-    x_ptr += row * stride_x
-    g_ptr += row * stride_row
+    x_ptr += row * n
+    g_ptr += row * k * n
     t_ptr += row * (places - 1)
     t = load_thresholds(t_ptr, places, PLACES, DTYPE)
 
@@ -76,7 +76,7 @@ def _sorted_transport_bwd(
         total = tl.sum(right, 1).to(tl.float32)
         h += solve_laplacian(all_weights(weights), total, places, 2.0 * epsilon(DTYPE), PLACES).to(DTYPE)
 
-    grad_x_ptr += row * stride_out
+    grad_x_ptr += row * n
     lever = tl.zeros((BLOCK,), DTYPE)
     for start in range(0, n, BLOCK):
         _, centred, scores, own = _tile_terms(
@@ -91,8 +91,9 @@ def _sorted_transport_bwd(
 def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
     """dL/dx like x (..., n), and dL/dhalf in float64 of the batch shape, from dL/dy = ``grad_y`` (..., k, n)."""
     k, n = grad_y.shape[-2:]
-    rows, grad, (_, dtype) = rows_of(x), grad_y.reshape(-1, k, n), arithmetic(x)
-    if k * grad.stride(1) + n * grad.stride(2) > MAX_N:  # a program's offsets are int32
+    rows, grad, (_, dtype) = rows_of(x).contiguous(), grad_y.reshape(-1, k, n), arithmetic(x)
+    row, place, item = grad.stride()
+    if row != k * n or k * place + n * item > MAX_N:  # a program's offsets are int32
         grad = grad.contiguous()
     how, thresholds = transport_plan(n, k), t.reshape(len(rows), -1).contiguous()
     grad_x = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
@@ -100,9 +101,9 @@ def launch_backward(x: Tensor, half: Tensor, t: Tensor, grad_y: Tensor) -> tuple
     scale = row_numbers(half, x.device)
     with on_device(x):
         _sorted_transport_bwd[(len(rows),)](
-            rows, grad, thresholds, grad_x, grad_half, *scale.arguments(thresholds), rows.stride(0), *grad.stride(),
-            grad_x.stride(0), n, how.places, k, SCALE_TENSOR=scale.tensor is not None, PLACES=how.block_places,
-            BLOCK=how.block, DTYPE=dtype, num_warps=how.warps, num_stages=1,
+            rows, grad, thresholds, grad_x, grad_half, *scale.arguments(thresholds), grad.stride(1), grad.stride(2),
+            n, k, SCALE_TENSOR=scale.tensor is not None, PLACES=how.block_places, BLOCK=how.block, DTYPE=dtype,
+            num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     return grad_x.reshape(x.shape), grad_half.reshape(x.shape[:-1])
 

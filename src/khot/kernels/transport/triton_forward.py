@@ -8,7 +8,7 @@ The differences of the sums over the items from 1 keep their digits where all of
 (a+1)-th largest item, is the sum of the item's other places. So float32 is enough for float32 scores, with thresholds
 of twice the digits; float64 scores take float32 steps to about 1e-7, then one or two in float64.
 
-Layout: x (rows, n), unit last stride; half the epsilon (rows,) and t (rows, places - 1) in float64, y (rows, k, n).
+Layout: x (rows, n), half the epsilon (rows,) and t (rows, places - 1) in float64, y (rows, k, n); all contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -123,23 +123,21 @@ def _descend(
     return found, error
 
 
-@triton.jit(do_not_specialize=["places", "k", "max_iter"])
+@triton.jit(do_not_specialize=["k", "max_iter"])
 def _sorted_transport_fwd(
-    x_ptr, y_ptr, t_ptr, error_ptr, scale_ptr, scale_number: tl.float64, stride_scale, stride_x, n, places, k,
-    tol: tl.float64, max_iter,
-    SCALE_TENSOR: tl.constexpr, CHECK: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, DTYPE: tl.constexpr,
+    x_ptr, y_ptr, t_ptr, error_ptr, scale_ptr, scale_number: tl.float64, stride_scale, n, k, tol: tl.float64, max_iter,
+    SCALE_TENSOR: tl.constexpr, CHECK: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, places = tl.program_id(0).to(tl.int64), tl.minimum(k + 1, n)
     scale = per_row(scale_ptr, scale_number, row, stride_scale, SCALE_TENSOR)
-    x_ptr += row * stride_x
+    x_ptr += row * n
     t_ptr += row * (places - 1)
     tol = tl.full((), tol, tl.float64).to(tl.float32)
     sound, found, error = tl.full((), 1, tl.int1), tl.full((), 0, tl.int1), tl.full((), float("nan"), tl.float32)
     if CHECK:
-        sound = (scale > 0) & (scale < float("inf")) & _all_finite(x_ptr, n, TILE, DTYPE)
+        sound = (scale > 0) & (scale < float("inf")) & _all_finite(x_ptr, n, 4 * BLOCK, DTYPE)
     if sound:
-        own = _start(x_ptr, t_ptr, n, places, PLACES, TILE, DTYPE)
+        own = _start(x_ptr, t_ptr, n, places, PLACES, 4 * BLOCK, DTYPE)
         if DTYPE == tl.float64:
             rough, few = tl.maximum(tol, ROUGH_TOLERANCE), tl.minimum(max_iter, ROUGH_STEPS)
             _descend(x_ptr, t_ptr, n, own, places, scale, rough, few, PLACES, BLOCK, DTYPE, tl.float32)
@@ -182,7 +180,7 @@ def launch_forward(
 
     The status is 0 for success, the error of sums that are not within ``tol``, and NaN for invalid contents.
     """
-    rows = rows_of(x)
+    rows = rows_of(x).contiguous()
     n, (_, dtype) = rows.shape[1], arithmetic(x)
     how = transport_plan(n, k)
     y = torch.empty(len(rows), k, n, dtype=x.dtype, device=x.device)
@@ -191,9 +189,9 @@ def launch_forward(
     scale = row_numbers(half, x.device)
     with on_device(x):
         _sorted_transport_fwd[(len(rows),)](
-            rows, y, t, t if error is None else error, *scale.arguments(t), rows.stride(0), n, how.places, k,
-            tol, max_iter, SCALE_TENSOR=scale.tensor is not None, CHECK=check, PLACES=how.block_places,
-            BLOCK=how.block, TILE=128 * how.warps, DTYPE=dtype, num_warps=how.warps, num_stages=1,
+            rows, y, t, t if error is None else error, *scale.arguments(t), n, k, tol, max_iter,
+            SCALE_TENSOR=scale.tensor is not None, CHECK=check, PLACES=how.block_places, BLOCK=how.block, DTYPE=dtype,
+            num_warps=how.warps, num_stages=1,
         )  # fmt: skip
     batch = x.shape[:-1]
     return y.reshape(*batch, k, n), t.reshape(*batch, how.places - 1), error

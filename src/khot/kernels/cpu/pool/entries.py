@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(kernel: Any, arguments: Sequence[Any]) -> Entry | None:
-    """The entry of a compiled loop; None for a Python function, or for arguments of types not in CODES."""
+    """The entry of a compiled loop; None for a Python function, or for arguments that ``_code`` does not know."""
     key = kernel, tuple([_kind(value) for value in arguments])
     try:
         return _entries[key]
@@ -55,7 +55,7 @@ def _kind(value: Any) -> Any:
     """A key for the type of an argument."""
     if isinstance(value, np.ndarray):
         return value.dtype.num, value.ndim, value.flags.c_contiguous, value.flags.writeable
-    return type(value)
+    return tuple([_kind(part) for part in value]) if isinstance(value, tuple) else type(value)
 
 
 def _numbers(arguments: Sequence[Any]) -> list[Any]:
@@ -65,14 +65,21 @@ def _numbers(arguments: Sequence[Any]) -> list[Any]:
         if isinstance(value, np.ndarray):
             address = value.__array_interface__["data"][0]
             numbers += (0, 0, value.size, value.itemsize, address, *value.shape, *value.strides)
+        elif isinstance(value, tuple):
+            numbers += _numbers(value)
         else:
             numbers.append(value)
     return numbers
 
 
 def _code(kind: types.Type) -> str:
+    """How arguments of a type are packed; empty for other types, such as tuples with booleans, which are no words."""
     if isinstance(kind, types.Array):
         return "q" * (5 + 2 * kind.ndim)
+    if isinstance(kind, types.BaseTuple):
+        parts: Any = kind
+        codes = ["" if part is types.boolean else _code(part) for part in parts]
+        return "" if "" in codes else "".join(codes)
     return CODES.get(kind, "")
 
 

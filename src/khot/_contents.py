@@ -1,0 +1,52 @@
+"""When the contents of tensors may be looked at: not by a tracer, and on an accelerator only if validation is on."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from ._torch_internals import has_memory, is_shape_only, is_traced_by_mode, is_tracing, is_wrapped, writes_program
+
+
+def has_contents(*tensors: Tensor) -> bool:
+    """Whether these tensors contain numbers, rather than only a shape, as under a compiler and ``FakeTensorMode``.
+
+    True also for a tensor wrapped by a transform of torch.func, although Python cannot always read it.
+    """
+    if torch.compiler.is_compiling() or is_traced_by_mode():
+        return False
+    return not any(map(is_shape_only, tensors))
+
+
+def is_dry_run(*tensors: Tensor) -> bool:
+    """Whether only the shape of a result is needed: for meta or fake tensors, when nothing records the operations."""
+    if torch.compiler.is_compiling() or writes_program():
+        return False
+    return any(map(is_shape_only, tensors))
+
+
+def can_look(*tensors: Tensor) -> bool:
+    """Whether plain Python code may depend on the contents: not under a tracer or a transform of torch.func."""
+    if torch.compiler.is_compiling() or is_traced_by_mode() or is_tracing():  # Dynamo knows only the first
+        return False
+    return all(map(has_memory, tensors)) or not any(is_wrapped(x) or is_shape_only(x) for x in tensors)
+
+
+def checks_contents(tensor: Tensor) -> bool:
+    """Whether to check the contents of this tensor.
+
+    Always on a CPU; elsewhere, where reading contents stalls the device, only while validation is on
+    (``torch.distributions.Distribution.set_default_validate_args``).
+    """
+    return tensor.device.type == "cpu" or (Distribution._validate_args and not tensor.is_meta)
+
+
+def looks_at_contents(*tensors: Tensor) -> bool:
+    """:func:`checks_contents` for plain Python code, which cannot read contents in traces and torch.func transforms."""
+    return can_look(*tensors) and all(map(checks_contents, tensors))
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether the contents of a tensor are certainly finite, by one reduction; a sum that overflows proves nothing."""
+    return math.isfinite(x.detach().sum().item())

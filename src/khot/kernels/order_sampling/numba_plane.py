@@ -1,0 +1,45 @@
+"""Complex numbers, one for each of some angles, as two arrays, and products of characteristic functions, in numba."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..cpu.loops import inlined
+
+Array = np.ndarray[Any, Any]
+
+
+class Plane(NamedTuple):
+    """Numbers of the complex plane."""
+
+    real: Array
+    imaginary: Array
+
+
+@inlined
+def plane_of(rows, at, count):
+    """Two neighbouring rows, as many numbers of them."""
+    return Plane(rows[at, :count], rows[at + 1, :count])
+
+
+@inlined
+def turn(angle, z):
+    """Writes e^(i angle) to the powers 0, 1, ...; few enough not to lose digits from one to the next."""
+    a, b = math.cos(angle), math.sin(angle)
+    c, d = 1.0, 0.0
+    for j in range(z.real.shape[0]):
+        z.real[j], z.imaginary[j] = c, d
+        c, d = c * a - d * b, c * b + d * a
+
+
+@inlined
+def multiply(large, small, sign, z, product):
+    """Multiplies by large + small z, or its conjugate if the sign is minus."""
+    for i in range(z.real.shape[0]):
+        a, b = large + small * z.real[i], sign * small * z.imaginary[i]
+        before = product.real[i]
+        product.real[i] = before * a - product.imaginary[i] * b
+        product.imaginary[i] = before * b + product.imaginary[i] * a
