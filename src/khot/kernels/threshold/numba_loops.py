@@ -1,4 +1,4 @@
-"""The loops of the numba backend over rows, compiled for one link, one dtype, and masks, their logarithms or magnitudes.
+"""The loops of the numba backend over rows, for one link, one dtype, and masks, their logarithms or magnitudes.
 
 A loop marks the rows that it has ``left`` to the exact path: those with NaN, with numbers or a softness near the limits
 of the dtype, with what is to become an error, and those that the search of :mod:`.numba_root` does not solve.
