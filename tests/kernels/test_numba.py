@@ -187,6 +187,32 @@ REPORTED = """
 
 
 @pytest.mark.slow
+def test_layouts_compile_no_loop_again():
+    """Values that are expanded or transposed and cotangents of a sum, which have stride 0, count as contiguous ones."""
+    found = run_python("""
+        import sys, torch
+        from khot import Brewer, ConditionalPoisson, GumbelTopK, Sampford, sigmoid_topk
+        probs = sigmoid_topk(torch.randn(4, 6), 3).requires_grad_()
+        value = torch.tensor([1.0, 1, 1, 0, 0, 0])
+        for design in (ConditionalPoisson, Sampford, Brewer, GumbelTopK):
+            of_design = {"logits": probs} if design is GumbelTopK else {"probs": probs}
+            for x in (value.repeat(4, 1), value.expand(4, 6), value.repeat(4, 1).T.contiguous().T):
+                for weight in (torch.ones(4), torch.ones(()).expand(4)):
+                    design(**of_design, k=3).log_prob(x).backward(weight)
+        loops = [
+            (module.__name__, name, len(loop.signatures))
+            for module in list(sys.modules.values())
+            if module.__name__.startswith("khot.kernels.")
+            for name, loop in vars(module).items()
+            if "log_prob" in name and hasattr(loop, "signatures")
+        ]
+        print(len(loops), [loop for loop in loops if loop[-1] > 1])
+    """)
+    count, _, again = found.partition(" ")
+    assert int(count) >= 4 and again == "[]\n"
+
+
+@pytest.mark.slow
 def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
     first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
     second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))

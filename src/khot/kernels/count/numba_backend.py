@@ -125,7 +125,7 @@ def bernoulli_count_derivative(
 ) -> Tensor:
     rows, n = logits.shape
     result = torch.empty_like(logits)
-    arguments = (x.numpy() for x in (logits, k, tilt, complement, inclusion, g))
+    arguments = (x.contiguous().numpy() for x in (logits, k, tilt, complement, inclusion, g))
     over_rows(_derivative_rows, rows, rows * n * 32, *arguments, log_odds, result.numpy())
     return result
 
@@ -226,7 +226,7 @@ def _log_prob_tasks(from_task, to_task, theta, tilts, log_count, value, result):
 
 def bernoulli_count_log_prob(logits: Tensor, tilt: Tensor, log_count: Tensor, value: Tensor) -> Tensor:
     result = logits.new_empty(value.shape[:-1])
-    arguments = (x.numpy() for x in (logits, tilt, log_count, value, result))
+    arguments = (x.contiguous().numpy() for x in (logits, tilt, log_count, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
     return result
 
@@ -245,6 +245,6 @@ def _log_prob_derivative_rows(from_row, to_row, value, g, complement, inclusion,
 
 def bernoulli_count_log_prob_derivative(value: Tensor, g: Tensor, complement: Tensor, inclusion: Tensor) -> Tensor:
     result = torch.empty_like(inclusion)
-    arguments = (x.numpy() for x in (value, g, complement, inclusion, result))
+    arguments = (x.contiguous().numpy() for x in (value, g, complement, inclusion, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
     return result

@@ -136,7 +136,7 @@ def _log_prob_tasks(from_task, to_task, balanced, log_total, value, result):
 
 def marked_count_log_prob(balanced: Tensor, log_total: Tensor, value: Tensor) -> Tensor:
     result = balanced.new_empty(value.shape[:-1])
-    arguments = (x.numpy() for x in (balanced, log_total, value, result))
+    arguments = (x.contiguous().numpy() for x in (balanced, log_total, value, result))
     over_rows(_log_prob_tasks, result.numel(), value.numel(), *arguments)
     return result
 
@@ -178,7 +178,7 @@ def marked_count_log_prob_derivative(
     probs: Tensor, k: Tensor, balanced: Tensor, slope: Tensor, value: Tensor, g: Tensor
 ) -> Tensor:
     result = torch.empty_like(probs)
-    arguments = (x.numpy() for x in (probs, k, balanced, slope, value, g, result))
+    arguments = (x.contiguous().numpy() for x in (probs, k, balanced, slope, value, g, result))
     over_rows(_log_prob_derivative_rows, len(result), value.numel(), *arguments)
     return result
 

@@ -190,14 +190,14 @@ def _derivative_rows(first, last, probs, values, g, size, out):
 def _log_prob(probs: Tensor, values: Tensor, size: int) -> Tensor:
     draws, rows = values.shape[:2]
     out = probs.new_empty(draws, rows)
-    arguments = (x.numpy() for x in (probs, values))
+    arguments = (x.contiguous().numpy() for x in (probs, values))
     over_rows(_log_prob_tasks, draws * rows, values.numel() << size, *arguments, size, out.numpy())
     return out
 
 
 def _derivative(probs: Tensor, values: Tensor, g: Tensor, size: int) -> Tensor:
     out = torch.empty_like(probs)
-    arguments = (x.numpy() for x in (probs, values, g))
+    arguments = (x.contiguous().numpy() for x in (probs, values, g))
     over_rows(_derivative_rows, len(probs), values.numel() << size, *arguments, size, out.numpy())
     return out
 

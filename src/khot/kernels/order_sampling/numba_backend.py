@@ -34,7 +34,7 @@ STEPS_OF_LOG_PROB, STEPS_OF_INCLUSION, STEPS_OF_PRODUCT, STEPS_OF_ARRIVALS = 50,
 def _contradicts(theta, value, count, k):
     """Whether a value contradicts a certain unit; all units are certain if all remaining ones are drawn, or none."""
     for i in range(theta.shape[0]):
-        drawn = value[i] != 0
+        drawn = value[i]
         if np.isfinite(theta[i]):
             if (k <= 0 and drawn) or (k >= count and not drawn):
                 return True
@@ -50,7 +50,7 @@ def _log_prob_loop(of_row):
     def of_open(finite, value, places, count, depth, with_slopes, slope, drawn, room, slopes):
         members = 0
         for i in range(count):
-            drawn[i] = value[places[i]] != 0
+            drawn[i] = value[places[i]]
             members += drawn[i]
         if not 0 < members < count:
             return 0.0
@@ -103,15 +103,13 @@ def order_log_prob(
     batch, n = theta.shape[:-1], shape[-1]
     if shape[len(shape) - theta.ndim : -1] != batch:  # the batch of the values is not that of the positions
         theta, k = theta.expand(shape), k.expand(shape[:-1])
-    if value.dtype not in (torch.float32, torch.float64):
-        value = value.float()
-    positions, values = _rows(theta.double()), _rows(value.expand(shape))
+    positions, drawn = _rows(theta.double()), _rows((value != 0).expand(shape))
     sizes = k.expand(theta.shape[:-1]).reshape(-1).contiguous()
-    result = positions.new_empty(len(values))
-    slopes = positions.new_empty(values.shape if with_slopes else (1, n))
+    result = positions.new_empty(len(drawn))
+    slopes = positions.new_empty(drawn.shape if with_slopes else (1, n))
     over_rows(
-        _log_prob_loops(noise), len(values), STEPS_OF_LOG_PROB * values.numel(), positions.numpy(), sizes.numpy(),
-        values.numpy(), depth, with_slopes, result.numpy(), slopes.numpy(),
+        _log_prob_loops(noise), len(drawn), STEPS_OF_LOG_PROB * drawn.numel(), positions.numpy(), sizes.numpy(),
+        drawn.numpy(), depth, with_slopes, result.numpy(), slopes.numpy(),
     )  # fmt: skip
     return result.view(shape[:-1]), slopes.view(shape) if with_slopes else slopes.new_empty(*shape[:-1], 0)
 

@@ -40,7 +40,7 @@ def _solve(
     k, scale = _flat(k), _flat(scale)
     y = torch.empty_like(items) if with_values else items.new_empty((rows, 0))  # empty: address 0 writes no values
     at, left = Threshold(k.new_empty(rows), k.new_empty(rows)), k.new_empty(rows, dtype=torch.bool)
-    inputs = items.data_ptr(), (k.data_ptr(), 0.0), (scale.data_ptr(), 0.0)
+    inputs = _scores(items, KINDS[kind]), (k.data_ptr(), 0.0), (scale.data_ptr(), 0.0)
     results = y.data_ptr(), (at.anchor.data_ptr(), at.offset.data_ptr()), left.data_ptr()
     if over_rows(_loops(found, items, kind).mask, rows, rows * n, n, *inputs, *results, link_numbers(found)):
         if check:  # for all rows, because errors contain row numbers
@@ -64,7 +64,7 @@ def mask_derivative(
     grad_scale = torch.empty_like(scale) if with_scale else torch.zeros_like(scale)
     place = (scale.data_ptr(), 0.0), (at.anchor.data_ptr(), at.offset.data_ptr())
     results = grad_x.data_ptr(), grad_k.data_ptr(), grad_scale.data_ptr() if with_scale else 0
-    arguments = items.data_ptr(), *place, cotangents.data_ptr(), results, left.data_ptr(), float(found.q)
+    arguments = _scores(items, KINDS[kind]), *place, cotangents.data_ptr(), results, left.data_ptr(), float(found.q)
     if over_rows(_loops(found, items, kind).derivative, rows, rows * n, n, *arguments):
         some = items[left], scale[left], at.anchor[left], at.offset[left], cotangents[left]
         grad_x[left], grad_k[left], grad_scale[left] = exact.mask_derivative(*some, link, kind, with_scale)
@@ -90,6 +90,10 @@ def threshold_derivative(
 
 def _loops(link: Link, x: Tensor, kind: str) -> Loops:
     return loops_of(link, kind, np.float64 if x.dtype == torch.float64 else np.float32)
+
+
+def _scores(x: Tensor, kind: Kind) -> tuple[int, bool]:
+    return x.data_ptr(), kind.absolute
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ def _plain_mask(x: Tensor, k: float, scale: float, link: Link, kind: Kind) -> tu
     left = x.new_empty(rows, dtype=torch.bool)
     results = y.data_ptr(), (anchor.data_ptr(), offset.data_ptr()), left.data_ptr()
     loop = _loops(link, x, kind.name).mask
-    if over_rows(loop, rows, items, n, x.data_ptr(), (0, k), (0, scale), *results, link_numbers(link)):
+    if over_rows(loop, rows, items, n, _scores(x, kind), (0, k), (0, scale), *results, link_numbers(link)):
         return None
     return y, anchor, offset
 
@@ -131,7 +135,7 @@ def _plain_gradient(
     items, n = x.numel(), x.shape[-1]
     rows = items // n
     grad_x, left = torch.empty_like(x), x.new_empty(rows, dtype=torch.bool)
-    inputs = x.data_ptr(), (0, scale), (anchor.data_ptr(), offset.data_ptr()), grad.data_ptr()
+    inputs = _scores(x, kind), (0, scale), (anchor.data_ptr(), offset.data_ptr()), grad.data_ptr()
     results = (grad_x.data_ptr(), 0, 0), left.data_ptr()
     loop = _loops(link, x, kind.name).derivative
     return None if over_rows(loop, rows, items, n, *inputs, *results, float(link.q)) else grad_x

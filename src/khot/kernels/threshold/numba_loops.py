@@ -1,10 +1,11 @@
-"""The loops of the numba backend over rows, compiled for one link, one kind of map and one dtype.
+"""The loops of the numba backend over rows, for one link, one dtype, and masks, their logarithms or magnitudes.
 
 A loop marks the rows that it leaves to the exact path: those with NaN, with numbers or a softness near the limits of
 the dtype, with contents that will raise an error, and those that the search of :mod:`.numba_root` does not solve.
 
-Its arguments are addresses of tensors, 0 for what is not wanted, and numbers. What travels together is a tuple: anchor
-and offset of the threshold; the results of a derivative; k or the softness, see :func:`khot.kernels.cpu.rows.of_row`;
+Its arguments are addresses of tensors, 0 for what is not wanted, and numbers. What travels together is a tuple: the
+scores and whether their absolute values count, as in signed masks, which share the loops of masks; anchor and offset of
+the threshold; the results of a derivative; k or the softness, see :func:`khot.kernels.cpu.rows.of_row`;
 the law of the link, see :func:`khot.kernels.links.base.link_numbers`.
 """
 
@@ -23,7 +24,7 @@ from ..links.base import Link
 from ..links.base_numba import Compiled, numba_link, variant_of
 from . import numba_magnitudes as magnitudes
 from . import numba_masks as masks
-from .kinds import KINDS, Kind
+from .kinds import KINDS, MASK, SIGNED, Kind
 from .numba_root import FOUND, INFINITE, LOST, NARROWEST, NO_QUANTILES, WIDEST, solver
 from .numba_scale import Place, Shape, fixed_scale
 
@@ -38,8 +39,8 @@ class Loops(NamedTuple):
 
 def loops_of(link: Link, kind: str, real: Real) -> Loops:
     """The loops for a link that has a numba piece."""
-    shape = Shape(link.compact, link.reaches_zero, link.reach)
-    return _loops(type(link).__module__, variant_of(link), shape, KINDS[kind], real)
+    shape, which = Shape(link.compact, link.reaches_zero, link.reach), MASK if kind == SIGNED.name else KINDS[kind]
+    return _loops(type(link).__module__, variant_of(link), shape, which, real)
 
 
 @functools.cache
@@ -69,11 +70,12 @@ def _solver(module: str, variant: str, shape: Shape, grows: bool, real: Real) ->
 
 def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
     """The loop of a map. For odd maps the row consists of absolute values, and the results get the signs."""
-    absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
+    grows, reals_at = kind.grows, REALS_AT[real]
     ends = (real(-np.inf), real(0)) if kind.log else (real(0), real(1))
 
     def mask(first, last, n, x, k, scale, y, threshold, left, law):
-        xs, ys = reals_at(x, last, n), reals_at(y, last, n if y != 0 else 0)
+        absolute = x[1]
+        xs, ys = reals_at(x[0], last, n), reals_at(y, last, n if y != 0 else 0)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         is_left, known, count = bytes_at(left, 1, last)[0], NO_QUANTILES, 0
         buffer = np.empty(n + 2 * SAMPLE_SIZE, real)
@@ -110,11 +112,11 @@ def _mask(solve: Compiled, fill: Compiled, kind: Kind, real: Real) -> Any:
 
 
 def _derivative(gradient: Compiled, kind: Kind, real: Real) -> Any:
-    absolute, grows, reals_at = kind.absolute, kind.grows, REALS_AT[real]
+    grows, reals_at = kind.grows, REALS_AT[real]
 
     def derivative(first, last, n, x, scale, threshold, g, results, left, q):
-        grad_x, grad_k, grad_scale = results
-        xs, gs, grads = reals_at(x, last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
+        absolute, (grad_x, grad_k, grad_scale) = x[1], results
+        xs, gs, grads = reals_at(x[0], last, n), reals_at(g, last, n), reals_at(grad_x, last, n)
         anchors, offsets = doubles_at(threshold[0], 1, last)[0], doubles_at(threshold[1], 1, last)[0]
         count, is_left, with_k, with_scale = 0, bytes_at(left, 1, last)[0], grad_k != 0, grad_scale != 0
         buffer = np.empty(2 * n + CHUNK if absolute else 0, real)
