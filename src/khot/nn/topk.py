@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from khot._distributed.placements import is_dtensor
 from khot._validation import check_scores, check_strided, checked_int, is_int
 from khot.kernels.exact.rows import compute_dtype
 from khot.relaxations import sigmoid_topk
@@ -150,7 +151,9 @@ class TopK(TopKMask, CountsIdleUnits):
 
     def _count(self, x: Tensor, mask: Tensor) -> None:
         was_kept = ((mask != 0) & (x != 0)).reshape(-1, x.shape[-1])
-        self.count_idle(was_kept.any(0), was_kept.shape[0])
+        counts: Any = was_kept.sum(0) if is_dtensor(was_kept) else None
+        of_units = was_kept.any(0) if counts is None else counts.full_tensor() > 0
+        self.count_idle(of_units, was_kept.shape[0])
 
     def select(self, x: Tensor, k: int | None = None) -> Selection:
         """The k largest entries as values and indices, without the zeros.

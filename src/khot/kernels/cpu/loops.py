@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from numba import njit
+from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .cache import kept_on_disk
@@ -62,14 +62,26 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _part(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiles a function that only compiled functions call, once for each type of its arguments.
+
+    numba would compile it again for every literal argument, as in ``f(x, 0)``. That gains nothing, because LLVM sees
+    the literal when it inlines the function.
+    """
+    found = njit(**options, **PART)(_named(function))
+    template = found.get_call_template
+    found.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
+    return found
+
+
 def inlined(function: Callable[..., Any]) -> Any:
     """Compiles code for one item."""
-    return njit(fastmath=FUSED, forceinline=True, **PART, **WITH_CALLER)(_named(function))
+    return _part(function, fastmath=FUSED, forceinline=True, **WITH_CALLER)
 
 
 def per_row(function: Callable[..., Any]) -> Any:
     """Compiles code for one row, with the arithmetic in the order of the source."""
-    return njit(fastmath=FUSED, **PART, **WITH_CALLER)(_named(function))
+    return _part(function, fastmath=FUSED, **WITH_CALLER)
 
 
 def summed(function: Callable[..., Any]) -> Any:
@@ -77,12 +89,12 @@ def summed(function: Callable[..., Any]) -> Any:
 
     Arrays that it writes may not overlap other arguments.
     """
-    return njit(fastmath=ANY_ORDER, **PART, **APART)(_named(function))
+    return _part(function, fastmath=ANY_ORDER, **APART)
 
 
 def inlined_sum(function: Callable[..., Any]) -> Any:
     """Compiles sums over a few items into the caller, which costs less than a call."""
-    return njit(fastmath=ANY_ORDER, forceinline=True, **PART, **APART)(_named(function))
+    return _part(function, fastmath=ANY_ORDER, forceinline=True, **APART)
 
 
 def kernel(function: Callable[..., int]) -> Callable[..., int]:
