@@ -111,7 +111,7 @@ print(f"the gradient favours place {int(logits.grad.argmin())}, at {places[logit
 # change little.
 
 
-def minimise(estimator, steps: int = 200, lr: float = 0.1) -> dict:
+def minimise(estimator, steps: int = 100, lr: float = 0.2) -> dict:
     logits = torch.zeros(n, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=lr)
     losses, entropies = [], []
