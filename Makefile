@@ -18,7 +18,7 @@ help:  ## prints this list
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(READY)  ## learns which ten pixels of a digit to look at; table and figure go to demo-output/; DEMO
+demo: $(READY)  ## learns which ten pixels of a digit to look at; table and figure go to demo-output/; two minutes
 	$(BIN)/python experiments/feature_selection.py --out demo-output
 
 # DATA=mnist DATA_DIR=folder: those experiments alone that know this data set, on it. That takes days on two cores. What
@@ -54,7 +54,7 @@ test-newest: $(READY)  ## like test, on the newest versions
 matrix: $(READY)  ## test-oldest, then test-newest
 	$(BIN)/tox
 
-lint: $(READY)  ## runs ruff and mypy; LINT
+lint: $(READY)  ## runs ruff and mypy; a minute
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

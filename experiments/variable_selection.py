@@ -18,7 +18,7 @@ neighbours. Rao-Blackwellised straight-through draws from its own law, GumbelTop
 
 There are 220 ways to choose 3 of 12, so everything is known exactly. "ELBO gap" is log p(y) less the ELBO at the end:
 the divergence of the guide from the posterior. "Probability error" is the largest error of an inclusion probability.
-"Exact posterior" is the answer itself, from log p(y | x) of all vectors, and "best guide" is where the exact gradient
+"Exact posterior" is the answer itself, from log p(y | x) of all vectors; "best guide" is where the exact gradient
 vanishes. Milliseconds are the median CPU time of a step: forward, backward and optimiser.
 """
 

@@ -62,7 +62,7 @@ class AnyMap:
 
 
 def quick_first(cases: dict[str, Any]) -> list[Any]:
-    """The values of a dictionary for ``parametrize``: the quick tests have to do with the first."""
+    """The values of a dictionary for ``parametrize``; the quick tests take only the first."""
     marks = [[], *([pytest.mark.slow] for _ in cases)]
     return [pytest.param(case, id=name, marks=mark) for (name, case), mark in zip(cases.items(), marks, strict=False)]
 

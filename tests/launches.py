@@ -54,7 +54,7 @@ class Launches(TorchDispatchMode):
 
 
 def launches(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
-    """The result of a call, and how often it launches what."""
+    """The result of a call, and the number of launches by name."""
     unobstructed = PLATFORMS["triton"]._replace(obstacle=lambda device: None)
     counted = Launches()
     with (

@@ -488,7 +488,7 @@ def surrogate_definition(score_function_surrogate: Any) -> None:
 
 
 def knn_definition(knn_loss: Any) -> None:
-    """Per query: the relaxed mask of minus squared distances, entry by entry; queries that no key matches are out."""
+    """The relaxed mask of minus the squared distances for each query; queries without a matching key are left out."""
     query, keys = normal(2, 3, 4), normal(2, 6, 4, seed=1)
     query_labels, key_labels = torch.tensor([[0, 1, 2], [1, 0, 7]]), torch.tensor([[0, 1, 2, 0, 1, 2]]).repeat(2, 1)
     for relaxation in (sigmoid_topk, transport_topk, sparse_topk):
@@ -516,7 +516,7 @@ def comparison_definition(compare_estimators: Any) -> None:
 
 
 def anneal_definition(anneal: Any) -> None:
-    """The softness goes from one value to another in equal steps."""
+    """The softness moves from one value to another in equal steps."""
     module = TopK(2, 1.0)
     schedule, found = anneal(module, "softness", end=0.5, steps=2), [module.softness]
     for _ in range(3):
@@ -526,7 +526,7 @@ def anneal_definition(anneal: Any) -> None:
 
 
 def gather_definition(gather: Any) -> None:
-    """The tokens with the largest scores, in their order."""
+    """The tokens with the largest scores, in the order of the sequence."""
     scores, tokens = normal(3, 6), normal(3, 6, 2, seed=1)
     for row, row_tokens, (values, indices) in zip(
         scores, tokens, zip(*gather(2, 0.5)(scores, tokens), strict=True), strict=True

@@ -148,7 +148,7 @@ def named_parameters(signature: Any) -> dict[str, inspect.Parameter]:
 
 
 def call(public: Any, good: dict[str, Any], use: Callable[..., Any] | None = None, **special: str) -> Call:
-    """The kinds of all arguments by their names, but for those that are special."""
+    """The kinds of all arguments by name, except the special ones."""
     kinds = {name: special.get(name) or KINDS[name] for name in named_parameters(public) if name not in SHARED}
     return Call(use or public, good, kinds, public)
 
@@ -289,7 +289,7 @@ def is_legal(parameter: inspect.Parameter, value: Any) -> bool:
 
 
 def names(error: Exception, argument: str) -> bool:
-    """Whether an error is about this argument, in this library's words or in torch's for a distribution's parameter."""
+    """Whether an error is about this argument, in khot's words or in torch's words for a distribution's parameter."""
     return f"`{argument}`" in str(error) or str(error).startswith(f"Expected parameter {argument} (")
 
 
@@ -355,7 +355,7 @@ def test_no_axis_is_named_where_there_is_none(name):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_good_arguments_are_taken(name):
-    """Else the errors above could be about them."""
+    """Otherwise the errors above could be about them."""
     CALLS[name].call(**CALLS[name].good)
 
 
@@ -375,7 +375,7 @@ def numbers_among(case: Call) -> dict[str, int | float]:
 
 
 def numpy_kinds(value: int | float) -> tuple[type, ...]:
-    """The types of NumPy that hold a number; in the narrow ones products of numbers overflow."""
+    """NumPy's types of numbers; in the narrow ones products overflow."""
     if type(value) is float:
         return np.float64, np.float32
     return np.int64, np.uint8 if 0 <= value < 256 else np.int32

@@ -121,7 +121,7 @@ def test_modules(case: ModuleCase, dtype):
 
 
 def members_of(case):
-    """What a design has: functions of the design and of k-hot values."""
+    """The methods of a design, as functions of the design and of k-hot values."""
     found = [lambda design, value: design.mean, lambda design, value: design.variance]
     found.append(lambda design, value: design.probs)
     if case.has_log_prob:
@@ -199,7 +199,7 @@ def test_rounded_probabilities_need_a_size(case, dtype):
 
 @in_half_types
 def test_long_rows_of_certain_units(dtype):
-    """Ones that stand for a little less than 1 give way where the size asks for it."""
+    """Ones that represent slightly less than 1 are reduced if the size requires it."""
     for n, k in ((1000, 999), (3000, 2998)):
         design = Pivotal(probs=sigmoid_topk(torch.zeros(n, dtype=dtype), k), k=k)
         gof.check_k_hot(draws := design.sample((400,)), k)
@@ -265,7 +265,7 @@ def test_relaxed(case, dtype):
 
 @in_half_types
 def test_relaxed_samples_of_long_rows(dtype):
-    """Entries far below the smallest normal number of float16 are no more than a rounding error of their sum."""
+    """Entries far below the smallest normal number of float16 are at most a rounding error of their sum."""
     torch.manual_seed(0)
     for n, k, temperature in ((3000, 5, 0.1), (30152, 5, 0.1), (3000, 1000, 1e4), (100_000, 1, 0.1)):
         law = RelaxedKHot(temperature, logits=torch.zeros(n, dtype=dtype), k=k, validate_args=True)

@@ -75,7 +75,7 @@ def test_own_test_runs_the_experiment(name):
 
 
 def smoke_tests(name: str, source: str) -> list[str]:
-    """The tests of a file that call ``main`` of a module with ``--smoke``, itself or as a parameter."""
+    """The tests of a file that call ``main`` of a module with ``--smoke``, directly or by a parameter."""
     tree = ast.parse(source)
     aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     own = {alias.asname or alias.name for alias in aliases if alias.name == name}

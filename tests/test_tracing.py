@@ -245,7 +245,7 @@ every_program = pytest.mark.parametrize("write", PROGRAMS.values(), ids=PROGRAMS
 @pytest.mark.parametrize("law", [RelaxedKHot, RelaxedKHotStraightThrough])
 @pytest.mark.parametrize("validate_args", [False, True])
 def test_a_trace_at_a_remembering_draw_scores_other_data(write, law, validate_args):
-    """A draw remembers its scores, which a trace that it is the input of must not take for constants."""
+    """A draw stores its scores, and a trace with the draw as its input must not treat them as constants."""
     design = law(0.5, logits=X, k=2, validate_args=validate_args)
     first, other = (RelaxedKHot.rsample(design) for _ in range(2))
     if law is RelaxedKHotStraightThrough:
@@ -334,7 +334,7 @@ def test_perturbed(case):
 
 @pytest.mark.parametrize("case", ADAPTIVE, ids=lambda case: case.name)
 def test_steps_that_adapt(case):
-    """The step, that of the trace, goes on from one backward pass to the next: the first shows that it is right."""
+    """The traced step continues from one backward pass to the next; the first shows that it is right."""
     traced = trace(drawn_by(case), X)
     torch.testing.assert_close(outcome(traced, THEN[0]), outcome(drawn_by(case), THEN[0]))
 
@@ -380,7 +380,7 @@ def test_draws_are_fresh():
 
 
 def test_traces_are_checked():
-    """What torch does by default: traces twice, and compares."""
+    """Torch's default: trace twice and compare."""
     for case in DESIGNS:
         trace(lambda x, case=case: case.make(logits=x, k=3).mean, X, check=True)
     trace(lambda x: sigmoid_topk(x, 2), X, check=True)
@@ -516,7 +516,7 @@ def test_pyro(elbo, guide):
 
 
 def check_override(function):
-    """A subclass that overrides torch's functions gets the result, its gradient, and says what it depends on."""
+    """A subclass that overrides torch's functions gets the result and its gradient, and knows what they depend on."""
     expected, x = outcome(function, X), X.clone().requires_grad_()
 
     def unwrapped(x):

@@ -77,7 +77,7 @@ def test_designs(case, given, validate_args):
 @pytest.mark.parametrize("given", ["logits_rows", "probs_alone"])
 @pytest.mark.parametrize("case", ENUMERATED, ids=lambda case: case.name)
 def test_enumeration_needs_sizes(case, given):
-    """Entropies and pairs that are sums over all vectors: how many there are depends on the contents of k."""
+    """Entropies and pair probabilities that are sums over all vectors, whose number depends on the contents of k."""
     arguments = {"k": None} | GIVEN[given]()
     design = case.make(**{name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in arguments.items()})
     message = "{} needs `k` as an int under vmap and in compiled code"

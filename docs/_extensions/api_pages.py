@@ -90,7 +90,7 @@ def _index(packages: Iterable[str]) -> Iterable[str]:
     yield from ("API reference", "=============", "")
     yield "You can import most names from ``khot`` itself: ``from khot import sigmoid_topk``. The exceptions are the"
     yield "names of ``khot.nn``, ``khot.sklearn``, ``khot.kernels`` and ``khot.constraints``, and the results of"
-    yield "``compare_estimators``."
+    yield "``compare_estimators``. Each list begins with the members to try first."
     yield from ("", ".. toctree::", "   :maxdepth: 1", "")
     yield from (*(f"   {package}" for package in packages), "")
 

@@ -30,7 +30,7 @@ def operators_know_how_dtensors_lie():
 
 @case
 def compiled_maps_of_dtensors():
-    """Values and gradients, in sums and softness, too."""
+    """Values and gradients, including those in k and the softness."""
     x, k, softness = normal(4, 6), torch.tensor(2.5).double(), torch.full((4,), 0.7).double()
     for function, placements in ((khot.log_sigmoid_topk, [S(0)]), (khot.sparse_topk_magnitude, [S(1)])):
         torch.compiler.reset()

@@ -44,7 +44,7 @@ def laws_of_cut_rows():
 
 @case
 def limits_of_laws_of_cut_rows():
-    """Certain units, no choice, values that cannot be, wide gaps, and too little spread, of which rows are gathered."""
+    """Certain units, no choice, impossible values, wide gaps, and rows with too little spread, which are gathered."""
     logits, n = masked(9), 9
     sizes = torch.tensor([[2, 3], [9, 4], [0, 3]])  # of row (1, 1) all that are possible
     value = khot.topk_mask(logits, sizes)

@@ -190,7 +190,7 @@ WAY_OUT = r"khot.infer.subset_categorical\(design\).*khot.infer.subset_vector"
 
 @pytest.mark.parametrize("case", [*SCORED, PHANTOM], ids=lambda case: case.name)
 def test_posteriors_over_subsets_name_the_way_out(case, fresh_pyro):
-    """Pyro makes of them the design's class with one logit for each k-hot vector, and nothing else."""
+    """Pyro constructs the design's class with one logit for each k-hot vector and no other argument."""
     data = torch.tensor(0.3, dtype=torch.float64)
 
     @config_enumerate

@@ -245,7 +245,7 @@ def check_large_rows(case):
 
 @only_for(lambda case: not (case.has_log_prob and case.has_entropy_at_any_size and case.has_pairwise_at_any_size))
 def check_missing_parts_name_who_has_them(case):
-    """Of few subsets, a design with a log_prob has the rest by enumeration; of many, what its class defines."""
+    """With few subsets, a design with a log_prob has the rest by enumeration; with many, what its class defines."""
     few, many = case.make(probs=PROBS), case.make(logits=torch.zeros(30), k=10)
     calls = {
         "log_prob": (case.has_log_prob, few, lambda: few.log_prob(few.enumerate_support())),

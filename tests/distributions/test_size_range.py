@@ -217,7 +217,7 @@ def test_long_rows(low, high):
 
 
 def test_many_rows_are_made_in_slabs():
-    """As some rows are by themselves, with derivatives."""
+    """The results and derivatives of some rows equal those of each row by itself."""
     logits = normal(3000, 60).requires_grad_()
     low = torch.arange(3000) % 7
     results = []
@@ -307,7 +307,7 @@ def test_logits_at_every_scale(n, sizes, scale):
 
 
 def test_logits_of_given_means():
-    """Of points inside of the hull, near its ends, and of some rows at them; once differentiable."""
+    """Points inside the hull, near its ends, and, in some rows, at them; once differentiable."""
     design = ConditionalPoisson(logits=LOGITS * torch.tensor([[1.0], [1.0], [9.0]]) + 9, k=(1, 3))
     torch.manual_seed(0)
     middle = (design.sample() + design.mean) / 2

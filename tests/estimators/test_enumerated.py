@@ -44,7 +44,7 @@ def test_batches_chunks_and_wrappers():
 
 
 def saved_bytes(n, k, chunk_size):
-    """What the graph of the expectation keeps for the backward pass, outside of what a chunk makes anew."""
+    """The tensors that the graph of the expectation keeps for the backward pass, except what a chunk recomputes."""
     logits, total = torch.linspace(-1, 1, n, dtype=torch.float64).requires_grad_(), 0
     weight = torch.linspace(0, 1, n * n, dtype=torch.float64).view(n, n).requires_grad_()
     design, largest = ConditionalPoisson(logits=logits, k=k), 0

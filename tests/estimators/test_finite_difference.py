@@ -15,7 +15,7 @@ INF = torch.inf
 
 
 def mean_gradient(design, f, logits, support, chunk_size=4096):
-    """The estimates at all vectors of positive probability, weighted with that."""
+    """The estimates at all vectors of positive probability, weighted by it."""
     probability, total = design.log_prob(support).detach().exp(), torch.zeros_like(logits)
     for value, weight in zip(support.detach().unsqueeze(1), probability, strict=True):
         if weight > 0:

@@ -146,7 +146,7 @@ class SoftForward(RaoBlackwellStraightThrough):
 
 
 class SelfWeighted(IMLE):
-    """Passes the gradient on only through the items drawn."""
+    """Passes the gradient on only through the drawn items."""
 
     def rsample(self, sample_shape=()):
         value, logits = self.design.sample(sample_shape), self.design.logits

@@ -52,7 +52,7 @@ def test_the_same_marginals_are_accepted(case, design_case, dtype):
 @every_design
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_other_marginals_are_refused(case, design_case, dtype):
-    """In both directions, and the largest difference is named."""
+    """In both directions; the error names the largest difference."""
     design = design_case.make(logits=LOGITS.to(dtype), k=2, validate_args=True)
     other = ConditionalPoisson(logits=2 * LOGITS.to(dtype), k=2)
     with pytest.raises(ValueError, match="`log_prob` must have the inclusion probabilities of `design`") as error:

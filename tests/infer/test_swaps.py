@@ -52,7 +52,7 @@ def proposals(states, sizes, slope, log_joint, share):
 
 
 def transitions(states, sizes, slope, log_joint, share):
-    """The matrix of the chain: proposals that are accepted, and what stays."""
+    """The transition matrix of the chain: accepted proposals off the diagonal, and the rest on it."""
     matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
     for number, new, probability, ratio in proposals(states, sizes, slope, log_joint, share):
         matrix[number, new] += probability * math.exp(min(ratio, 0.0))

@@ -144,7 +144,7 @@ def test_rows_of_different_sizes_are_enumerated_by_number():
 
 @pytest.mark.parametrize("case", DESIGNS, ids=lambda case: case.name)
 def test_the_errors_that_the_guide_to_pyro_explains(case):
-    """Two tools ask a design for nothing before they give up: Pyro's own errors stand in docs/guide/pyro.md."""
+    """Two tools fail before they ask the design for anything; docs/guide/pyro.md quotes Pyro's own errors."""
 
     def model():
         x = pyro.sample("x", case.make(logits=LOGITS, k=2))

@@ -49,7 +49,7 @@ class NoDevice:
 
 
 class Resources(NamedTuple):
-    """Of one compiled kernel: registers of a thread, bytes of stack or spilled registers, bytes of shared memory."""
+    """For one compiled kernel: registers per thread, bytes of stack or spilled registers, bytes of shared memory."""
 
     registers: int
     spills: int

@@ -32,7 +32,7 @@ LAUNCHERS = {
 
 
 def cotangent(grad: Tensor, name: str) -> Tensor:
-    """The given one; of a matrix one that every dtype holds."""
+    """The given cotangent; for a matrix, one that every dtype can represent."""
     if name != "permutation":
         return grad
     place = torch.arange(grad.shape[-1], device=grad.device)

@@ -35,7 +35,7 @@ interpreter.GridExecutor.__call__ = _count_launch
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """A test that is run for the kernels' sake has to get to one."""
+    """A test that is run to check kernels must reach one."""
     before = launches
     result = yield
     if item.get_closest_marker("interpreted"):

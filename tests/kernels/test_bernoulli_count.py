@@ -104,7 +104,7 @@ def test_a_tilt_under_which_k_is_unlikely_gets_whole_windows():
 
 
 def test_log_prob_of_values_between_far_units():
-    """Of units that are almost certain, each term keeps its digits."""
+    """Every term is accurate even if units are almost certain."""
     logits = torch.tensor([[500.0, 499.0, -500.0, -502.0]]).double()
     value = torch.tensor([1.0, 0.0, 1.0, 0.0]).double()
     assert conditional_poisson.log_prob(logits, 2, value).item() == pytest.approx(-999, rel=1e-15)
@@ -112,7 +112,7 @@ def test_log_prob_of_values_between_far_units():
 
 @pytest.mark.parametrize(("n", "draws"), [(9, 300), (300, 65)])
 def test_parts_of_draws_are_parts_of_the_whole(n, draws):
-    """However many rows, draws and threads: a draw has its numbers by its place."""
+    """The random numbers of a draw depend only on its position, not on the number of rows, draws or threads."""
     logits, k = normal(4, n), torch.tensor([1, n // 2, n - 1, n // 3])
     probs = sigmoid_topk(logits, k)
     for operator, parameters in ((bernoulli_count_draw, (logits, k)), (marked_count_draw, (probs, k))):
@@ -169,7 +169,7 @@ def test_who_gets_here():
 
 
 def test_many_cotangents_at_once():
-    """Which torch hands over as one batch, and which the tree takes."""
+    """Torch passes these as one batch, which the tree takes."""
     logits = normal(6).requires_grad_()
 
     def pi(x):
@@ -193,7 +193,7 @@ def test_long_odds_keep_their_digits():
 
 @pytest.fixture
 def rows_of(monkeypatch):
-    """A function of a loop to how many rows each call of it has had since it was last asked."""
+    """A function from a loop to the numbers of rows of its calls since the last query."""
     rows = {}
 
     def counting(over_rows):

@@ -160,7 +160,7 @@ def test_which_transports_have_kernels():
 
 @pytest.mark.slow
 def test_the_fused_operators_are_the_map_and_its_derivative():
-    """What accelerators without Triton run, or compiled graphs on them."""
+    """The code for accelerators without Triton, and for compiled graphs on them."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(7, 3, generator=generator, dtype=torch.float64).T.requires_grad_()
     k, scale, grad = torch.tensor([1.0, 2.5, 6.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.ones(3, 7)

@@ -26,7 +26,7 @@ def k_hot(n, k):
 
 
 def test_philox():
-    """Against the known answer that its authors publish for counter and key 0."""
+    """Compares with the answer that its authors publish for counter and key 0."""
     words = random_words(torch.zeros(1).long(), 1, 1, 1, FIRST)
     assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
@@ -62,7 +62,7 @@ def test_law_of_the_tournament():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["order", "pivotal"])
 def test_operators(kind):
-    """What accelerators without Triton run, or compiled graphs on them."""
+    """The code for accelerators without Triton, and for compiled graphs on them."""
     seed = draw_seed(THETA.device)
     if kind == "order":
         operator, arguments = order_draw, (THETA, K, rank_centre(THETA, K), seed, FIRST, 4, torch.float32, "logistic")

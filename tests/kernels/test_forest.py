@@ -86,7 +86,7 @@ def test_covariance(one_operation: None) -> None:
 
 
 def test_draws_without_triton(one_operation: None) -> None:
-    """What was built for kernels that do not run, as when the backend changes in between."""
+    """What was built for kernels that then do not run, for example because the backend changes in between."""
     for n, k in ((9, 4), (40, 15)):
         assert (cps.sample(uniform(2, n), k, (20,)).sum(-1) == k).all()
 

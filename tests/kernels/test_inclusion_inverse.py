@@ -20,7 +20,7 @@ INF = float("inf")
 
 
 def relaxed(n: int, k: int, scale: float, rows: int = 20) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, log-odds of such as sum to k exactly, and sizes; in the last row some are nearly certain."""
+    """Probabilities, log-odds of those that sum to k exactly, and sizes; the last row has nearly certain units."""
     x = scale * normal(rows, n, seed=n + k)
     x[-1] *= 8
     probs = sigmoid_topk(x, k)

@@ -193,7 +193,7 @@ def test_other_degrees_of_freedom_are_refused(df):
 
 
 class RaisedCosine(Link):
-    """A compact link with nothing but what a user has to give."""
+    """A compact link with only what a user must define."""
 
     compact = True
     reach = 1.0

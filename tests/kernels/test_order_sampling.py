@@ -86,7 +86,7 @@ def test_two_logistic_ranks(gap):
 @every_noise
 @pytest.mark.parametrize("scale", [0.1, 5.0, 50.0])
 def test_enumeration(noise, scale):
-    """Probabilities add up to 1, and over the subsets with a unit to its inclusion probability."""
+    """Probabilities add up to 1, and those of the subsets with a unit add up to its inclusion probability."""
     theta, support = random_positions(4, 8, scale=scale), k_hot(8, 3)
     pmf = kernel.log_prob(noise, theta, 3, support[:, None]).exp()
     torch.testing.assert_close(pmf.sum(0), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -181,7 +181,7 @@ def test_derivatives_to_second_order(noise):
 
 @every_noise
 def test_derivatives_at_ties(noise):
-    """There a uniform variable has a jump in the second derivative, and none in the first."""
+    """At this point the second derivative of a uniform variable jumps, and the first does not."""
     theta = torch.tensor([0.3, -0.5, 0.3, -1.0, 0.3, -1.0], dtype=torch.float64, requires_grad=True)
     value = k_hot(6, 3)[[0, 3, 8, 11, 17]]
     assert torch.autograd.gradcheck(lambda t: kernel.log_prob(noise, t, 3, value), theta)

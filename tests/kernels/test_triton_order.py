@@ -77,7 +77,7 @@ def test_derivatives_of_every_kind(order_map):
 
 @every_map
 def test_ties_and_symmetry(order_map):
-    """F is a whole number where items tie, and points and items have to agree on which side they are."""
+    """F is an integer where items tie, and points and items must agree on the side they are on."""
     x = torch.tensor([[-1.0, 0, 0, 1], [2, 2, 2, 2], [0.1, 0.3, 0.3, 0.5], [-9, 3, 3, 15]], device=DEVICE).double()
     x = torch.cat([x, x / 3, -x], -1).requires_grad_()
 
@@ -101,7 +101,7 @@ def test_permutation_is_doubly_stochastic(dtype):
 
 
 def test_slices_of_any_cuts():
-    """Also where no items lie between two cuts, or many."""
+    """Also if no items, or many, lie between two cuts."""
     values, order = on_device(2, 40).sort(-1)
     t, grad = (3 * on_device(2, 39, seed=1)).sort(-1).values, on_device(2, 40, 40)
     scale = torch.tensor([[1.0], [0.3]], device=DEVICE).double()

@@ -59,7 +59,7 @@ def check_evaluation_is_deterministic(case):
 
 
 def check_state(case):
-    """A fresh module with the state of another one is that module."""
+    """A fresh module that loads the state of another one behaves like it."""
     module, file, fresh = trained(case), io.BytesIO(), case.make().eval()
     for parameter in module.parameters():
         parameter.data += 0.1
@@ -94,7 +94,7 @@ def check_numbers_of_numpy(case):
 
 
 def compiled_alone(module, backend="aot_eager"):
-    """The module as one graph; what other cases have compiled does not count towards torch's limit."""
+    """The module as one graph; what other cases compiled does not count towards torch's limit."""
     torch.compiler.reset()
     return torch.compile(module, fullgraph=True, backend=backend)
 
@@ -154,7 +154,7 @@ def check_autocast(case):
 
 @only_for(lambda case: case.gradient)
 def check_gradients(case):
-    """Of scores and of all parameters: there, finite, and of a relaxed or learned mask not all zero."""
+    """Scores and parameters have finite gradients, which are not all zero with a relaxed or learned mask."""
     module = case.make()
     _, *grads = values_and_gradients(case, module)
     for leaf, grad in zip((X, *module.parameters()), grads, strict=True):
@@ -214,7 +214,7 @@ class KeepsOneMore(TopK):
 
 
 class NanWhereNothingIs(TopK):
-    """Masks by multiplication, without a thought for infinity."""
+    """Masks by multiplication, and ignores that entries may be infinite."""
 
     def forward(self, x):
         return x * self.mask(x) + 0 * x.abs().amax().reciprocal().log()

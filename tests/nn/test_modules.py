@@ -79,7 +79,7 @@ class TestBatchTopK:
 
     @pytest.mark.parametrize("options", [{}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True}])
     def test_evaluation_before_training_keeps_the_largest_of_its_batch(self, options):
-        """As in the sanity check of a trainer; with one warning, and without a trace in the state."""
+        """As in the sanity check of a trainer: warns once, and leaves the state unchanged."""
         module, x = BatchTopK(1.5, **options, n=5).eval(), normal(4, 5)
         with pytest.warns(RuntimeWarning, match="before it was trained") as caught:
             y = module(x)
@@ -97,7 +97,7 @@ class TestBatchTopK:
         assert torch.equal(compiled(x), module(x))
 
     def test_a_straight_through_mask_takes_one_topk(self):
-        """The entries that are kept are found once, for the mask and for the threshold."""
+        """The kept entries are found only once, for both the mask and the threshold."""
         module, x = BatchTopK(2, 0.5, straight_through=True), normal(9, 6)
         with backend("torch"), torch.profiler.profile() as profile:  # which has a sort for every mask
             module(x)
@@ -283,7 +283,7 @@ class TestKHotGate:
 
     @pytest.mark.parametrize("shift", [0.0, 0.7, -1.3])
     def test_kl_of_a_learned_size(self, shift):
-        """To equal logits with the same probabilities of the two sizes, by enumeration."""
+        """The divergence to equal logits with the same probabilities of the two sizes, by enumeration."""
         gate = KHotGate(4).double()
         gate.logits.data = normal(4) + shift
         law, expected = gate.law(), 0.0
@@ -390,7 +390,7 @@ def test_is_not_part_of_a_star_import():
 
 
 def test_too_few_entries_that_are_not_excluded():
-    """The same error for every mask; where nobody can look, an excluded entry is not marked all the same."""
+    """Every mask raises the same error; if contents cannot be checked, an excluded entry is still not marked."""
     x = torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf], [1.0, 2.0, 3.0, 4.0]])
     options = ({}, {"softness": 0.5}, {"softness": 0.5, "straight_through": True})
     for module in (make(3, **option) for make in (TopK, TopKMask) for option in options):

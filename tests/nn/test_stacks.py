@@ -59,7 +59,7 @@ def buffers(module):
 
 
 def assert_same(state, other):
-    """In values, NaN among them, and in dtypes."""
+    """Compares values, which may be NaN, and dtypes."""
     torch.testing.assert_close(state, other, rtol=0, atol=0, equal_nan=True)
 
 
@@ -100,7 +100,7 @@ def test_casts_leave_buffers_alone(case, dtype):
 
 @each_activation
 def test_half_precision_is_the_rounding_of_single(case):
-    """Values, gradients and state, of a module and of scores that are cast."""
+    """Values, gradients and state of a module and of scores that are cast."""
     for dtype in (torch.bfloat16, torch.float16):
         half, x = case.make().to(dtype), X.to(dtype)
         single = case.make()
@@ -391,7 +391,7 @@ def test_fully_sharded(group, case):
 
 @pytest.mark.parametrize("name", ["log_softness", "threshold"])
 def test_states_with_parameters_without_axes(name):
-    """As they were saved before parameters had shape (1,)."""
+    """State dictionaries from before parameters had shape (1,)."""
     module = TopK(2, 0.5, learn_softness=True) if name == "log_softness" else JumpReLU(0.3, learn_threshold=True)
     model = nn.Sequential(module)
     saved = {f"0.{name}": torch.tensor(-1.5)}

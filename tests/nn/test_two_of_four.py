@@ -37,14 +37,14 @@ def train(model, x, y, steps=STEPS):
 
 
 def pruned(model):
-    """Its two largest of every four weights, and no more training."""
+    """Keeps the two largest of every four weights, without further training."""
     for layer in model[::2]:
         parametrize.register_parametrization(layer, "weight", NMSparsity())
     return model
 
 
 def accuracies(seed):
-    """In percent, in test: of the dense network, its largest weights alone, and networks that were trained as 2:4."""
+    """Test accuracy in percent: of the dense network, of its largest weights alone, and of networks trained as 2:4."""
     x, test_x, y, test_y = digits(seed)
     found = {}
 

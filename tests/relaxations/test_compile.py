@@ -21,7 +21,7 @@ INDUCED = ("sigmoid_topk", "soft_rank")
 
 
 def check_compiled(case, compiled, x, softness, tolerance):
-    """Values and gradients as without a compiler."""
+    """Values and gradients equal those without a compiler."""
     y, expected = compiled(x, softness), case.call(x, softness)
     torch.testing.assert_close(y, expected, **tolerance)
     if case.differentiable:

@@ -102,7 +102,7 @@ def check_equivariance_order_and_shift(case):
 
 
 def check_offset_in_float32(case):
-    """The offset rounds the input; on what it is then, float32 agrees with float64."""
+    """The offset rounds the input; on the rounded input, float32 agrees with float64."""
     x = (normal(4, 200, dtype=torch.float32) + 1e4).requires_grad_()
     wide = x.detach().double().requires_grad_()
     g = normal(4, 200, dtype=torch.float32, seed=1)

@@ -88,7 +88,7 @@ def test_derivatives_where_exponentials_underflow():
 
 
 def test_excluded_entries():
-    """They are below every point, and first among the sorted ones."""
+    """Excluded entries are below every point, and first in sorted order."""
     own, points = normal(4), normal(5, seed=1)
     x = torch.tensor([-torch.inf, *own[:2].tolist(), -torch.inf, *own[2:].tolist()], dtype=torch.float64)
     torch.testing.assert_close(soft_count(x, points), 2 + soft_count(own, points))

@@ -16,7 +16,7 @@ OF_A_ROW = 16  # numbers that a map may keep for a row beside those of its items
 
 
 def peak_memory(function, x):
-    """The most that torch holds at a time beside x, over the size of x."""
+    """The peak memory that torch allocates besides x, divided by the size of x."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         y = function(x)
         y.backward(torch.ones((), dtype=y.dtype).expand(y.shape))

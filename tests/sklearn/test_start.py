@@ -17,7 +17,7 @@ def data_of(rows, n, seed=0):
 
 
 def test_weights_are_the_best_behind_random_gates():
-    """By enumeration of all gates: the mean loss has no slope in the weights, and theirs in the probabilities."""
+    """By enumeration of all gates: the weights are stationary, and the probabilities have the right gradient."""
     data = data_of(30, 4)
     x, y, rows = data.x.double(), data.y.double(), data.weights.double() / data.weights.double().sum()
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 4)
