@@ -70,6 +70,7 @@ wheel:  ## dist/: wheel and source, checked; the wheel is tried in an empty envi
 	build/builder/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt build twine; \
 	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1577836800); \
 	build/builder/bin/python -m build; \
+	build/builder/bin/python recipe/reproducible_sdist.py dist/*.tar.gz; \
 	build/builder/bin/python -m twine check --strict dist/*; \
 	$(call install_torch,build/empty/bin/python) \
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt dist/*.whl; \

@@ -198,7 +198,7 @@ def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
         thing: The object.
         known: Sorted names among which an older Dynamo looks.
     """
-    if _LISTS_ATTRIBUTES or not torch.compiler.is_compiling():
+    if _LISTS_ATTRIBUTES:
         return sorted(thing.__dict__)  # not of vars(thing), which Dynamo of torch 2.8 does not know
     return [name for name in known if name in thing.__dict__]
 
@@ -215,10 +215,20 @@ def names_in_code(kind: type) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def _torch_26_is_exporting() -> bool:
+    """Of torch 2.6, which does not tell: its exporter sets this flag, and asks Dynamo for a program to export."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
+    return torch.compiler._is_compiling_flag or bool(getattr(translator, "export", False))
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)
+
+
 @count_as_constant
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is at work; False before torch 2.7, which does not tell."""
-    return bool(getattr(torch.compiler, "is_exporting", bool)())
+    """Whether ``torch.export`` is at work."""
+    return bool(_is_exporting())
 
 
 @count_as_constant
