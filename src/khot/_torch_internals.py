@@ -187,6 +187,17 @@ def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def _dynamo_translator() -> Any:
+    """What Dynamo traces a function with at this moment; None if it does not."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    return getattr(getattr(dynamo, "tls", None), "current_tx", None)
+
+
+@count_as_constant  # which Dynamo calls while it traces
+def _is_traced_by_dynamo() -> bool:
+    return _dynamo_translator() is not None
+
+
 # Dynamo of torch 2.6 does not list the attributes of an object, and only finds those that it is asked for by name.
 _LISTS_ATTRIBUTES = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 8)
 
@@ -198,7 +209,7 @@ def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
         thing: The object.
         known: Sorted names among which an older Dynamo looks.
     """
-    if _LISTS_ATTRIBUTES:
+    if _LISTS_ATTRIBUTES or not _is_traced_by_dynamo():
         return sorted(thing.__dict__)  # not of vars(thing), which Dynamo of torch 2.8 does not know
     return [name for name in known if name in thing.__dict__]
 
@@ -217,9 +228,7 @@ def names_in_code(kind: type) -> tuple[str, ...]:
 
 def _torch_26_is_exporting() -> bool:
     """Of torch 2.6, which does not tell: its exporter sets this flag, and asks Dynamo for a program to export."""
-    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
-    translator = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
-    return torch.compiler._is_compiling_flag or bool(getattr(translator, "export", False))
+    return torch.compiler._is_compiling_flag or bool(getattr(_dynamo_translator(), "export", False))
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)
