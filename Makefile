@@ -1,4 +1,5 @@
-# `make demo` and `make test` need git, make, Python 3.11 or newer and pip; they install into .venv.
+# `make demo` and `make test` need git, make, Python 3.11 or newer and pip; they install into .venv. khot itself runs on
+# Python 3.10, for which some of the versions in constraints.txt do not exist.
 #   make demo PYTHON=python3.12       choose the Python that .venv is made with
 #   make demo TORCH_INDEX=URL         take torch from another index, such as PyTorch's one of builds for a CPU only
 #   make test PIP_FLAGS='--index-url URL'    add flags to `pip install`
@@ -72,6 +73,7 @@ wheel:  ## builds and checks the packages in dist/, and tries the wheel in an em
 	build/builder/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt build twine; \
 	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1577836800); \
 	build/builder/bin/python -m build; \
+	build/builder/bin/python recipe/reproducible_sdist.py dist/*.tar.gz; \
 	build/builder/bin/python -m twine check --strict dist/*; \
 	$(call install_torch,build/empty/bin/python) \
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -c constraints.txt dist/*.whl; \
@@ -106,7 +108,8 @@ done; \
 if [ -z "$$python" ]; then \
 	python=$(or $(firstword $(PYTHON)),python3); \
 	version=$$("$$python" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])' 2>/dev/null); \
-	echo "khot needs Python 3.11 or newer; $$python is $${version:-not found, or does not run}."; \
+	echo "The development environment needs Python 3.11 or newer, though khot itself runs on 3.10;" \
+		"$$python is $${version:-not found, or does not run}."; \
 	echo "Run: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3.11"; \
 	exit 1; \
 fi >&2
@@ -123,7 +126,7 @@ $(READY): pyproject.toml constraints.txt
 		echo "making $(VENV) with $$python"; \
 		rm -rf $(VENV) && mkdir $(VENV) && touch $(UNFINISHED) && "$$python" -m venv $(VENV) || exit 1; \
 	elif ! $(BIN)/python $(NEW_ENOUGH); then \
-		echo "khot needs Python 3.11 or newer; $(BIN)/python is not. Run: rm -r $(VENV)" >&2; \
+		echo "The development environment needs Python 3.11 or newer; $(BIN)/python is older. Run: rm -r $(VENV)" >&2; \
 		exit 1; \
 	fi
 	@echo "Downloads what constraints.txt names, unless pip has it: torch and some 300 MB. torch for a CPU only is 200 MB,"

@@ -26,6 +26,7 @@ from khot import (
     transport_topk,
 )
 from khot.kernels.call import call_of
+from khot.kernels.threshold.kinds import MASK
 from khot.relaxations import Link, StudentT
 from khot.relaxations.engine import ThresholdMap
 
@@ -176,7 +177,7 @@ RELAXATIONS = [
 
 
 def log_of(link: Link, x: Tensor, k: float | Tensor, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    return ThresholdMap(link, "scale").logarithm(call_of(x, k, scale), x, k, scale, dim)
+    return ThresholdMap(link, "scale", MASK).logarithm(call_of(x, k, scale), x, k, scale, dim)
 
 
 def student_t(df: int, interpreted: bool = False) -> RelaxationCase:

@@ -1,10 +1,12 @@
 """Metadata in step with each other, and a Makefile that refuses what it cannot use."""
 
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib import metadata, resources
 from itertools import chain
 from pathlib import Path
@@ -48,6 +50,30 @@ def test_version_has_one_source():
 def test_changelog_has_a_section_for_the_version():
     section = "Unreleased" if ".dev" in PROJECT["version"] else re.escape(PROJECT["version"])
     assert re.search(rf"^## \[{section}\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+
+
+def test_the_same_sources_make_the_same_source_distribution(tmp_path):
+    archives = []
+    for name, seconds, order in (("first", 1e9, 1), ("second", 1.5e9, -1)):
+        folder = tmp_path / name / "khot-1"
+        folder.mkdir(parents=True)
+        for file in ("a.py", "b.py"):
+            (folder / file).write_text(f"{file = }")
+            os.utime(folder / file, (seconds, seconds))
+        archives.append(tmp_path / f"{name}.tar.gz")
+        with tarfile.open(archives[-1], "w:gz") as archive:
+            for path in [folder, *sorted(folder.iterdir())[::order]]:
+                archive.add(path, f"khot-1/{path.name}" if path.is_file() else "khot-1", recursive=False)
+    before = {archive.read_bytes() for archive in archives}
+    command = [sys.executable, ROOT / "recipe" / "reproducible_sdist.py", *archives]
+    subprocess.run(command, env=os.environ | {"SOURCE_DATE_EPOCH": "1577836800"}, check=True)
+    assert len(before) == 2 and len({archive.read_bytes() for archive in archives}) == 1
+    with tarfile.open(archives[0]) as archive:
+        members = archive.getmembers()
+        assert [(member.name, member.mtime) for member in members] == [
+            (name, 1577836800) for name in ("khot-1", "khot-1/a.py", "khot-1/b.py")
+        ]
+        assert archive.extractfile("khot-1/b.py").read() == b"file = 'b.py'"
 
 
 def test_the_conda_recipe_asks_for_what_the_project_asks_for():
@@ -121,7 +147,8 @@ def test_make_refuses_an_old_python(make, tmp_path):
     old = python_stand_in('case "$2" in *print*) echo "Python 3.10.13";; *) exit 1;; esac', tmp_path)
     result = make("demo", f"PYTHON={old}")
     assert result.returncode != 0
-    assert f"khot needs Python 3.11 or newer; {old} is Python 3.10.13." in result.stderr
+    assert "The development environment needs Python 3.11 or newer, though khot itself runs on 3.10" in result.stderr
+    assert f"{old} is Python 3.10.13." in result.stderr
     assert "Run: make demo PYTHON=" in result.stderr
     assert not (tmp_path / ".venv").exists()
 

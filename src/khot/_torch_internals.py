@@ -5,6 +5,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "alias",
     "all_true",
     "apply_untransformed",
+    "attribute_names",
     "count_as_constant",
     "eager_dispatcher",
     "has_memory",
@@ -31,6 +33,7 @@ __all__ = [
     "is_tracing",
     "is_transformed",
     "is_wrapped",
+    "names_in_code",
     "nested_forward_mode",
     "no_view",
     "outside_trace",
@@ -184,10 +187,57 @@ def count_as_constant(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def _dynamo_translator() -> Any:
+    """What Dynamo traces a function with at this moment; None if it does not."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    return getattr(getattr(dynamo, "tls", None), "current_tx", None)
+
+
+@count_as_constant  # which Dynamo calls while it traces
+def _is_traced_by_dynamo() -> bool:
+    return _dynamo_translator() is not None
+
+
+# Dynamo of torch 2.6 does not list the attributes of an object, and only finds those that it is asked for by name.
+_LISTS_ATTRIBUTES = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+def attribute_names(thing: object, known: Sequence[str]) -> list[str]:
+    """The names of the attributes of an object itself, sorted, which a graph can ask for.
+
+    Args:
+        thing: The object.
+        known: Sorted names among which an older Dynamo looks.
+    """
+    if _LISTS_ATTRIBUTES or not _is_traced_by_dynamo():
+        return sorted(thing.__dict__)  # not of vars(thing), which Dynamo of torch 2.8 does not know
+    return [name for name in known if name in thing.__dict__]
+
+
+def names_in_code(kind: type) -> tuple[str, ...]:
+    """All names in the functions of a class and of its bases, sorted: among them are all attributes that they use."""
+    members = [getattr(member, "fget", member) for base in kind.__mro__ for member in base.__dict__.values()]
+    codes = [member.__code__ for member in members if hasattr(member, "__code__")]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return tuple(sorted(names))
+
+
+def _torch_26_is_exporting() -> bool:
+    """Of torch 2.6, which does not tell: its exporter sets this flag, and asks Dynamo for a program to export."""
+    return torch.compiler._is_compiling_flag or bool(getattr(_dynamo_translator(), "export", False))
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _torch_26_is_exporting)
+
+
 @count_as_constant
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is active; False before torch 2.7, which does not tell."""
-    return bool(getattr(torch.compiler, "is_exporting", bool)())
+    """Whether ``torch.export`` is active."""
+    return bool(_is_exporting())
 
 
 @count_as_constant

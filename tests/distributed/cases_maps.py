@@ -136,7 +136,7 @@ def what_is_refused():
     mesh, x = mesh_of(1), spread(normal(4, 7), [S(0)])
     with pytest.raises(ValueError, match="`k` is a plain tensor that requires a gradient beside the DTensor `x`"):
         khot.sigmoid_topk(x, torch.tensor(2.0, requires_grad=True))
-    with pytest.raises(TypeError, match="`x` must be a DTensor, too, where `k` is one"):
+    with pytest.raises(TypeError, match="`x` must be a DTensor, too, if `k` is one"):
         khot.sigmoid_topk(normal(4, 7), spread(torch.tensor(2.0), [R]))
     with pytest.raises(ValueError, match="`k` must be on the device mesh of `x`"):
         khot.sigmoid_topk(x, spread(torch.tensor(2.0), [R, R]))

@@ -174,6 +174,6 @@ def test_the_fused_operators_are_the_map_and_its_derivative():
         torch.library.opcheck(torch.ops.khot.threshold_mask_derivative.default, arguments)
         found = torch.ops.khot.threshold_mask_derivative(*arguments)
         with_grad = [v.clone().requires_grad_() for v in (x.detach(), k, scale)]
-        value = ThresholdMap(LOGISTIC, "temperature", kind)(call_of(*with_grad), *with_grad, -1)
+        value = ThresholdMap(LOGISTIC, "temperature", kind).apply(call_of(*with_grad), *with_grad, -1)
         for a, b in zip(found, torch.autograd.grad(value.sum(), with_grad), strict=True):
             torch.testing.assert_close(a, b)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from khot import capped_simplex_map, sparse_topk
+from khot import _torch_internals, capped_simplex_map, sparse_topk
 from khot.kernels.links.base import Link
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
 from khot.kernels.links.clipped_power import ClippedPower, clipped_power
@@ -66,6 +66,15 @@ def test_built_in_links_are_called_by_their_value(name, link):
     assert link.key == name
     assert Link.find(name) == link and type(Link.find(name)) is type(link)
     assert vars(Link.find(name)) == vars(link)
+
+
+@pytest.mark.parametrize("link", [*BUILT_IN.values(), Steep(0.1), NamedSteep(2.0), Cauchy()], ids=lambda link: link.key)
+def test_names_do_not_change_where_dynamo_lists_no_attributes(link, monkeypatch):
+    """As before torch 2.8, where only attributes that occur in the code of the class are found."""
+    name = link.key
+    monkeypatch.setattr(_torch_internals, "_LISTS_ATTRIBUTES", False)
+    monkeypatch.setattr(_torch_internals, "_is_traced_by_dynamo", lambda: True)
+    assert link.key == name
 
 
 @pytest.mark.slow

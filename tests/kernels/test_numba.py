@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from khot.kernels.order_sampling import order_draw
 from khot.kernels.random_numbers.philox import FIRST
 from khot.relaxations import sigmoid_topk
 from tests.inputs import normal
+from tests.processes import run_python
 
 numba = pytest.importorskip("numba", reason="numba is not installed")
 
@@ -74,19 +73,6 @@ def test_many_threads_call_at_once(threads):
         found = list(pool.map(call, range(8)))
     for results, one in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for result in results for a, b in zip(result, one, strict=True))
-
-
-def run_python(code: str, *arguments: str, **environment: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 @pytest.mark.slow
@@ -144,7 +130,7 @@ FORKED = """
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this platform")
 @pytest.mark.parametrize("other", ["keep_calling", "keep_compiling"])
 def test_a_child_is_forked_while_another_thread_calls_or_compiles(other):
-    run_python(textwrap.dedent(FORKED).format(other=other))
+    run_python(FORKED.format(other=other))
 
 
 @pytest.mark.slow
@@ -169,21 +155,6 @@ def test_workers_of_a_data_loader():
 
 
 # ---- The folder of machine code
-
-REPORTED = """
-    import logging, sys, torch, khot
-    from khot.kernels.cpu import cache
-    found = []
-    load = cache._Cache.load_overload
-    def report(self, *arguments):
-        result = load(self, *arguments)
-        found.append(result is not None)
-        return result
-    cache._Cache.load_overload = report
-    x = torch.randn(3, 5, requires_grad=True)
-    khot.sigmoid_topk(x, 2).sum().backward()
-    print(sum(found), len(found))
-"""
 
 
 @pytest.mark.slow
@@ -210,13 +181,6 @@ def test_layouts_compile_no_loop_again():
     """)
     count, _, again = found.partition(" ")
     assert int(count) >= 4 and again == "[]\n"
-
-
-@pytest.mark.slow
-def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
-    first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
-    second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
-    assert (first, second) == ("0 2\n", "2 2\n")
 
 
 @pytest.fixture

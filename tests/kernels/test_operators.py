@@ -33,7 +33,7 @@ SPARSE = clipped_power(1.5)
 
 for _package in (khot.kernels, khot.laws):  # all operators there are, whatever was imported before
     for _module in pkgutil.walk_packages(_package.__path__, f"{_package.__name__}."):
-        if "triton" not in _module.name:
+        if not any(library in _module.name for library in ("triton", ".gpu", "numba", ".cpu")):
             importlib.import_module(_module.name)
 
 

@@ -255,7 +255,6 @@ def test_compiled():
         compiled(x / 0, 2)
 
 
-@pytest.mark.needs_torch("2.7")  # which first tells that torch.export is at work
 def test_exported_programs_need_no_operator_of_this_library():
     class Mask(torch.nn.Module):
         def forward(self, x, k):

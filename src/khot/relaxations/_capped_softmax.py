@@ -4,12 +4,13 @@ from torch import Tensor
 
 from khot.kernels.call import Call
 from khot.kernels.links.capped_exponential import CAPPED_EXPONENTIAL
+from khot.kernels.threshold.kinds import MASK
 
 from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
-MAP = ThresholdMap(CAPPED_EXPONENTIAL, "temperature")
+MAP = ThresholdMap(CAPPED_EXPONENTIAL, "temperature", MASK)
 
 
 @with_link(MAP.link)
@@ -54,4 +55,4 @@ def capped_softmax(
         >>> capped_softmax(size.log(), 2)
         tensor([0.1667, 0.3333, 0.5000, 1.0000])
     """
-    return MAP(_call, x, k, temperature, dim)
+    return MAP.apply(_call, x, k, temperature, dim)

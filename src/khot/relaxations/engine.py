@@ -38,15 +38,15 @@ class ThresholdMap(NamedTuple):
 
     link: Link
     softness: str
-    kind: Kind = MASK
+    kind: Kind
 
     def logarithm(
         self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]
     ) -> Tensor:
         """The logarithms of the values of a mask."""
-        return self._replace(kind=LOG_MASK)(call, x, k, softness, dim)
+        return ThresholdMap(self.link, self.softness, LOG_MASK).apply(call, x, k, softness, dim)
 
-    def __call__(
+    def apply(
         self, call: Call, x: Tensor, k: float | Tensor, softness: float | Tensor, dim: int | tuple[int, ...]
     ) -> Tensor:
         """The values along ``dim``, in a call of this kind."""
@@ -161,4 +161,4 @@ def capped_simplex_map(
     """
     if not isinstance(link, Link):
         raise TypeError(f"`link` must be a khot.relaxations.Link, but got {link!r}")
-    return ThresholdMap(link, "scale")(_call, x, k, scale, dim)
+    return ThresholdMap(link, "scale", MASK).apply(_call, x, k, scale, dim)

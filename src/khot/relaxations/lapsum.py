@@ -4,12 +4,13 @@ from torch import Tensor
 
 from khot.kernels.call import Call
 from khot.kernels.links.laplace import LAPLACE
+from khot.kernels.threshold.kinds import MASK
 
 from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 
-MAP = ThresholdMap(LAPLACE, "scale")
+MAP = ThresholdMap(LAPLACE, "scale", MASK)
 
 
 @with_link(MAP.link)
@@ -49,7 +50,7 @@ def lapsum_topk(
         >>> lapsum_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1839, 0.5000, 0.8161])
     """
-    return MAP(_call, x, k, scale, dim)
+    return MAP.apply(_call, x, k, scale, dim)
 
 
 @logarithm_of(lapsum_topk)

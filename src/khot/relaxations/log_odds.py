@@ -15,10 +15,11 @@ from khot._torch_internals import recorder, version_of
 from khot._tracing import one_operation
 from khot.kernels.call import call_of
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.threshold.kinds import MASK
 
 from .engine import ThresholdMap
 
-MAP = ThresholdMap(LOGISTIC, "temperature")
+MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
 _ATTRIBUTE = "_khot_scores"
 ROUNDING = 4  # units in the last place; 1.2 was the largest error seen in float32 masks
 

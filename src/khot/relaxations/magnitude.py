@@ -62,4 +62,4 @@ def sparse_topk_magnitude(
     """
     check_exponent(p)
     link = clipped_power(float(p), _call.is_compiling)
-    return ThresholdMap(link, "strength", MAGNITUDE)(_call, x, k, strength, dim)
+    return ThresholdMap(link, "strength", MAGNITUDE).apply(_call, x, k, strength, dim)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from khot._distributed.shards import row_sums
 from khot.kernels.call import call_of
+from khot.kernels.threshold.kinds import MASK
 
 from .engine import ThresholdMap
 from .linked import link_of
@@ -25,7 +26,7 @@ def mask_log_odds(
     if link is None or link.compact:
         return None
     x = x.double()
-    z = link.log_odds(ThresholdMap(link, "softness").distances(call_of(x, k, softness), x, k, softness))
+    z = link.log_odds(ThresholdMap(link, "softness", MASK).distances(call_of(x, k, softness), x, k, softness))
     finite = x.isfinite()
     size = k.unsqueeze(-1) if isinstance(k, Tensor) else k
     included, count = (number.unsqueeze(-1) for number in row_sums(x == torch.inf, finite))

@@ -4,12 +4,13 @@ from torch import Tensor
 
 from khot.kernels.call import Call
 from khot.kernels.links.normal import NORMAL
+from khot.kernels.threshold.kinds import MASK
 
 from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import with_link
 
-MAP = ThresholdMap(NORMAL, "scale")
+MAP = ThresholdMap(NORMAL, "scale", MASK)
 
 
 @with_link(MAP.link)
@@ -50,4 +51,4 @@ def normal_topk(
         >>> normal_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.1587, 0.5000, 0.8413])
     """
-    return MAP(_call, x, k, scale, dim)
+    return MAP.apply(_call, x, k, scale, dim)

@@ -4,12 +4,13 @@ from torch import Tensor
 
 from khot.kernels.call import Call
 from khot.kernels.links.logistic import LOGISTIC
+from khot.kernels.threshold.kinds import MASK
 
 from .boundary import with_call
 from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 
-MAP = ThresholdMap(LOGISTIC, "temperature")
+MAP = ThresholdMap(LOGISTIC, "temperature", MASK)
 
 
 @with_link(MAP.link)
@@ -49,7 +50,7 @@ def sigmoid_topk(
         >>> sigmoid_topk(torch.tensor([0.0, 1.0, 2.0]), 1.5)
         tensor([0.2689, 0.5000, 0.7311])
     """
-    return MAP(_call, x, k, temperature, dim)
+    return MAP.apply(_call, x, k, temperature, dim)
 
 
 @logarithm_of(sigmoid_topk)

@@ -58,4 +58,4 @@ def sparse_topk_signed(
     """
     check_exponent(p)
     link = clipped_power(float(p), _call.is_compiling)
-    return ThresholdMap(link, "strength", SIGNED)(_call, x, k, strength, dim)
+    return ThresholdMap(link, "strength", SIGNED).apply(_call, x, k, strength, dim)

@@ -7,6 +7,7 @@ from torch import Tensor
 from khot.kernels.call import Call
 from khot.kernels.links.base import Link
 from khot.kernels.links.clipped_power import clipped_power
+from khot.kernels.threshold.kinds import MASK
 
 from .boundary import with_call
 from .engine import ThresholdMap
@@ -76,4 +77,4 @@ def sparse_topk(
         tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
     check_exponent(p)
-    return ThresholdMap(clipped_power(float(p), _call.is_compiling), "strength")(_call, x, k, strength, dim)
+    return ThresholdMap(clipped_power(float(p), _call.is_compiling), "strength", MASK).apply(_call, x, k, strength, dim)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from khot._validation import check_function, check_scores, check_softness
 from khot.kernels.call import Call
+from khot.kernels.threshold.kinds import MASK
 
 from .axes import as_rows
 from .boundary import with_call
@@ -74,7 +75,7 @@ def topk_threshold(
             "`relaxation` must be topk_mask, or a mask F((x - t) / softness) with one threshold t and the link F as "
             f"its attribute `link`, but got {relaxation!r}"
         )
-    return ThresholdMap(link, "softness").threshold(_call, rows, k, softness)
+    return ThresholdMap(link, "softness", MASK).threshold(_call, rows, k, softness)
 
 
 def _middle_of_the_gap(x: Tensor, k: Any) -> Tensor:

@@ -8,6 +8,7 @@ from khot._validation import check_scores, check_softness, check_softness_conten
 from khot.kernels.call import Call
 from khot.kernels.links.base import LOG_2, Link
 from khot.kernels.links.logistic import LOGISTIC, Logistic
+from khot.kernels.threshold.kinds import MASK
 
 from .axes import as_rows
 from .boundary import with_call
@@ -15,7 +16,7 @@ from .engine import ThresholdMap
 from .linked import logarithm_of, with_link
 from .sigmoid import log_sigmoid_topk
 
-MAP = ThresholdMap(LOGISTIC, "epsilon / 2")
+MAP = ThresholdMap(LOGISTIC, "epsilon / 2", MASK)
 
 
 class _TwoAnchors(Link, name="two_anchors"):
@@ -109,7 +110,7 @@ def transport_topk(
         if checks_contents(epsilon) and (_call.is_plain or can_look(epsilon)):
             check_softness_contents("epsilon", epsilon, x.dtype)
         epsilon = epsilon.double()
-    return MAP(_call, x, k, epsilon / 2, dim)
+    return MAP.apply(_call, x, k, epsilon / 2, dim)
 
 
 @logarithm_of(transport_topk)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from khot._torch_internals import names_in_code
+
 from .names import find_link, name_of, register, remember
 
 LOG_2 = math.log(2)
@@ -93,6 +95,7 @@ class Link(metaclass=LinkType):
     given_name: str | None
     exportable: bool
     has_slots: bool = False
+    known_names: tuple[str, ...] = ()
 
     @property
     def is_steep(self) -> bool:
@@ -103,6 +106,7 @@ class Link(metaclass=LinkType):
         super().__init_subclass__(**kwargs)
         cls.kernel = cls.__dict__.get("kernel")
         cls.has_slots = cls.has_slots or bool(cls.__dict__.get("__slots__"))
+        cls.known_names = names_in_code(cls)
         register(cls, cls.given_name)
 
     def __new__(cls, *args: object, **kwargs: object) -> "Link":

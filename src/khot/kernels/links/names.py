@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from khot._torch_internals import count_as_constant, is_exporting
+from khot._torch_internals import attribute_names, count_as_constant, is_exporting
 
 if TYPE_CHECKING:
     from .base import Link
@@ -67,8 +67,8 @@ def name_of(link: "Link") -> str:
 
     Dynamo traces this for links that are made inside a compiled function.
     """
-    cls, attributes = type(link), link.__dict__  # not vars(link), which Dynamo of torch 2.8 does not support
-    values = [(attribute, _literal(attributes[attribute])) for attribute in sorted(attributes)]
+    cls = type(link)
+    values = [(name, _literal(link.__dict__[name])) for name in attribute_names(link, cls.known_names)]
     odd = [attribute for attribute, value in values if value is None]
     if is_exporting():
         _check_exportable(cls, odd)

@@ -1,0 +1,155 @@
+"""What a first call costs a person: loops that are kept or compiled ahead, and what is told meanwhile."""
+
+import io
+import os
+import re
+import sys
+import time
+
+import pytest
+
+import khot
+from khot import warmup
+from tests.processes import run_command, run_python
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from khot.kernels.cpu import cache
+
+# ---- Machine code on disk
+
+REPORTED = """
+    import logging, sys, torch, khot
+    from khot.kernels.cpu import cache
+    found = []
+    load = cache._Cache.load_overload
+    def report(self, *arguments):
+        result = load(self, *arguments)
+        found.append(result is not None)
+        return result
+    cache._Cache.load_overload = report
+    x = torch.randn(3, 5, requires_grad=True)
+    khot.sigmoid_topk(x, 2).sum().backward()
+    print(sum(found), len(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_all_machine_code_on_disk(tmp_path):
+    first = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
+    second = run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path))
+    assert (first, second) == ("0 2\n", "2 2\n")
+
+
+@pytest.mark.slow
+def test_after_a_warm_up_a_process_finds_all_machine_code_on_disk(tmp_path):
+    warmed = run_command("-W", "error", "-m", "khot.warmup", "sigmoid_topk", KHOT_CACHE_DIR=str(tmp_path))
+    assert re.fullmatch(r"compiled in \d+ s\n", warmed)
+    assert run_python(REPORTED, KHOT_CACHE_DIR=str(tmp_path)) == "2 2\n"
+
+
+def test_a_warm_up_takes_names_that_are_public():
+    assert [name for name in warmup.CALLS if name not in khot.__all__] == []
+    with pytest.raises(ValueError, match=r"names must be among sigmoid_topk, .*, but got no_map"):
+        warmup.warm_up("sigmoid_topk", "no_map")
+
+
+def test_a_warm_up_of_an_unknown_name_ends_with_a_message(capsys):
+    with pytest.raises(SystemExit) as ended:
+        warmup.main(["no_map"])
+    assert ended.value.code == 2 and "but got no_map" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_home_that_cannot_be_written_is_one_warning_and_no_error(tmp_path):
+    """In a process that compiles several loops and can keep none of them."""
+    home = tmp_path / "home"
+    home.write_text("")  # a file: that nothing can be made in it holds for root as well
+    program = """
+        import sys, torch, khot
+        sys.stderr = sys.stdout
+        for x in (torch.zeros(4), torch.zeros(4).double()):
+            print(khot.sigmoid_topk(x, 2).tolist(), khot.topk_mask(x, 2).tolist())
+    """
+    variables = ("KHOT_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA")
+    shown = run_python(program, without=variables, HOME=str(home), USERPROFILE=str(home))
+    assert shown.count("RuntimeWarning") == 1 and shown.count("set KHOT_CACHE_DIR to a folder") == 1
+    assert shown.count("[0.5, 0.5, 0.5, 0.5] [1.0, 1.0, 0.0, 0.0]") == 2
+
+
+# ---- What a person at a terminal is told
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard error that is a terminal, and a notice that waits for an instant only."""
+    monkeypatch.delenv("KHOT_QUIET", raising=False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    notice = cache._Notice()
+    notice.patience = 0.01
+    yield notice, sys.stderr
+    notice.end()
+
+
+def compile_for(notice, seconds):
+    notice.begin()
+    time.sleep(seconds)
+    notice.end()
+
+
+def test_a_long_compilation_is_told_once(terminal):
+    notice, stderr = terminal
+    for _ in range(3):
+        compile_for(notice, 0.5)
+    shown = stderr.getvalue()
+    assert shown.count("\n") == 1 and shown.startswith("khot compiles loops for this CPU, once, and keeps them in ")
+    assert str(cache._base()) in shown and "`python -m khot.warmup`" in shown and "KHOT_QUIET=1" in shown
+
+
+def test_many_compilations_are_long_together(terminal):
+    """A loop takes a fraction of the time, and the first call of a design compiles several."""
+    notice, stderr = terminal
+    notice.patience = 10.0
+    compile_for(notice, 0.2)
+    assert notice.patience < 9.81 and stderr.getvalue() == ""
+    notice.patience = 0.01  # what is left after some more
+    compile_for(notice, 0.5)
+    assert stderr.getvalue().count("\n") == 1
+
+
+def test_the_line_waits_for_two_seconds():
+    assert cache._Notice().patience == 2
+
+
+@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO(), None], ids=["KHOT_QUIET", "no terminal", "no stderr"])
+def test_nothing_is_told_if_nobody_is_there_or_wants_it(terminal, monkeypatch, stderr):
+    notice, _ = terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
+    if isinstance(stderr, Terminal):
+        monkeypatch.setenv("KHOT_QUIET", "1")
+    compile_for(notice, 0.1)
+    assert notice.timer is None and (stderr is None or stderr.getvalue() == "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quiet", ["", "1"], ids=["", "KHOT_QUIET"])
+def test_the_line_at_a_real_terminal(tmp_path, quiet):
+    pty = pytest.importorskip("pty", reason="there are no pseudo-terminals on this platform")
+    program = (
+        "import torch, khot; from khot.kernels.cpu import cache; cache.notice.patience = 0.05; "
+        "khot.sigmoid_topk(torch.zeros(4), 2)"
+    )
+    ours, theirs = pty.openpty()
+    run_command("-c", program, stderr=theirs, KHOT_CACHE_DIR=str(tmp_path), KHOT_QUIET=quiet)
+    os.close(theirs)
+    try:
+        shown = os.read(ours, 4096).decode()
+    except OSError:  # Linux's answer if nothing was written
+        shown = ""
+    os.close(ours)
+    assert shown.count("khot compiles loops for this CPU") == (not quiet)
