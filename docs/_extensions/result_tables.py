@@ -2,7 +2,8 @@
 
     python docs/_extensions/result_tables.py
 
-writes them into the pages anew, from benchmarks/results and experiments/results; a test holds the pages to the measurements.
+writes them into the pages anew, from benchmarks/results and experiments/results; a test compares the pages with the
+measurements.
 """
 
 import csv
