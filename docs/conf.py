@@ -106,6 +106,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r".*\.py$",
     "abort_on_example_error": True,
     "remove_config_comments": True,
+    "capture_repr": (),  # shows what a script prints, not the value of its last expression
     "show_memory": False,
     "write_computation_times": False,
     "within_subsection_order": "FileNameSortKey",
