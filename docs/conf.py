@@ -63,7 +63,11 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = False
 
 autosummary_ignore_module_all = False
-autosummary_context = {"search_words": search_words.OF, "top_level": set(khot.__all__)}
+autosummary_context = {
+    "search_words": search_words.OF,
+    "search_phrases": search_words.ENTRIES,
+    "top_level": set(khot.__all__),
+}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 100

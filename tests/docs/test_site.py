@@ -132,6 +132,9 @@ def test_recommended_members_and_search_words_are_public():
     words = load("search_words").OF
     assert words.keys() <= public
     assert {"top", "k", "mask"} <= set(words["sigmoid_topk"].split(", "))  # Sphinx splits a query, not a keyword
+    entries = load("search_words").ENTRIES  # a name is found first by a phrase that no other name has
+    assert [name for name, phrases in entries.items() if "top-k mask" in phrases] == ["sigmoid_topk"]
+    assert all("! single: {{ phrase }}" in page.read_text() for page in (DOCS / "_templates/autosummary").iterdir())
     pages = load("api_pages")
     assert all(name in pages.names()[package] for package, first in pages.RECOMMENDED.items() for name in first)
 
