@@ -61,7 +61,7 @@ lint: $(READY)  ## runs ruff and mypy; a minute
 	$(BIN)/mypy
 
 SPHINX = $(BIN)/python -m sphinx --fail-on-warning --quiet --doctree-dir docs/_build/doctrees
-docs: $(READY)  ## builds the site in docs/_build/html, and runs its examples and doctests; DOCS
+docs: $(READY)  ## builds the site in docs/_build/html, and runs its examples, in six minutes; then its doctests
 	$(SPHINX) -b html docs docs/_build/html
 	$(SPHINX) -b doctest docs docs/_build/doctest
 	$(BIN)/python docs/check_links.py docs/_build/html

@@ -63,7 +63,11 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = False
 
 autosummary_ignore_module_all = False
-autosummary_context = {"search_words": search_words.OF, "top_level": set(khot.__all__)}
+autosummary_context = {
+    "search_words": search_words.OF,
+    "search_phrases": search_words.ENTRIES,
+    "top_level": set(khot.__all__),
+}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 100
@@ -106,6 +110,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r".*\.py$",
     "abort_on_example_error": True,
     "remove_config_comments": True,
+    "capture_repr": (),  # shows what a script prints, not the value of its last expression
     "show_memory": False,
     "write_computation_times": False,
     "within_subsection_order": "FileNameSortKey",

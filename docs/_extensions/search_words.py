@@ -6,9 +6,9 @@ PHRASES = {
     "sigmoid_topk": "top-k mask, soft top-k, differentiable top-k, relaxed top-k, k-hot softmax, LML, SOFT",
     "sparse_topk": "sparse top-k mask, entmax, sparsemax, budget, projection onto the capped simplex, exact zeros",
     "topk_mask": "hard top-k mask, k-hot, argtopk, one-hot of topk, select the k largest",
-    "lapsum_topk": "top-k mask, LapSum, soft top-k, Laplace",
+    "lapsum_topk": "LapSum top-k mask, Laplace soft top-k",
     "straight_through_topk": "hard top-k mask with gradient, straight-through, STE",
-    "transport_topk": "top-k mask, optimal transport, Sinkhorn, SOFT top-k",
+    "transport_topk": "optimal transport top-k mask, Sinkhorn, SOFT top-k operator",
     "soft_rank": "differentiable ranking, torchsort, argsort, Spearman",
     "soft_sort": "differentiable sorting, torchsort, NeuralSort, SoftSort",
     "soft_permutation": "permutation matrix, doubly stochastic, Sinkhorn, NeuralSort, SoftSort",
@@ -37,5 +37,7 @@ PHRASES = {
     "topk_attention": "sparse attention, top-k attention",
 }
 
+# Entries of the index: a query for one of these phrases finds the name first.
+ENTRIES = {name: text.split(", ") for name, text in PHRASES.items()}
 # Sphinx indexes the text between two commas as one keyword, but splits a query into words.
 OF = {name: ", ".join(dict.fromkeys(re.findall(r"\w+", text.lower()))) for name, text in PHRASES.items()}

@@ -25,7 +25,8 @@ def example(gallery_conf: dict[str, Any], file: str | None, when: str) -> None:
     """Sphinx-Gallery calls this before and after each example that it runs, which are those that have changed."""
     if file is None:  # it calls this when it begins and ends a gallery, too
         return
-    page = f"{Path(file).parent.name}/{Path(file).stem}"
+    folders = (Path(folder) for folder in gallery_conf["examples_dirs"])
+    page = next(f"{folder.name}/{Path(file).stem}" for folder in folders if (folder / Path(file).name).exists())
     if when == "before":
         started[page] = time.perf_counter()
     else:

@@ -132,6 +132,9 @@ def test_recommended_members_and_search_words_are_public():
     words = load("search_words").OF
     assert words.keys() <= public
     assert {"top", "k", "mask"} <= set(words["sigmoid_topk"].split(", "))  # Sphinx splits a query, not a keyword
+    entries = load("search_words").ENTRIES  # a name is found first by a phrase that no other name has
+    assert [name for name, phrases in entries.items() if "top-k mask" in phrases] == ["sigmoid_topk"]
+    assert all("! single: {{ phrase }}" in page.read_text() for page in (DOCS / "_templates/autosummary").iterdir())
     pages = load("api_pages")
     assert all(name in pages.names()[package] for package, first in pages.RECOMMENDED.items() for name in first)
 
@@ -148,7 +151,7 @@ def test_the_address_of_the_repository_has_one_place(tmp_path):
     assert repository.install_cell(address) == '%pip install "khot[examples] @ git+https://forge.example/a/khot"'
 
 
-def test_slow_pages_are_listed_and_quick_ones_summed_up():
+def test_slow_pages_are_listed_and_quick_ones_summed_up(tmp_path):
     timings = load("timings")
     timings.reading.update({"a": 1.0, "b": 0.1, "c": 0.2})
     timings.running.update({"a": 2.5})
@@ -157,7 +160,10 @@ def test_slow_pages_are_listed_and_quick_ones_summed_up():
         ["3.5", "1.0", "2.5", "a"],
         ["0.3", "2", "other", "pages"],
     ]
-    timings.example({}, None, "before")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "d.py").touch()
+    gallery = {"examples_dirs": [str(tmp_path / "tutorials"), str(tmp_path / "examples")]}
+    timings.example(gallery, None, "before")
     for when in ("before", "after"):
-        timings.example({}, "docs/examples/d.py", when)
+        timings.example(gallery, "d.py", when)
     assert 0 <= timings.running["examples/d"] < 1
