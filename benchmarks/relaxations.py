@@ -1,6 +1,6 @@
 """Every relaxed map: time, memory and distance from the hard top-k, against torch, against peers, and over n and k.
 
-Run `python benchmarks/relaxations.py [torch] [maps] [growth]` (default: all three parts).
+Run `python benchmarks/relaxations.py [torch] [maps] [growth] [half]` (default: all parts).
 
 torch   sigmoid_topk against torch.softmax, torch.sort and torch.topk on the same tensor, after a comparison with
         bisection in float64. Target of a plain-torch engine: at most 12 times softmax forward + backward, 20 times for
@@ -8,8 +8,13 @@ torch   sigmoid_topk against torch.softmax, torch.sort and torch.topk on the sam
 maps    all maps at the same softness against sigmoid_topk: time, peak memory of forward + backward, and how much of the
         top-k sum <x, y> they lose. Peers from PyPI (difftopk, torchsort, entmax) join where they are installed.
 growth  time against n = 10 ... 10^7 and against k, as a table and a plot: linear in n, flat in k.
+half    time and peak memory of forward + backward in float32 against n = 10 ... 10^7 at k = n / 2, and the deviation of
+        the sum, |sum y - k|, of all maps and peers (those of LapSum's figures, Struski et al. 2025). Processor time,
+        which leaves out what other processes take; peers with n x n matrices end at n = 10^4, and a function that
+        took more than ten seconds at one n is left out from there on.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -180,8 +185,50 @@ def growth(seconds: float) -> list[Row]:
     return rows
 
 
+TOO_LONG, LARGEST_MATRIX = 10.0, 10**4
+
+
+def at_half(seconds: float) -> list[Row]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    others = peers()
+    maps = MASKS | OTHERS | others
+    are_masks = {*MASKS, "rescaled_sigmoid_topk", *(name for name in others if "difftopk" in name)}
+    rows: list[Row] = []
+    measured: dict[str, list[tuple[int, float, float, float]]] = {name: [] for name in maps}
+    for n in (10**e for e in range(1, 8)):
+        k, grad, leaf = n // 2, torch.randn(1, n), torch.randn(1, n).requires_grad_()
+        calls = {name: partial(forward_backward, function, leaf, k, grad) for name, function in maps.items()}
+        timings = interleaved(calls, seconds / 5, rounds=3, clock=time.process_time)
+        for name, timing in timings.items():
+            megabytes = peak_bytes(calls[name]) / 2**20
+            off = abs(maps[name](leaf.detach(), k).double().sum().item() - k) if name in are_masks else float("nan")
+            measured[name].append((n, timing.median * 1e3, megabytes, off))
+            print(f"{n:>9} {name:<32}{timing.median * 1e3:>12.3f} ms {megabytes:>10.3f} MB {off:>10.2g}", flush=True)
+            rows.append({
+                "n": n, "k": k, "function": name, "both_ms": f"{timing.median * 1e3:.4f}",
+                "peak_mb": f"{megabytes:.4f}", "deviation": "" if off != off else f"{off:.3g}",
+            })  # fmt: skip
+        matrices = {name for name in others if "difftopk" in name} if n >= LARGEST_MATRIX else set()
+        maps = {name: f for name, f in maps.items() if timings[name].median < TOO_LONG and name not in matrices}
+    figure, panels = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    for axis, place, label in zip(panels, (1, 2, 3), ("ms", "peak memory, MB", "|sum y - k|"), strict=True):
+        for name, points in measured.items():
+            shown = [(point[0], max(point[place], 1e-9)) for point in points if point[place] == point[place]]
+            if shown:
+                axis.loglog(*zip(*shown, strict=True), marker=".", label=name)
+        axis.set(xlabel="n (k = n / 2)", ylabel=label)
+    panels[0].legend(fontsize="x-small")
+    figure.savefig(RESULTS / "relaxations_half.png", dpi=100)
+    return rows
+
+
 def main() -> None:
-    run_parts(__doc__, "relaxations", {"torch": against_torch, "maps": all_maps, "growth": growth})
+    parts = {"torch": against_torch, "maps": all_maps, "growth": growth, "half": at_half}
+    run_parts(__doc__, "relaxations", parts)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ the test rows:
     RFE                    recursive elimination by the weights of a linear model
     L1                     the largest weights of a linear model with an L1 penalty
     LassoNet               the features that leave the path of LassoNet last, where `pip install lassonet` has been done
+    STG                    the largest stochastic gates (Yamada et al. 2020), where `pip install stg` has been done
     all                    no selection
 
 on five data sets, the last three generated anew for each seed:
@@ -38,6 +39,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from sklearn.base import BaseEstimator
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -55,6 +57,7 @@ from khot.sklearn import KHotSelector
 
 LINEAR, HIDDEN, LEARNED = "KHotSelector", "KHotSelector, hidden", "KHotSelector, learned"
 ONE_BY_ONE, BY_STEPS, SPARSE, LASSONET, ALL = "SelectKBest", "RFE", "L1", "LassoNet", "all features"
+GATES, STG_EPOCHS = "STG", 3000
 SCORE, RECOVERED, NUMBER, SECONDS = "score, %", "of the true features, %", "features", "seconds to select"
 
 
@@ -81,6 +84,39 @@ class LassoNetSelector(SelectorMixin, BaseEstimator):
         model = make(verbose=0, path_multiplier=1.05, torch_seed=self.seed, random_state=self.seed)
         model.path(X, y, return_state_dicts=False)
         self.chosen_ = np.argsort(-model.feature_importances_.numpy(), stable=True)[: self.k]
+        self.n_features_in_ = X.shape[-1]
+        return self
+
+    def _get_support_mask(self) -> np.ndarray:
+        return np.isin(np.arange(self.n_features_in_), self.chosen_)
+
+
+class STGSelector(SelectorMixin, BaseEstimator):
+    """The features with the largest gates, whose price alone says how many open: the settings of STG's own examples."""
+
+    def __init__(self, k: int, classifies: bool, seed: int) -> None:
+        self.k, self.classifies, self.seed = k, classifies, seed
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> "STGSelector":
+        from stg import STG
+
+        torch.manual_seed(self.seed)
+        shape = {"hidden_dims": [60, 20]} if self.classifies else {"hidden_dims": [500, 50, 10]}
+        model = STG(
+            task_type="classification" if self.classifies else "regression",
+            device="cpu",
+            input_dim=X.shape[-1],
+            output_dim=len(np.unique(y)) if self.classifies else 1,
+            activation="tanh",
+            optimizer="SGD",
+            learning_rate=0.1,
+            batch_size=len(X),
+            sigma=0.5,
+            lam=0.5 if self.classifies else 0.1,
+            **shape,
+        )
+        model.fit(X, y if self.classifies else y[:, None], nr_epochs=STG_EPOCHS, verbose=False)
+        self.chosen_ = np.argsort(-model.get_gates("raw"), stable=True)[: self.k]
         self.n_features_in_ = X.shape[-1]
         return self
 
@@ -154,6 +190,8 @@ def selectors(k: int, seed: int, classifies: bool, n: int) -> dict[str, BaseEsti
     }
     if importlib.util.find_spec("lassonet"):
         rows[LASSONET] = LassoNetSelector(k, classifies, seed)
+    if importlib.util.find_spec("stg"):
+        rows[GATES] = STGSelector(k, classifies, seed)
     return rows | {ALL: SelectKBest(lambda X, y: np.ones(X.shape[-1]), k="all")}
 
 
@@ -195,7 +233,7 @@ def compare(name: str, k: int, args: Namespace) -> Table:
                 warnings.filterwarnings("ignore", "No features were selected", UserWarning)
                 table.add(row, score(selector, name, problem))
             progress.update()
-    for row in (ONE_BY_ONE, BY_STEPS, SPARSE, LASSONET):
+    for row in (ONE_BY_ONE, BY_STEPS, SPARSE, LASSONET, GATES):
         if row in table.scores:
             table.find(f"{best} beats {row}", best, row)
     return table

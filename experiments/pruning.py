@@ -2,6 +2,7 @@
 
     python experiments/pruning.py                                        scikit-learn's digits
     python experiments/pruning.py --data mnist --data-dir DIR            MNIST, where you have its files
+    python experiments/pruning.py --data mnist --data-dir DIR --hidden 128        the same with wide hidden layers
 
 Every weight matrix W of a multilayer perceptron is replaced by a pruned one in each forward pass, with k the number of
 weights that the sparsity leaves. The rows differ in the pruning alone:
@@ -10,19 +11,21 @@ weights that the sparsity leaves. The rows differ in the pruning alone:
     hard                        the k largest in absolute value; only these get a gradient
     hard, straight-through      the same, but all weights get the gradient of those that took their place
     relaxed, p = 2 or 4/3       MagnitudeSparsity with a strength: near the threshold weights shrink rather than jump
+    relaxed, p = 2, 1e-4        the same with the strength of the paper
 
 Sparsity is the final one from the first step on, or, in the rows marked "rising", grows to it over the first half of
 training as 1 - (1 - t)^3. Whatever the row, every network is pruned to exactly k weights per matrix before it is
 tested, so that sparsities are equal. This is the experiment of figure 5 of Sander et al. (2023), who prune a perceptron
 on MNIST; their finding is that the relaxed operator loses less accuracy than the hard one. On MNIST the settings are
-theirs: 90 % pruned, SGD with a learning rate of 1e-2, minibatches of 128, 30 epochs; two hidden layers of 128 are ours.
+theirs: two hidden layers of 32, p = 2, strength 1e-4, 90 % pruned, SGD with a learning rate of 1e-2, minibatches of
+128, 30 epochs. `--hidden 128` is a second network, ours.
 
 Protocol: network, optimiser, epochs, minibatches and initial weights are the same for every row, and the network after
-the last epoch is tested. The strengths were chosen by validation accuracy with seeds 100 and 101: on digits at 98 %
-from 0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p = 4/3), on larger data sets on MNIST from 0.03, 0.1 (p = 2; with seed 100
-also 0.3, 1) and 0.01, 0.03 (p = 4/3; with seed 100 also 0.003, 0.1). That of p = 4/3 has to fit the size of the
-weights. The test images are the same for every seed; 20 % of the others (10 % of larger data sets) were set aside for
-that choice.
+the last epoch is tested. The strengths but for the paper's were chosen by validation accuracy with seeds 100 and 101
+and hidden layers of 128, and kept for those of 32: on digits at 98 % from 0.1, 0.3, 1 (p = 2) and 0.03, 0.1 (p = 4/3),
+on larger data sets on MNIST from 0.03, 0.1 (p = 2; with seed 100 also 0.3, 1) and 0.01, 0.03 (p = 4/3; with seed 100
+also 0.003, 0.1). That of p = 4/3 has to fit the size of the weights. The test images are the same for every seed; 20 %
+of the others (10 % of larger data sets) were set aside for that choice.
 """
 
 from argparse import Namespace
@@ -42,10 +45,19 @@ from image_data import Labelled, Split, load_split
 from khot.nn import MagnitudeSparsity
 from runs import Fitted, Result, Run, add_run_arguments, run_grid
 
-CLASSES, HIDDEN, BATCH_SIZE = 10, 128, 128
+CLASSES, BATCH_SIZE = 10, 128
+PAPERS_STRENGTH = 1e-4
 DENSE, HARD, STRAIGHT = "dense", "hard", "hard, straight-through"
-RELAXED, RELAXED_SMOOTH = "relaxed, p = 2", "relaxed, p = 4/3"
+RELAXED, RELAXED_SMOOTH, PAPERS = "relaxed, p = 2", "relaxed, p = 4/3", "relaxed, p = 2, 1e-4"
 
+PAPER = (
+    "The paper shows its accuracies as a figure, without numbers to compare with. Its settings are those of the row "
+    "“relaxed, p = 2, 1e-4” with hidden layers of 32. What differs: a tenth of the training images is set aside here."
+)
+SEEN = (
+    "When the findings about hidden layers of 32 were stated, one run of 12 epochs had been seen: hard 45.6 %, p = 2 "
+    "at 1e-4 43.0, p = 2 at 0.03 46.3, p = 4/3 at 0.03 69.7, dense 91.5."
+)
 TRIED = (
     "The strength decides. With those chosen on digits, 0.3 (p = 2) and 0.1 (p = 4/3), the same seeds gave the relaxed "
     "rows 88.5, 87.6 and, rising, 90.8 %; the finding about p = 4/3 was stated after that, and before the runs above."
@@ -55,15 +67,16 @@ Prune = Callable[[Tensor, float], Tensor]  # (weights, density) -> weights of wh
 
 
 class Settings(NamedTuple):
-    """Of a data set; the strengths of p = 2 and of p = 4/3 are defaults."""
+    """Of a data set; the strengths of p = 2 and of p = 4/3 and the width of the hidden layers are defaults."""
 
     sparsities: tuple[float, ...]
     optimizer: Callable[..., torch.optim.Optimizer]
     strengths: tuple[float, float]
+    hidden: int
 
 
-DIGITS = Settings((0.9, 0.98), partial(torch.optim.Adam, lr=5e-3), (0.3, 0.1))
-SANDERS = Settings((0.9,), partial(torch.optim.SGD, lr=1e-2), (0.03, 0.03))
+DIGITS = Settings((0.9, 0.98), partial(torch.optim.Adam, lr=5e-3), (0.3, 0.1), 128)
+SANDERS = Settings((0.9,), partial(torch.optim.SGD, lr=1e-2), (0.03, 0.03), 32)
 
 
 def settings_of(data: str) -> Settings:
@@ -97,6 +110,7 @@ def methods_of(strengths: Sequence[float]) -> dict[str, Method]:
         STRAIGHT: Method(straight_through),
         RELAXED: Method(square),
         RELAXED_SMOOTH: Method(partial(relaxed, strength=of_four_thirds, p=4 / 3)),
+        PAPERS: Method(partial(relaxed, strength=PAPERS_STRENGTH)),
         f"{HARD}, rising": Method(hard, ramp=0.5),
         f"{STRAIGHT}, rising": Method(straight_through, ramp=0.5),
         f"{RELAXED}, rising": Method(square, ramp=0.5),
@@ -107,14 +121,14 @@ DENSE_METHOD = Method(lambda weights, density: weights)
 ROWS = list(methods_of(DIGITS.strengths))
 
 
-def make_network(pixels: int) -> nn.Sequential:
+def make_network(pixels: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(pixels, HIDDEN),
+        nn.Linear(pixels, hidden),
         nn.ReLU(),
-        nn.Linear(HIDDEN, HIDDEN),
+        nn.Linear(hidden, hidden),
         nn.ReLU(),
-        nn.Linear(HIDDEN, CLASSES),
+        nn.Linear(hidden, CLASSES),
     )
 
 
@@ -131,7 +145,7 @@ def train(
     run: Run, split: Split, method: Method, sparsity: float, settings: Settings, epochs: int
 ) -> tuple[nn.Module, dict[str, Tensor], Fitted]:
     """Trains with pruning; returns the network and the parameters to test it with, exactly k per weight matrix."""
-    network = make_network(split.train.images[0].numel())
+    network = make_network(split.train.images[0].numel(), settings.hidden)
     optimizer = settings.optimizer(network.parameters())
     steps = len(split.train.labels) // BATCH_SIZE
     ramp = method.ramp * epochs * steps
@@ -179,7 +193,8 @@ def run_row(run: Run, args: Namespace) -> Result:
     row, sparsity = trainings(args.data)[run.row]
     method = DENSE_METHOD if row == DENSE else methods_of(args.strengths)[row]
     split = load_split(args.data, run.seed, args.data_dir, args.images)
-    network, parameters, fitted = train(run, split, method, sparsity, settings_of(args.data), args.epochs)
+    settings = settings_of(args.data)._replace(hidden=args.hidden)
+    network, parameters, fitted = train(run, split, method, sparsity, settings, args.epochs)
     left_over = (parameters["1.weight"] != 0).sum(0)
     return {
         "accuracy": accuracy(network, parameters, split.test),
@@ -234,26 +249,34 @@ def main(arguments: list[str] | None = None) -> Table:
     parser.add_argument(
         "--strengths", nargs=2, type=float, metavar=("P2", "P43"), help="of p = 2 and 4/3 (default: the data set's)"
     )
+    parser.add_argument("--hidden", type=int, help="units of each of the two hidden layers (default: the data set's)")
     args = parse(parser, arguments, smoke={"seeds": 2, "epochs": 1})
 
-    sparsities, strengths = settings_of(args.data).sparsities, settings_of(args.data).strengths
-    args.strengths = args.strengths or list(strengths)
+    settings = settings_of(args.data)
+    sparsities, name = settings.sparsities, "pruning"
+    args.strengths = args.strengths or list(settings.strengths)
+    args.hidden = args.hidden or settings.hidden
+    if args.hidden != settings.hidden:
+        name = f"pruning_{args.hidden}"
     columns = {column(sparsity): ".1f" if args.data == "digits" else ".2f" for sparsity in sparsities}
-    table = Table(f"Test accuracy in % after pruning, {args.data}", columns, reference=HARD)
+    title = f"Test accuracy in % after pruning, {args.data}, two hidden layers of {args.hidden}"
+    table = Table(title, columns, reference=HARD)
     if args.data == "mnist":
-        table.notes = ["The paper shows its accuracies as a figure; width and depth of its perceptron may differ."]
+        table.notes = [PAPER]
         if not args.smoke:
-            table.notes.append(TRIED)
-    results = run_grid(args, "pruning", list(trainings(args.data)), run_row)
+            table.notes.append(SEEN if args.hidden == settings.hidden else TRIED)
+    results = run_grid(args, name, list(trainings(args.data)), run_row)
     fill(table, results, sparsities)
-    for name in columns:
-        table.find(f"{name}: relaxed beats hard pruning (Sander et al., figure 5)", RELAXED, HARD, name)
-        table.find(f"{name}: relaxed with p = 4/3 beats hard pruning", RELAXED_SMOOTH, HARD, name)
-        table.find(f"{name}: relaxed beats straight-through hard pruning", RELAXED, STRAIGHT, name)
-        table.find(f"{name}, rising: relaxed beats hard pruning", f"{RELAXED}, rising", f"{HARD}, rising", name)
-    table.save(args, "pruning")
+    for share in columns:
+        table.find(f"{share}: relaxed as in the paper beats hard (Sander et al., figure 5)", PAPERS, HARD, share)
+        table.find(f"{share}: relaxed beats hard pruning", RELAXED, HARD, share)
+        table.find(f"{share}: relaxed with p = 4/3 beats hard pruning", RELAXED_SMOOTH, HARD, share)
+        table.find(f"{share}: relaxed beats straight-through hard pruning", RELAXED, STRAIGHT, share)
+        table.find(f"{share}: relaxed with p = 4/3 beats straight-through", RELAXED_SMOOTH, STRAIGHT, share)
+        table.find(f"{share}, rising: relaxed beats hard pruning", f"{RELAXED}, rising", f"{HARD}, rising", share)
+    table.save(args, name)
     if table.scores.keys() & set(ROWS):
-        save_figure(draw_figure(table, results, sparsities[-1]), args, "pruning")
+        save_figure(draw_figure(table, results, sparsities[-1]), args, name)
     return table
 
 
