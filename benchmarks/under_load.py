@@ -6,6 +6,7 @@ under the same conditions.
 """
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,21 +16,22 @@ from torch import Tensor, nn
 
 from khot.nn import BatchTopK, TopK
 
-BUSY = 6
+BUSY, ROUNDS = 6, 7  # few rounds: a step with threads that spin takes seconds on a busy machine
 ROWS, INPUTS, UNITS, KEPT = 256, 64, 1024, 32
 Sparsity = Callable[[Tensor], Tensor]
 
 
-def compute_for_ever() -> None:
-    while True:
-        pass
+def compute_for(parent: int) -> None:
+    """Until the other process ends this one, or is no more."""
+    while os.getppid() == parent:
+        sum(range(100_000))
 
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
     """So many processes that compute without a pause while the block runs."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=compute_for_ever, daemon=True) for _ in range(number)]
+    processes = [context.Process(target=compute_for, args=(os.getpid(),), daemon=True) for _ in range(number)]
     for process in processes:
         process.start()
     try:
@@ -65,7 +67,7 @@ def step_of(sparsity: Sparsity, batch: Tensor) -> Callable[[], None]:
 
 def compared(name: str, by_hand: Sparsity, module: nn.Module, seconds: float) -> dict[str, object]:
     batch = torch.randn(ROWS, INPUTS)
-    timings = interleaved({"torch": step_of(by_hand, batch), "khot": step_of(module, batch)}, seconds)
+    timings = interleaved({"torch": step_of(by_hand, batch), "khot": step_of(module, batch)}, seconds, ROUNDS)
     milliseconds = {key: 1e3 * timing.median for key, timing in timings.items()}
     return {
         "module": name,

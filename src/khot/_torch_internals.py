@@ -50,6 +50,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _C: Any = torch._C  # the functions that set the state of a trace are not annotated
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
@@ -199,7 +200,7 @@ def _is_traced_by_dynamo() -> bool:
 
 
 # Dynamo of torch 2.6 does not list the attributes of an object, and only finds those that it is asked for by name.
-_LISTS_ATTRIBUTES = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 8)
+_LISTS_ATTRIBUTES = _VERSION >= (2, 8)
 
 
 def attribute_names(thing: object, known: Sequence[str]) -> list[str]:

@@ -45,7 +45,9 @@ def in_evaluation(name):
 @pytest.fixture
 def exporting(monkeypatch):
     """As if ``torch.onnx.export`` were at work, which needs packages that khot does not."""
-    flags = pytest.importorskip("torch.onnx._internal.exporter._flags")
+    flags = pytest.importorskip(
+        "torch.onnx._internal.exporter._flags", reason="this torch does not tell of its exporter"
+    )
     monkeypatch.setattr(flags, "_is_onnx_exporting", True)
 
 
